@@ -1,0 +1,60 @@
+# Every target sets up what it needs: Python 3.10 or later, git and make are enough to start.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Empty (`make test CONSTRAINTS=`) installs the newest versions that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.hvt-installed
+# mypy refuses a directory without Python files, so benchmarks/ counts once it has some.
+TYPED := src/hvt $(if $(wildcard benchmarks/*.py),benchmarks)
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-slow lint format types clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+quickstart: $(STAMP) ## Install, list the models and price one of them
+	@$(BIN)/hvt models
+	@$(BIN)/hvt cost hvt_s_1
+
+test: lint types ## Everything that must pass: lint, types, tests
+	@$(BIN)/python -m pytest
+
+test-slow: $(STAMP) ## The longer tests, by hand
+	@$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP) ## Check style and format
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+
+format: $(STAMP) ## Fix what can be fixed and format the rest
+	@$(BIN)/python -m ruff check --fix-only .
+	@$(BIN)/python -m ruff format .
+
+types: $(STAMP) ## Check the types
+	@$(BIN)/python -m mypy $(TYPED)
+
+clean: ## Remove build output and caches, and keep the environment
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp goes first and comes back last, so an install that stopped half-way is done again.
+# An environment whose pip does not run is one whose creation stopped half-way.
+# An editable install from pyproject.toml needs pip 21.3. At -qq pip prints errors alone.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@rm -f $@
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	    echo "hvt needs Python 3.10 or later, and '$(PYTHON)' is not: name one that is, as in 'make PYTHON=python3.12 $(or $(firstword $(MAKECMDGOALS)),test)'." >&2; exit 1; }; \
+	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "'$(PYTHON)' cannot make virtual environments: install its venv module (on Debian and Ubuntu the package python3-venv)." >&2; exit 1; }; \
+	  $(PYTHON) -m venv --clear $(VENV); }
+	@echo "Installing hvt and its dependencies into $(VENV); the first time takes a few minutes."
+	@$(BIN)/python -c 'import pip, sys; sys.exit([int(n) for n in pip.__version__.split(".")[:2]] < [21, 3])' \
+	  || $(PIP) install -qq --upgrade pip
+	@$(PIP) install -qq $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,30 @@
+"""hvt: vision transformers that get cheaper as they get deeper."""
+
+from ._compat import import_torchvision
+
+import_torchvision()
+
+from ._version import __version__  # noqa: E402
+from .config import HVTConfig  # noqa: E402
+from .cost import Cost, cost  # noqa: E402
+from .errors import CheckpointError, HVTError  # noqa: E402
+from .hub import from_pretrained  # noqa: E402
+from .model import HVT  # noqa: E402
+from .weights import load, save  # noqa: E402
+from .zoo import create_model, get_config, list_models  # noqa: E402
+
+__all__ = [
+    "HVT",
+    "CheckpointError",
+    "Cost",
+    "HVTConfig",
+    "HVTError",
+    "__version__",
+    "cost",
+    "create_model",
+    "from_pretrained",
+    "get_config",
+    "list_models",
+    "load",
+    "save",
+]

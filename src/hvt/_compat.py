@@ -1,0 +1,39 @@
+"""Import torchvision even where its compiled operators do not load.
+
+A torchvision wheel built for another flavour of torch (CUDA beside CPU, say) cannot load its
+shared library. It says nothing about that, and then fails while it attaches Python code to the
+operators `torchvision::nms` and `torchvision::qnms`, which the library would have declared. timm
+imports torchvision, so it fails too. Neither operator is of use to a classifier: once their
+schemas exist, every part written in Python works.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+
+import torch
+
+_SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_OPERATORS = ("nms", "qnms")
+
+# A schema lives as long as the Library that declared it.
+_library: torch.library.Library | None = None
+
+
+def import_torchvision() -> ModuleType:
+    """Return torchvision, declaring its missing operators only if their absence is what fails."""
+    global _library
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        missing = {f"operator torchvision::{name} does not exist" for name in _OPERATORS}
+        # With TORCH_SHOW_CPP_STACKTRACES=1 a stack trace follows the first line.
+        if _library is not None or str(error).partition("\n")[0] not in missing:
+            raise
+
+    for name in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
+        del sys.modules[name]
+    _library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in _OPERATORS:
+        _library.define(name + _SIGNATURE)
+    return importlib.import_module("torchvision")

@@ -1,0 +1,45 @@
+"""The command line: one thin layer over the library."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from .._version import __version__
+from ..errors import HVTError
+from . import models
+from .flags import Parser
+
+_EXAMPLES = """\
+examples:
+  hvt models 'hvt_s_*'              the small models, their cost and tokens
+  hvt cost hvt_s_4 --img-size 384   where the multiply-adds go, block by block
+"""
+
+GROUPS = (models,)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; bad input is one sentence on stderr and exit code 2."""
+    parser = Parser(
+        prog="hvt",
+        description="Vision transformers that get cheaper as they get deeper.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"hvt {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
+    for group in GROUPS:
+        group.register(commands)
+    args = parser.parse_args(argv)
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return 0
+    try:
+        args.run(args)
+    except HVTError as error:
+        print(f"hvt: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

@@ -1,0 +1,149 @@
+"""Dataclass fields as command-line flags, with their help, types and nearest names."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ..errors import HVTError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence that offers the nearest right flag; exit code 2."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            # The subcommand's own flags are the ones to compare with.
+            owner: Parser = getattr(known, "parser", self)
+            flag = unknown[0].split("=")[0]
+            flags = [f for action in owner._actions for f in action.option_strings]
+            close = nearest(flag, flags) if flag.startswith("-") else "give it once"
+            owner.error(f"{unknown[0]!r} is not understood: {close}")
+        return known
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str] = ()) -> None:
+    """A flag for each field of a dataclass; what is not given is left out of the namespace."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in skip:
+            continue
+        flags = [f"--{field.name.replace('_', '-')}"]
+        if "_" in field.name:
+            flags.append(f"--{field.name}")  # the field's own spelling works too, without help
+        default = None if field.default is dataclasses.MISSING else field.default
+        shown = "" if default is None or default == "" else f" (default: {default})"
+        text = field.metadata.get("help", "") + shown
+        common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
+        if hints[field.name] is bool:
+            parser.add_argument(
+                flags[0], action=argparse.BooleanOptionalAction, help=text, **common
+            )
+            if len(flags) > 1:
+                parser.add_argument(
+                    flags[1],
+                    action=argparse.BooleanOptionalAction,
+                    help=argparse.SUPPRESS,
+                    **common,
+                )
+            continue
+        convert = converter(field.name, hints[field.name])
+        metavar = _metavar(hints[field.name])
+        parser.add_argument(flags[0], type=convert, metavar=metavar, help=text, **common)
+        if len(flags) > 1:
+            parser.add_argument(flags[1], type=convert, help=argparse.SUPPRESS, **common)
+
+
+def given_fields(args: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The fields of a dataclass that the command line named."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {name: value for name, value in vars(args).items() if name in names}
+
+
+def parse_pairs(pairs: Sequence[str], cls: type) -> dict[str, Any]:
+    """`depth=24` pairs as typed values, for those who prefer them to flags."""
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    values = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        name = name.replace("-", "_")
+        if not sign:
+            raise HVTError(f"{pair!r} is not understood: write name=value, such as depth=24")
+        if name not in names:
+            raise HVTError(f"unknown override {name!r}: {nearest(name, names)}")
+        try:
+            values[name] = converter(name, hints[name])(text)
+        except argparse.ArgumentTypeError as error:
+            raise HVTError(str(error)) from error
+    return values
+
+
+def converter(name: str, hint: Any) -> Callable[[str], Any]:
+    """A function from text to a field's type, refusing what does not fit by one sentence."""
+    options = _options(hint)
+
+    def convert(text: str) -> Any:
+        if type(None) in options and text.lower() in ("none", "null"):
+            return None
+        for option in options:
+            try:
+                return _read(option, text)
+            except ValueError:
+                continue
+        wanted = _metavar(hint).lower()
+        raise argparse.ArgumentTypeError(f"{name}={text!r} is not understood: expected {wanted}")
+
+    return convert
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _read(option: Any, text: str) -> Any:
+    if option is bool:
+        if text.lower() in ("true", "1", "yes", "on"):
+            return True
+        if text.lower() in ("false", "0", "no", "off"):
+            return False
+        raise ValueError
+    if option in (int, float, str):
+        return option(text)
+    if typing.get_origin(option) is tuple:
+        of, *rest = typing.get_args(option)
+        parts = [p for p in re.split(r"[x,\s]+", text.strip("()[] ")) if p]
+        if rest and rest[0] is not Ellipsis and len(parts) != 1 + len(rest):
+            raise ValueError
+        return tuple(_read(of, part) for part in parts)
+    raise ValueError
+
+
+def _metavar(hint: Any) -> str:
+    names = []
+    for option in _options(hint):
+        if option is type(None):
+            continue
+        if typing.get_origin(option) is tuple:
+            of = typing.get_args(option)
+            names.append("N,N,…" if of[-1] is Ellipsis else "x".join(["N"] * len(of)))
+        else:
+            names.append({int: "N", float: "X", bool: "true|false"}.get(option, "TEXT"))
+    return "|".join(names)

@@ -1,0 +1,125 @@
+"""`hvt models` and `hvt cost`: which models there are and what they cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..config import HVTConfig
+from ..cost import Cost, cost
+from ..errors import HVTError, nearest
+from ..zoo import MODELS, get_config, list_models
+from .flags import add_fields, given_fields, parse_pairs
+
+
+def register(commands: Any) -> None:
+    """Add the commands of this group."""
+    parser = commands.add_parser(
+        "models",
+        help="list the models and their cost",
+        description="List the models whose names match a pattern.",
+        epilog="examples:\n  hvt models\n  hvt models 'hvt_s_*' --json",
+    )
+    parser.add_argument("pattern", nargs="?", default="*", help="shell pattern, such as 'hvt_s_*'")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run_models, parser=parser)
+
+    parser = commands.add_parser(
+        "cost",
+        help="price a model, block by block",
+        description="Multiply-adds, parameters and training memory of a model.",
+        epilog=(
+            "examples:\n  hvt cost hvt_s_1\n  hvt cost hvt_s_4 --depth 24 --num-classes 100\n"
+            "  hvt cost hvt_s_4 img_size=384 patch_size=8 --json"
+        ),
+    )
+    parser.add_argument("name", help="a model's name (see hvt models)")
+    parser.add_argument("overrides", nargs="*", metavar="field=value", help="fields to replace")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--layers", action="store_true", help="a row per layer, not per block")
+    add_fields(parser.add_argument_group("fields to replace"), HVTConfig)
+    parser.set_defaults(run=run_cost, parser=parser)
+
+
+def run_models(args: argparse.Namespace) -> None:
+    names = list_models(args.pattern)
+    if not names:
+        raise HVTError(f"no model matches {args.pattern!r}: {nearest(args.pattern, MODELS)}")
+    priced = {name: cost(name) for name in names}
+    if args.json:
+        rows = [
+            {"name": n, "gflops": c.gflops, "params_m": c.params_m, "tokens": c.tokens}
+            for n, c in priced.items()
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("model", "tokens", box=None, header_style="bold")
+    for heading in ("GFLOPs", "params (M)", "cheaper than unpooled"):
+        table.add_column(heading, justify="right")
+    for name, c in priced.items():
+        ratio = f"{c.ratio:.2f}×" if c.compression else ""
+        table.add_row(name, _arrow(c.tokens), f"{c.gflops:.2f}", f"{c.params_m:.2f}", ratio)
+    Console().print(table)
+
+
+def run_cost(args: argparse.Namespace) -> None:
+    overrides = parse_pairs(args.overrides, HVTConfig) | given_fields(args, HVTConfig)
+    config = get_config(args.name, **overrides)
+    priced = cost(config)
+    if args.json:
+        described = {"name": args.name, **priced.to_dict(), "config": config.to_dict()}
+        print(json.dumps(described, indent=2))
+        return
+    console = Console()
+    console.print(f"[bold]{args.name}[/bold]  {_arrow(priced.tokens)} tokens", highlight=False)
+    console.print(
+        f"{priced.gflops:.2f} GFLOPs (multiply-adds), {priced.params_m:.2f} M parameters, "
+        f"{priced.activation_mb:.1f} MB of training activations per image",
+        highlight=False,
+    )
+    for c in priced.compression:
+        console.print(
+            f"pooling after block {c.block}: {c.tokens_in} → {c.tokens_out} tokens, a block costs "
+            f"{c.measured:.2f}× less (Eq. 8 at exactly half: α = {c.alpha:.2f})",
+            highlight=False,
+        )
+    if priced.compression:
+        console.print(f"{priced.ratio:.2f}× cheaper than without pooling", highlight=False)
+    console.print(_layer_table(priced) if args.layers else _block_table(priced))
+
+
+def _block_table(priced: Cost) -> Table:
+    rows = priced.blocks()
+    most = max(macs for _, macs in rows)
+    table = Table(box=None, header_style="bold")
+    for heading in ("block", "tokens", "M multiply-adds"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for index, (tokens, macs) in enumerate(rows):
+        bar = "█" * max(1, round(30 * macs / most))
+        table.add_row(str(index), str(tokens), f"{macs / 1e6:.1f}", bar)
+    return table
+
+
+def _layer_table(priced: Cost) -> Table:
+    table = Table("layer", box=None, header_style="bold")
+    for heading in ("tokens in", "out", "M multiply-adds", "K params", "KB activations"):
+        table.add_column(heading, justify="right")
+    for layer in priced.layers:
+        table.add_row(
+            layer.name,
+            str(layer.tokens_in),
+            str(layer.tokens_out),
+            f"{layer.macs / 1e6:.2f}",
+            f"{layer.params / 1e3:.1f}",
+            f"{layer.activation_bytes / 1e3:.1f}",
+        )
+    return table
+
+
+def _arrow(tokens: list[int]) -> str:
+    return " → ".join(map(str, tokens))

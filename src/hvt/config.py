@@ -1,0 +1,256 @@
+"""What an architecture is: one frozen, validated dataclass of plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import HVTError, nearest
+from .pooling import KINDS, padding, pooled_length
+
+
+def _field(default: Any, help: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class HVTConfig:
+    """Everything that tells one model of the family from another.
+
+    `HVT(config)` builds it, `cost(config)` prices it, a checkpoint carries it as JSON. A value
+    that cannot work is refused here, by an `HVTError` that names the field and what would be right.
+    """
+
+    img_size: int | tuple[int, int] = _field(224, "image height and width in pixels: N or HxW")
+    patch_size: int = _field(16, "side of a square patch in pixels")
+    in_chans: int = _field(3, "image channels")
+    num_classes: int = _field(1000, "outputs of the classifier; 0 leaves it out")
+    num_heads: int = _field(6, "attention heads per block")
+    head_dim: int = _field(64, "width of one head; the token width is heads × this")
+    embed_dim: int | None = _field(None, "token width; only to state it, must be heads × head_dim")
+    depth: int = _field(12, "number of blocks, L")
+    stages: int | None = _field(None, "number of pooling stages, M, spread evenly over the blocks")
+    pool_after: tuple[int, ...] | None = _field(None, "the blocks to pool after, instead of stages")
+    pool: str = _field("max", "pooling kind: max, avg or conv")
+    pool_kernel: int = _field(3, "pooling window")
+    pool_stride: int = _field(2, "pooling stride")
+    pool_dims: int = _field(1, "1 pools the token sequence, 2 pools the token grid")
+    class_token: bool = _field(False, "prepend a class token, as DeiT does")
+    global_pool: str | None = _field(None, "what the head reads: avg, token, or '' for all tokens")
+    mlp_ratio: float = _field(4.0, "hidden width of the MLP over the token width")
+    drop_rate: float = _field(0.0, "dropout before the classifier")
+    pos_drop_rate: float = _field(0.0, "dropout after the first positional embedding")
+    proj_drop_rate: float = _field(0.0, "dropout after the attention and MLP projections")
+    attn_drop_rate: float = _field(0.0, "dropout on the attention weights")
+    drop_path_rate: float = _field(0.1, "stochastic depth of the last block, linear from 0")
+
+    def __post_init__(self) -> None:
+        self._normalise()
+        self._check_ranges()
+        self._check_width()
+        self._check_head()
+        self._check_pooling()
+
+    # ── what follows from the fields ────────────────────────────────────────────────────────────
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width of the picture."""
+        return self.img_size if isinstance(self.img_size, tuple) else (self.img_size, self.img_size)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image[0] // self.patch_size, self.image[1] // self.patch_size
+
+    @property
+    def width(self) -> int:
+        """D, the width of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def mlp_width(self) -> int:
+        return int(self.width * self.mlp_ratio)
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """1 with a class token, else 0. Prefix tokens are never pooled."""
+        return int(self.class_token)
+
+    @property
+    def head_pool(self) -> str:
+        """`global_pool`, or what follows from the class token where it is not set."""
+        if self.global_pool is None:
+            return "token" if self.class_token else "avg"
+        return self.global_pool
+
+    @property
+    def pool_blocks(self) -> tuple[int, ...]:
+        """The blocks whose output is pooled: the first of each stage, 0, L/M, 2L/M …"""
+        if self.pool_after is not None:
+            return self.pool_after
+        stages = self.stages or 0
+        return tuple(m * (self.depth // stages) for m in range(stages))
+
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of tokens at first and after each pooling; 1D pooling leaves one row."""
+        grids = [self.grid]
+        for _ in self.pool_blocks:
+            grids.append(self._pooled(grids[-1]))
+        return tuple(grids)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Sequence length at first and after each pooling, with the class token where there is one.
+
+        >>> HVTConfig(stages=4).tokens
+        (196, 97, 48, 23, 11)
+        """
+        return tuple(rows * cols + self.num_prefix_tokens for rows, cols in self.grids)
+
+    # ── plain data ──────────────────────────────────────────────────────────────────────────────
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can carry; `from_dict` is the way back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> HVTConfig:
+        """A config from plain values, refusing names that are not fields."""
+        check_fields(values)
+        return cls(**values)
+
+    def replace(self, **overrides: Any) -> HVTConfig:
+        """The same config with other values; `stages` and `pool_after` displace each other, and
+        a class token asked for or dropped takes the head along."""
+        check_fields(overrides)
+        if "pool_after" in overrides:
+            overrides.setdefault("stages", None)
+        elif "stages" in overrides:
+            overrides.setdefault("pool_after", None)
+        if {"num_heads", "head_dim"} & set(overrides):
+            overrides.setdefault("embed_dim", None)
+        if "class_token" in overrides:
+            overrides.setdefault("global_pool", None)
+        return dataclasses.replace(self, **overrides)
+
+    # ── validation ──────────────────────────────────────────────────────────────────────────────
+
+    def _normalise(self) -> None:
+        size = self.img_size
+        if isinstance(size, (list, tuple)):
+            if len(size) != 2:
+                raise HVTError(f"img_size={size!r} must be one number or (height, width)")
+            size = (size[0], size[1])
+            object.__setattr__(self, "img_size", size[0] if size[0] == size[1] else size)
+        if self.pool_after is not None:
+            object.__setattr__(self, "pool_after", tuple(self.pool_after))
+
+    def _check_ranges(self) -> None:
+        whole = {
+            "img_size height": (self.image[0], 1),
+            "img_size width": (self.image[1], 1),
+            "patch_size": (self.patch_size, 1),
+            "in_chans": (self.in_chans, 1),
+            "num_classes": (self.num_classes, 0),
+            "num_heads": (self.num_heads, 1),
+            "head_dim": (self.head_dim, 1),
+            "depth": (self.depth, 1),
+            "stages": (0 if self.stages is None else self.stages, 0),
+            "pool_kernel": (self.pool_kernel, 1),
+            "pool_stride": (self.pool_stride, 1),
+        }
+        for name, (value, least) in whole.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise HVTError(f"{name}={value!r} must be a whole number of at least {least}")
+        for name in ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"):
+            self._check_share(name)
+        self._check_share("drop_path_rate")
+        if not isinstance(self.mlp_ratio, (int, float)) or not self.mlp_ratio > 0:
+            raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be a number above 0")
+        if not isinstance(self.class_token, bool):
+            raise HVTError(f"class_token={self.class_token!r} must be True or False")
+        for side in self.image:
+            if side % self.patch_size:
+                fits = max(self.patch_size, round(side / self.patch_size) * self.patch_size)
+                raise HVTError(
+                    f"patch_size={self.patch_size} does not divide img_size={self.img_size}: "
+                    f"use a multiple such as {fits} pixels, or another patch size"
+                )
+
+    def _check_share(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, (int, float)) or not 0 <= value < 1:
+            raise HVTError(f"{name}={value!r} must be a number in [0, 1)")
+
+    def _check_width(self) -> None:
+        if self.embed_dim is not None and self.embed_dim != self.width:
+            raise HVTError(
+                f"embed_dim={self.embed_dim} disagrees with num_heads × head_dim = "
+                f"{self.num_heads} × {self.head_dim} = {self.width}: leave embed_dim out, or set "
+                f"num_heads={max(1, self.embed_dim // self.head_dim)}"
+            )
+        if self.mlp_width < 1:
+            raise HVTError(f"mlp_ratio={self.mlp_ratio} leaves the MLP no width at {self.width}")
+
+    def _check_head(self) -> None:
+        if self.global_pool not in (None, "", "avg", "token"):
+            raise HVTError(f"global_pool={self.global_pool!r} must be 'avg', 'token' or ''")
+        if self.global_pool == "token" and not self.class_token:
+            raise HVTError("global_pool='token' needs class_token=True; use global_pool='avg'")
+
+    def _check_pooling(self) -> None:
+        if self.pool not in KINDS:
+            raise HVTError(f"pool={self.pool!r} is unknown: {nearest(str(self.pool), KINDS)}")
+        if self.pool_dims not in (1, 2):
+            raise HVTError(f"pool_dims={self.pool_dims!r} must be 1 (sequence) or 2 (grid)")
+        if self.pool_after is not None:
+            after = self.pool_after
+            if not all(isinstance(b, int) and 0 <= b < self.depth for b in after):
+                raise HVTError(
+                    f"pool_after={after} must name blocks from 0 to {self.depth - 1} (depth - 1)"
+                )
+            if list(after) != sorted(set(after)):
+                raise HVTError(f"pool_after={after} must rise, each block once")
+            if self.stages is not None and self.stages != len(after):
+                raise HVTError(
+                    f"stages={self.stages} disagrees with pool_after={after}: give one of them"
+                )
+        elif self.stages and self.depth % self.stages:
+            divisors = [m for m in range(1, self.depth + 1) if self.depth % m == 0]
+            raise HVTError(
+                f"stages={self.stages} does not divide depth={self.depth}: use one of "
+                f"{', '.join(map(str, divisors))}, or name the blocks with pool_after"
+            )
+        grid = self.grid
+        for block in self.pool_blocks:
+            pooled = self._pooled(grid)
+            if min(pooled) < 1:
+                raise HVTError(
+                    f"pooling after block {block} would leave no token: {grid[0] * grid[1]} tokens "
+                    f"are too few for pool_kernel={self.pool_kernel}, use fewer stages, "
+                    "a larger image or smaller patches"
+                )
+            grid = pooled
+
+    def _pooled(self, grid: tuple[int, int]) -> tuple[int, int]:
+        kernel, stride = self.pool_kernel, self.pool_stride
+        pad = padding(self.pool_dims, kernel)
+        if self.pool_dims == 2:
+            return (
+                pooled_length(grid[0], kernel, stride, pad),
+                pooled_length(grid[1], kernel, stride, pad),
+            )
+        return 1, pooled_length(grid[0] * grid[1], kernel, stride, pad)
+
+
+FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(HVTConfig))
+
+
+def check_fields(values: dict[str, Any]) -> None:
+    """Refuse names that are no field of `HVTConfig`, offering the nearest."""
+    for name in values:
+        if name not in FIELDS:
+            raise HVTError(f"unknown override {name!r}: {nearest(name, FIELDS)}")

@@ -1,0 +1,221 @@
+"""What a config costs, in closed form: multiply-adds, parameters and training memory per layer.
+
+The paper's "FLOPs" are multiply-adds of the matrix products and convolutions; norms, biases,
+softmax, pooling and additions are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .config import HVTConfig
+from .model import HVT
+from .zoo import get_config
+
+FLOAT32 = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One row of the account: an embedding, half a block, a pooling, the norm or the head."""
+
+    name: str
+    tokens_in: int
+    tokens_out: int
+    macs: int
+    """Multiply-adds for one image."""
+    params: int
+    activation_bytes: int
+    """What autograd keeps for the backward pass of one float32 image, dropouts aside."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What one pooling does to the cost of a block."""
+
+    block: int
+    tokens_in: int
+    tokens_out: int
+    alpha: float
+    """Eq. 8: `2 + 2 / (12 d/n + 1)`, for a sequence that halves exactly."""
+    measured: float
+    """The same ratio at the true lengths: φ(n, d) / φ(n', d)."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Totals and a row per layer for one image."""
+
+    layers: list[Layer]
+    tokens: list[int]
+    """Sequence length at first and after each pooling."""
+    compression: list[Compression]
+    unpooled_macs: int
+    """Multiply-adds of the same model without pooling."""
+
+    @property
+    def macs(self) -> int:
+        return sum(layer.macs for layer in self.layers)
+
+    @property
+    def params(self) -> int:
+        return sum(layer.params for layer in self.layers)
+
+    @property
+    def gflops(self) -> float:
+        """Multiply-adds in 10⁹, which the paper calls GFLOPs."""
+        return self.macs / 1e9
+
+    @property
+    def params_m(self) -> float:
+        """Parameters in 10⁶."""
+        return self.params / 1e6
+
+    @property
+    def activation_mb(self) -> float:
+        """Training activations of one float32 image in 10⁶ bytes."""
+        return sum(layer.activation_bytes for layer in self.layers) / 1e6
+
+    @property
+    def ratio(self) -> float:
+        """How many times cheaper than the same model without pooling."""
+        return self.unpooled_macs / self.macs
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """Tokens into, and multiply-adds of, each block with its pooling."""
+        rows: dict[int, tuple[int, int]] = {}
+        for layer in self.layers:
+            if layer.name.startswith("blocks."):
+                index = int(layer.name.split(".")[1])
+                tokens, macs = rows.get(index, (layer.tokens_in, 0))
+                rows[index] = tokens, macs + layer.macs
+        return [rows[index] for index in sorted(rows)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "gflops": self.gflops,
+            "params_m": self.params_m,
+            "activation_mb": self.activation_mb,
+            "ratio": self.ratio,
+            **asdict(self),
+        }
+
+
+def cost(model: HVTConfig | HVT | str, **overrides: Any) -> Cost:
+    """What a config, model or named model costs; nothing is built.
+
+    >>> round(cost("hvt_s_4").gflops, 2)
+    1.39
+    """
+    if isinstance(model, str):
+        config = get_config(model)
+    else:
+        config = model.config if isinstance(model, HVT) else model
+    config = config.replace(**overrides)
+    layers = _layers(config)
+    unpooled = config.replace(stages=0)
+    return Cost(
+        layers=layers,
+        tokens=list(config.tokens),
+        compression=_compression(config),
+        unpooled_macs=sum(layer.macs for layer in _layers(unpooled)),
+    )
+
+
+def block_macs(n: int, d: int, mlp_width: int | None = None) -> int:
+    """Eq. 7: φ(n, d) = 12nd² + 2n²d at an MLP ratio of 4."""
+    hidden = 4 * d if mlp_width is None else mlp_width
+    return attention_macs(n, d) + mlp_macs(n, d, hidden)
+
+
+def attention_macs(n: int, d: int) -> int:
+    return 4 * n * d * d + 2 * n * n * d
+
+
+def mlp_macs(n: int, d: int, hidden: int) -> int:
+    return 2 * n * d * hidden
+
+
+def _layers(config: HVTConfig) -> list[Layer]:
+    d, hidden, prefix = config.width, config.mlp_width, config.num_prefix_tokens
+    patch = config.patch_size**2 * config.in_chans
+    patches, n = config.tokens[0] - prefix, config.tokens[0]
+    layers = [
+        Layer(
+            "patch_embed",
+            patches,
+            n,
+            macs=patches * patch * d,
+            params=patch * d + d + prefix * d + n * d,
+            activation_bytes=FLOAT32 * patches * patch,  # the unfolded patches
+        )
+    ]
+    stage = 0
+    for index in range(config.depth):
+        layers.append(_attention(f"blocks.{index}.attn", n, config))
+        layers.append(_mlp(f"blocks.{index}.mlp", n, d, hidden))
+        if index in config.pool_blocks:
+            stage += 1
+            pooled = config.tokens[stage]
+            layers.append(_pooling(f"blocks.{index}.pool", n, pooled, config))
+            n = pooled
+    # The norm keeps its input and two statistics per token.
+    layers.append(Layer("norm", n, n, 0, 2 * d, FLOAT32 * (n * d + 2 * n)))
+    if config.num_classes:
+        inputs = n if config.head_pool == "" else 1
+        layers.append(
+            Layer(
+                "head",
+                n,
+                inputs,
+                macs=inputs * d * config.num_classes,
+                params=(d + 1) * config.num_classes,
+                activation_bytes=FLOAT32 * inputs * d,
+            )
+        )
+    return layers
+
+
+def _attention(name: str, n: int, config: HVTConfig) -> Layer:
+    d = config.width
+    # Kept: block input and its norm (2d), q, k, v (3d), the attended values (d); two statistics
+    # of the norm per token and, per head, the softmax's normaliser.
+    kept = 6 * n * d + 2 * n + n * config.num_heads
+    params = 2 * d + (d + 1) * 3 * d + (d + 1) * d
+    return Layer(name, n, n, attention_macs(n, d), params, FLOAT32 * kept)
+
+
+def _mlp(name: str, n: int, d: int, hidden: int) -> Layer:
+    # Kept: input and its norm (2d), before and after GELU (2 hidden), the norm's statistics.
+    kept = 2 * n * d + 2 * n * hidden + 2 * n
+    params = 2 * d + (d + 1) * hidden + (hidden + 1) * d
+    return Layer(name, n, n, mlp_macs(n, d, hidden), params, FLOAT32 * kept)
+
+
+def _pooling(name: str, n: int, pooled: int, config: HVTConfig) -> Layer:
+    d, prefix = config.width, config.num_prefix_tokens
+    inputs, outputs = n - prefix, pooled - prefix
+    macs, params = 0, pooled * d
+    kept = FLOAT32 * inputs * d
+    if config.pool == "conv":
+        window = config.pool_kernel**config.pool_dims
+        macs = outputs * window * d * d
+        params += window * d * d + d
+    elif config.pool == "max":
+        kept += 8 * outputs * d  # the winners' 64-bit indices
+    return Layer(name, n, pooled, macs, params, kept)
+
+
+def _compression(config: HVTConfig) -> list[Compression]:
+    d, lengths = config.width, config.tokens
+    return [
+        Compression(
+            block=block,
+            tokens_in=n,
+            tokens_out=pooled,
+            alpha=2 + 2 / (12 * d / n + 1),
+            measured=block_macs(n, d, config.mlp_width) / block_macs(pooled, d, config.mlp_width),
+        )
+        for block, n, pooled in zip(config.pool_blocks, lengths, lengths[1:], strict=False)
+    ]

@@ -1,0 +1,23 @@
+"""The errors a user can mend: each message is one sentence that names the thing and the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HVTError(ValueError):
+    """Bad input; the command line prints its message alone and exits with 2."""
+
+
+class CheckpointError(HVTError):
+    """A weights file that cannot be read, is not ours to read, or does not fit."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence that offers the known names closest to a mistyped one."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"known: {', '.join(known)}"

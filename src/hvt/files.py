@@ -1,0 +1,59 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from .errors import HVTError
+
+
+@contextlib.contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path to write to; on success it replaces `path`, on failure it vanishes.
+
+    The data is on the disk before the name changes, so a crash leaves the old file or the new one.
+    """
+    path = Path(path)
+    temporary: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o666 & ~_umask())  # mkstemp's files are private
+        temporary.replace(path)
+        temporary = None
+        _sync_directory(path.parent)
+    except FileNotFoundError as error:
+        raise HVTError(f"cannot write {path}: the folder {path.parent} does not exist") from error
+    except OSError as error:
+        raise HVTError(f"cannot write {path}: {error.strerror or error}") from error
+    except SafetensorError as error:  # how safetensors reports a failed write
+        raise HVTError(f"cannot write {path}: {error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name == "nt":  # directories cannot be opened there
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

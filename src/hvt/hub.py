@@ -1,0 +1,143 @@
+"""Hugging Face directories and repositories, in a form that timm reads too."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from .config import HVTConfig
+from .errors import HVTError
+from .files import whole_file
+from .model import HVT
+from .weights import PREPROCESSING, load, save
+from .zoo import MODELS
+
+_CARD = """\
+---
+library_name: hvt
+license: apache-2.0
+pipeline_tag: image-classification
+tags: [hvt, timm, vision-transformer]
+---
+# {title}
+
+{gflops_line}Load it with `hvt.load(directory)`, `hvt.from_pretrained("{title}")`, or, after
+`import hvt`, `timm.create_model("hf-hub:{title}", pretrained=True)`.
+
+Method: Pan et al., *Scalable Vision Transformers with Hierarchical Pooling*, ICCV 2021.
+"""
+
+
+def save_pretrained(model: HVT, directory: str | Path, title: str | None = None) -> None:
+    """Write `model.safetensors`, `config.json` and a model card into a directory."""
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HVTError(f"cannot write {directory}: {error.strerror}") from error
+    save(model, directory / "model.safetensors")
+    with whole_file(directory / "config.json") as temporary:
+        temporary.write_text(json.dumps(_config(model), indent=2) + "\n")
+    if not (directory / "README.md").exists():
+        with whole_file(directory / "README.md") as temporary:
+            temporary.write_text(_CARD.format(title=title or directory.name, gflops_line=""))
+
+
+def from_pretrained(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    **overrides: Any,
+) -> HVT:
+    """The model of a directory or of a repository such as `user/name`; `overrides` as in `load`."""
+    if Path(source).is_dir():
+        return load(source, **overrides)
+    try:
+        path = hf_hub_download(
+            str(source),
+            "model.safetensors",
+            revision=revision,
+            cache_dir=cache_dir,
+            token=token,
+            local_files_only=local_files_only,
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise HVTError(
+            f"{source} is neither a folder here nor a Hugging Face repository that can be reached "
+            f"({_first_line(error)})"
+        ) from error
+    return load(path, **overrides)
+
+
+def push_to_hub(
+    model: HVT,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    commit_message: str = "Upload an hvt model",
+    revision: str | None = None,
+    create_pr: bool = False,
+) -> str:
+    """Create the repository if need be, upload the model in one commit, return the address."""
+    api = HfApi(token=token)
+    try:
+        repo = api.create_repo(repo_id, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            save_pretrained(model, folder, title=repo_id)
+            api.upload_folder(
+                repo_id=repo.repo_id,
+                folder_path=folder,
+                commit_message=commit_message,
+                revision=revision,
+                create_pr=create_pr,
+            )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise HVTError(f"cannot upload to {repo_id} ({_first_line(error)})") from error
+    return str(repo)
+
+
+def _config(model: HVT) -> dict[str, Any]:
+    """timm's `config.json`: a registered architecture, the arguments that differ, the input."""
+    name, arguments = nearest_model(model.config)
+    cfg = {key: model.pretrained_cfg[key] for key in PREPROCESSING if key in model.pretrained_cfg}
+    return {
+        "architecture": name,
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "model_args": arguments,
+        "pretrained_cfg": cfg
+        | {
+            "custom_load": False,
+            "input_size": [model.config.in_chans, *model.config.image],
+            "fixed_input_size": True,
+            "num_classes": model.num_classes,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        }
+        | ({"label_names": list(model.class_names)} if model.class_names else {}),
+    }
+
+
+def nearest_model(config: HVTConfig) -> tuple[str, dict[str, Any]]:
+    """The named model that differs from a config in the fewest fields, and those fields."""
+    values = config.to_dict()
+    differences = {
+        name: {k: values[k] for k, v in dataclasses.asdict(known).items() if values[k] != v}
+        for name, known in MODELS.items()
+    }
+    name = min(differences, key=lambda n: len(differences[n]))
+    return name, differences[name]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

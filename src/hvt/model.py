@@ -1,0 +1,404 @@
+"""The transformer, read top to bottom: patches, blocks that pool, head.
+
+Parameter names are those of the authors' code, DeiT and timm, so that their weights fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import DropPath, Mlp, trunc_normal_
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .config import HVTConfig
+from .errors import HVTError
+from .pooling import Grid, Pool, as_picture, to_grid
+from .resize import resize_patches, resize_positions
+
+
+class PatchEmbed(nn.Module):
+    """Cut the picture into P×P patches, row by row, and project each to D channels.
+
+    The weights are those of a `Conv2d(C, D, P, P)`; it is applied as one matrix product, which
+    gives contiguous tokens and is no slower than the convolution.
+    """
+
+    def __init__(self, patch_size: int, in_chans: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, width, patch_size, patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) → (B, N, D)
+        patch = self.proj.kernel_size[0]
+        b, c, h, w = images.shape
+        rows, cols = h // patch, w // patch
+        patches = images.reshape(b, c, rows, patch, cols, patch).permute(0, 2, 4, 1, 3, 5)
+        return F.linear(
+            patches.reshape(b, rows * cols, c * patch * patch),
+            self.proj.weight.flatten(1),
+            self.proj.bias,
+        )
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention by torch's fused kernel."""
+
+    def __init__(self, config: HVTConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.attn_drop = config.attn_drop_rate
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.proj_drop = nn.Dropout(config.proj_drop_rate)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N, D)
+        qkv = self.qkv(x).unflatten(2, (3, self.num_heads, self.head_dim))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, N, head_dim)
+        drop = self.attn_drop if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop)
+        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+
+
+class Block(nn.Module):
+    """Eq. 2 and 3; the first block of a stage then pools and adds new positions, Eq. 5."""
+
+    def __init__(self, config: HVTConfig, index: int) -> None:
+        super().__init__()
+        width = config.width
+        rate = config.drop_path_rate * index / max(1, config.depth - 1)
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = Attention(config)
+        self.drop_path1 = DropPath(rate) if rate else nn.Identity()
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = Mlp(width, config.mlp_width, drop=config.proj_drop_rate)
+        self.drop_path2 = DropPath(rate) if rate else nn.Identity()
+        self.pool: Pool | None = None
+        self.pos_embed: nn.Parameter | None = None
+        if index in config.pool_blocks:
+            stage = config.pool_blocks.index(index)
+            self.pool = Pool(
+                config.pool,
+                _pool_grid(config, stage),
+                width,
+                config.pool_kernel,
+                config.pool_stride,
+                config.pool_dims,
+                config.num_prefix_tokens,
+            )
+            self.pos_embed = nn.Parameter(torch.zeros(1, config.tokens[stage + 1], width))
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N', D), N' = N where it does not pool
+        x = x + self.drop_path1(self.attn(self.norm1(x)))
+        x = x + self.drop_path2(self.mlp(self.norm2(x)))
+        if self.pool is not None:
+            x = self.pool(x) + self.pos_embed
+        return x
+
+
+class HVT(nn.Module):
+    """A vision transformer whose sequence is pooled stage by stage; DeiT where it never is.
+
+    Meets timm's contract for classification models. Logits are logits in every mode.
+    """
+
+    def __init__(self, config: HVTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.num_classes = config.num_classes
+        self.embed_dim = self.num_features = self.head_hidden_size = config.width
+        self.num_prefix_tokens = config.num_prefix_tokens
+        self.global_pool = config.head_pool
+        self.grad_checkpointing = False
+        self.pretrained_cfg: dict[str, Any] = default_cfg(config)
+        self.default_cfg = self.pretrained_cfg
+
+        self.patch_embed = PatchEmbed(config.patch_size, config.in_chans, config.width)
+        self.cls_token: nn.Parameter | None = None
+        if config.class_token:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, config.tokens[0], config.width))
+        self.pos_drop = nn.Dropout(config.pos_drop_rate)
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.depth))
+        self.norm: nn.Module = nn.LayerNorm(config.width, eps=1e-6)
+        self.head_drop = nn.Dropout(config.drop_rate)
+        self.head = _classifier(config.width, config.num_classes)
+        self.feature_info = _feature_info(config)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """DeiT's: truncated normal of std 0.02 for linear layers, positions and the class token."""
+        for name, parameter in self.named_parameters():
+            if name.endswith(("pos_embed", "cls_token")):
+                trunc_normal_(parameter, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    # ── forward ─────────────────────────────────────────────────────────────────────────────────
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) → (B, classes)
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """All tokens after the last norm: `(B, C, H, W)` → `(B, N, D)`."""
+        x = self._embed(images)
+        for block in self.blocks:
+            x = self._run(block, x)
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Eq. 6, or Eq. 4 with a class token: `(B, N, D)` → `(B, classes)`, or `(B, D)`."""
+        if self.global_pool == "avg":
+            x = x[:, self.num_prefix_tokens :].mean(dim=1)
+        elif self.global_pool == "token":
+            x = x[:, 0]
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        interpolate: bool = False,
+    ) -> Any:
+        """The output of chosen blocks, after their pooling; arguments and results as timm's.
+
+        `NLC` gives the tokens as they are. `NCHW` gives grids; a 1D-pooled sequence has no grid, so
+        it comes as one row, `(B, D, 1, N')`, or, with `interpolate`, stretched back to the patch
+        grid, `(B, D, H, W)`.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise HVTError(f"output_fmt={output_fmt!r} must be 'NCHW' or 'NLC'")
+        take, last = feature_take_indices(len(self.blocks), _listed(indices))
+        outputs: list[Tensor] = []
+        x = self._embed(x)
+        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = self._run(block, x)
+            if i in take:
+                outputs.append(self.norm(x) if norm else x)
+
+        prefix = self.num_prefix_tokens
+        prefixes = [y[:, :prefix] for y in outputs]
+        outputs = [y[:, prefix:] for y in outputs]
+        if output_fmt == "NCHW":
+            outputs = [
+                self._picture(y, i, interpolate) for y, i in zip(outputs, sorted(take), strict=True)
+            ]
+        if output_dict:
+            result: dict[str, Any] = {"image_intermediates": outputs}
+            if prefix and return_prefix_tokens:
+                result["image_intermediates_prefix"] = prefixes
+            if not intermediates_only:
+                result["image_features"] = self.norm(x)
+            return result
+        listed: list[Any] = list(outputs)
+        if prefix and return_prefix_tokens:
+            listed = list(zip(outputs, prefixes, strict=True))
+        return listed if intermediates_only else (self.norm(x), listed)
+
+    def _embed(self, images: Tensor) -> Tensor:
+        """Eq. 1, without the class token where there is none: `(B, C, H, W)` → `(B, N, D)`."""
+        want = (self.config.in_chans, *self.config.image)
+        if images.ndim != 4 or tuple(images.shape[1:]) != want:
+            raise HVTError(
+                f"images of shape {tuple(images.shape)} do not fit: this model takes "
+                f"(batch, {want[0]}, {want[1]}, {want[2]}); "
+                "resize them, or the model with set_input_size"
+            )
+        x = self.patch_embed(images)
+        if self.cls_token is not None:
+            x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
+        return self.pos_drop(x + self.pos_embed)
+
+    def _run(self, block: nn.Module, x: Tensor) -> Tensor:
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, x, use_reentrant=False)
+        return block(x)
+
+    def _picture(self, tokens: Tensor, index: int, interpolate: bool) -> Tensor:
+        rows, cols = self.config.grids[sum(b <= index for b in self.config.pool_blocks)]
+        if interpolate and rows * cols != self.config.grid[0] * self.config.grid[1]:
+            if self.config.pool_dims == 2:
+                return F.interpolate(as_picture(tokens, (rows, cols)), self.config.grid)
+            return to_grid(tokens, self.config.grid)
+        return as_picture(tokens, (rows, cols)).contiguous()
+
+    # ── timm's contract ─────────────────────────────────────────────────────────────────────────
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head for another task, newly initialised; 0 classes leave the features."""
+        pool = self.global_pool if global_pool is None else global_pool
+        self.config = self.config.replace(num_classes=num_classes, global_pool=pool)
+        self.num_classes, self.global_pool = num_classes, pool
+        device, dtype = self.pos_embed.device, self.pos_embed.dtype
+        self.head = _classifier(self.config.width, num_classes).to(device, dtype)
+
+    def set_input_size(
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        """Take pictures of another size from now on, resampling positions and patch filters."""
+        if isinstance(patch_size, (tuple, list)):
+            if patch_size[0] != patch_size[1]:
+                raise HVTError(f"patch_size={tuple(patch_size)} must be square")
+            patch_size = patch_size[0]
+        old = self.config
+        new = old.replace(
+            img_size=old.img_size if img_size is None else img_size,
+            patch_size=old.patch_size if patch_size is None else patch_size,
+        )
+        with torch.no_grad():
+            projection = self.patch_embed.proj
+            projection.weight = nn.Parameter(resize_patches(projection.weight, new.patch_size))
+            projection.kernel_size = projection.stride = (new.patch_size, new.patch_size)
+            self.pos_embed = nn.Parameter(resize_positions(self.pos_embed, old, new, 0))
+            stage = 0
+            for block in self.blocks:
+                if isinstance(block.pool, Pool):
+                    block.pool.grid = _pool_grid(new, stage)
+                    stage += 1
+                    moved = resize_positions(block.get_parameter("pos_embed"), old, new, stage)
+                    block.pos_embed = nn.Parameter(moved)
+        self.config = new
+        self.feature_info = _feature_info(new)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | Sequence[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Drop what the chosen intermediates do not need; used by timm's feature extraction."""
+        take, last = feature_take_indices(len(self.blocks), _listed(indices))
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0)
+        return take
+
+    def no_weight_decay(self) -> set[str]:
+        """Positions and the class token; timm adds biases and norms, which are one-dimensional."""
+        names = (name for name, _ in self.named_parameters())
+        return {name for name in names if name.endswith(("pos_embed", "cls_token"))}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameters belong to which layer, for layer-wise learning rates."""
+        return {
+            "stem": r"^(cls_token|pos_embed|patch_embed)",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        self.grad_checkpointing = enable
+
+    # ── weights; the work is done in hvt.weights and hvt.hub, which know this module ─────────────
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The classes by name, in order of the logits, where they are known."""
+        names = self.pretrained_cfg.get("label_names")
+        return tuple(names) if names and len(names) == self.num_classes else None
+
+    def load_pretrained(self, path: str) -> None:
+        """Take a checkpoint's weights into this model; timm calls this after a download."""
+        from .weights import load_into
+
+        load_into(self, path)
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write a Hugging Face directory that `from_pretrained`, `hvt.load` and timm can read."""
+        from .hub import save_pretrained
+
+        save_pretrained(self, directory)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **kwargs: Any) -> HVT:
+        """The model of a Hugging Face directory or repository; `kwargs` as in `hvt.hub`."""
+        from .hub import from_pretrained
+
+        return from_pretrained(source, **kwargs)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
+        """Upload to a Hugging Face repository and return its address; `kwargs` as in `hvt.hub`."""
+        from .hub import push_to_hub
+
+        return push_to_hub(self, repo_id, **kwargs)
+
+
+def default_cfg(config: HVTConfig) -> dict[str, Any]:
+    """timm's description of a model's input and head: ImageNet's statistics, DeiT's evaluation."""
+    return {
+        "num_classes": config.num_classes,
+        "input_size": (config.in_chans, *config.image),
+        "fixed_input_size": True,
+        "interpolation": "bicubic",
+        "crop_pct": 0.875,
+        "crop_mode": "center",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "license": "apache-2.0",
+    }
+
+
+def _listed(indices: int | Sequence[int] | None) -> int | list[int] | None:
+    return indices if indices is None or isinstance(indices, int) else list(indices)
+
+
+def _pool_grid(config: HVTConfig, stage: int) -> Grid:
+    """What the pooling of a stage sees: the grid of tokens, or their sequence as one row."""
+    rows, cols = config.grids[stage]
+    return (rows, cols) if config.pool_dims == 2 else (1, rows * cols)
+
+
+def _classifier(width: int, num_classes: int) -> nn.Module:
+    if num_classes == 0:
+        return nn.Identity()
+    head = nn.Linear(width, num_classes)
+    trunc_normal_(head.weight, std=0.02)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _feature_info(config: HVTConfig) -> list[dict[str, Any]]:
+    """What each block gives, for timm's feature extraction.
+
+    `reduction` is pixels per token side on a grid; a 1D-pooled sequence, marked as such, keeps the
+    patch size, which is right for it once it is interpolated back to the patch grid.
+    """
+    info = []
+    for i in range(config.depth):
+        pooled = sum(b <= i for b in config.pool_blocks)
+        on_grid = config.pool_dims == 2 or not pooled
+        info.append(
+            {
+                "module": f"blocks.{i}",
+                "num_chs": config.width,
+                "reduction": config.patch_size * (config.pool_stride**pooled if on_grid else 1),
+                "tokens": config.tokens[pooled] - config.num_prefix_tokens,
+                "sequence": not on_grid,
+            }
+        )
+    return info

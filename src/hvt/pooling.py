@@ -1,0 +1,102 @@
+"""How a sequence is shortened: plain functions and one layer on `(B, N, D)`.
+
+Tokens lie with their channels last in memory, which is what torch's pooling and convolution
+kernels call `channels_last`. So a sequence is shown to them as a `(B, D, 1, N)` picture, and a grid
+as `(B, D, H, W)`, by a view: no kernel needs a transposing copy, and the result is contiguous.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+KINDS = ("max", "avg", "conv")
+
+Grid = tuple[int, int]
+"""Rows and columns of tokens; a sequence is one row."""
+
+
+def pooled_length(n: int, kernel: int, stride: int, pad: int = 0) -> int:
+    """Length after pooling, `floor((n + 2·pad - kernel) / stride) + 1`; below 1 means no token."""
+    return (n + 2 * pad - kernel) // stride + 1
+
+
+def padding(dims: int, kernel: int) -> int:
+    """1D pooling has no padding; 2D pooling pads as CNNs do, so that stride 2 halves the grid."""
+    return (kernel - 1) // 2 if dims == 2 else 0
+
+
+def as_picture(x: Tensor, grid: Grid) -> Tensor:
+    """`(B, H·W, D)` → `(B, D, H, W)`, a channels-last view."""
+    return x.transpose(1, 2).unflatten(2, grid)
+
+
+def as_tokens(picture: Tensor) -> Tensor:
+    """`(B, D, H, W)` → `(B, H·W, D)`, a contiguous view of a channels-last picture."""
+    return picture.flatten(2).transpose(1, 2)
+
+
+def pool_tokens(x: Tensor, grid: Grid, kind: str, kernel: Grid, stride: Grid, pad: Grid) -> Tensor:
+    """Max or average over windows of the grid: `(B, H·W, D)` → `(B, H'·W', D)`."""
+    picture = as_picture(x, grid)
+    if kind == "max":
+        return as_tokens(F.max_pool2d(picture, kernel, stride, pad))
+    return as_tokens(F.avg_pool2d(picture, kernel, stride, pad, count_include_pad=False))
+
+
+def max_sources(x: Tensor, grid: Grid, kernel: Grid, stride: Grid, pad: Grid) -> Tensor:
+    """Which token each pooled maximum came from: `(B, H·W, D)` → indices `(B, H'·W', D)`."""
+    _, indices = F.max_pool2d(as_picture(x, grid), kernel, stride, pad, return_indices=True)
+    return as_tokens(indices)
+
+
+def to_grid(x: Tensor, grid: Grid) -> Tensor:
+    """A pooled sequence stretched back to the patch grid: `(B, N', D)` → `(B, D, H, W)`.
+
+    The paper's Figure 3 does this: interpolate to the first length, then reshape.
+    """
+    stretched = F.interpolate(x.transpose(1, 2), size=grid[0] * grid[1], mode="linear")
+    return stretched.unflatten(2, grid)
+
+
+class Pool(nn.Module):
+    """Pool the tokens of a grid (2D) or of their sequence (1D), leaving prefix tokens alone.
+
+    `grid` is the input's; for 1D pooling it is `(1, N)`. The convolution's weights are those of a
+    full `Conv1d(D, D, k, s)`, or `Conv2d`.
+    """
+
+    def __init__(
+        self, kind: str, grid: Grid, width: int, kernel: int, stride: int, dims: int, prefix: int
+    ) -> None:
+        super().__init__()
+        self.kind, self.grid, self.prefix = kind, grid, prefix
+        pad = padding(dims, kernel)
+        self.kernel: Grid = (kernel, kernel) if dims == 2 else (1, kernel)
+        self.stride: Grid = (stride, stride) if dims == 2 else (1, stride)
+        self.pad: Grid = (pad, pad)
+        self.conv = (
+            nn.Conv2d(width, width, self.kernel, self.stride, self.pad) if kind == "conv" else None
+        )
+
+    @property
+    def out_grid(self) -> Grid:
+        rows, cols = (
+            pooled_length(n, k, s, p)
+            for n, k, s, p in zip(self.grid, self.kernel, self.stride, self.pad, strict=True)
+        )
+        return rows, cols
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, prefix + N, D) → (B, prefix + N', D)
+        if self.prefix:
+            return torch.cat((x[:, : self.prefix], self._pool(x[:, self.prefix :])), dim=1)
+        return self._pool(x)
+
+    def _pool(self, x: Tensor) -> Tensor:
+        if self.conv is not None:
+            return as_tokens(self.conv(as_picture(x, self.grid)))
+        return pool_tokens(x, self.grid, self.kind, self.kernel, self.stride, self.pad)
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, {self.grid} → {self.out_grid}"

@@ -1,0 +1,113 @@
+"""The paper's models by name, and the same names for timm."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+from urllib.error import URLError
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+
+from .config import HVTConfig
+from .errors import HVTError, nearest
+from .model import HVT, default_cfg
+
+# One line per model: what differs from HVTConfig's defaults (224 px, patch 16, 12 blocks, M = 0).
+_TI, _S, _B = 3, 6, 12  # heads of 64 channels
+MODELS: dict[str, HVTConfig] = {
+    "deit_ti": HVTConfig(num_heads=_TI, class_token=True),
+    "deit_s": HVTConfig(num_heads=_S, class_token=True),
+    "deit_b": HVTConfig(num_heads=_B, class_token=True),
+    **{f"hvt_ti_{m}": HVTConfig(num_heads=_TI, stages=m) for m in range(5)},
+    **{f"hvt_s_{m}": HVTConfig(num_heads=_S, stages=m) for m in range(5)},
+    **{f"hvt_b_{m}": HVTConfig(num_heads=_B, stages=m) for m in range(1, 5)},
+    "scale_hvt_ti_4": HVTConfig(num_heads=_S, stages=4),
+    "hvt_s_2_2d": HVTConfig(num_heads=_S, stages=2, patch_size=8, pool_dims=2),
+}
+
+_AUTHORS = "https://github.com/zhuang-group/HVT/releases/download"
+_DEIT = "https://dl.fbaipublicfiles.com/deit"
+# Published ImageNet weights; those of HVT hold more than tensors, so `custom_load` has timm hand
+# the downloaded file to `HVT.load_pretrained`, which reads it safely.
+WEIGHTS: dict[str, str] = {
+    "deit_ti": f"{_DEIT}/deit_tiny_patch16_224-a1311bcf.pth",
+    "deit_s": f"{_DEIT}/deit_small_patch16_224-cd65a155.pth",
+    "deit_b": f"{_DEIT}/deit_base_patch16_224-b5f2ef4d.pth",
+    "hvt_ti_1": f"{_AUTHORS}/v1.0/hvt_ti_1.pth",
+    "scale_hvt_ti_4": f"{_AUTHORS}/v1.0/scale_hvt_ti_4.pth",
+    "hvt_s_0": f"{_AUTHORS}/v1.0/hvt_s_0.pth",
+    "hvt_s_1": f"{_AUTHORS}/v1.1/hvt_s_1.pth",
+    "hvt_s_2": f"{_AUTHORS}/v1.0/hvt_s_2.pth",
+    "hvt_s_3": f"{_AUTHORS}/v1.0/hvt_s_3.pth",
+}
+
+default_cfgs = generate_default_cfgs(
+    {
+        name: default_cfg(config)
+        | {"paper_ids": "arXiv:2103.10619", "custom_load": name in WEIGHTS}
+        | ({"url": WEIGHTS[name]} if name in WEIGHTS else {})
+        for name, config in MODELS.items()
+    }
+)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that match a shell pattern, in the order of size: `list_models("hvt_s_*")`."""
+    return [name for name in MODELS if fnmatch.fnmatchcase(name, pattern)]
+
+
+def get_config(name: str, **overrides: Any) -> HVTConfig:
+    """The config of a named model with some fields replaced."""
+    if name not in MODELS:
+        raise HVTError(f"unknown model {name!r}: {nearest(name, MODELS)}")
+    return MODELS[name].replace(**overrides)
+
+
+def create_model(name: str, pretrained: bool = False, **overrides: Any) -> HVT:
+    """A named model, any field of `HVTConfig` replaced: `create_model("hvt_s_4", depth=24)`.
+
+    `pretrained` fetches the published ImageNet weights, resized to the asked image size; another
+    number of classes gets a new head.
+    """
+    get_config(name, **overrides)  # refuses what is wrong before anything is built
+    return _build(name, pretrained, **overrides)
+
+
+def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
+    if pretrained and name not in WEIGHTS and not _has_other_source(kwargs):
+        raise HVTError(
+            f"no weights are published for {name}: use pretrained=False, "
+            f"or one of {', '.join(WEIGHTS)}"
+        )
+    try:
+        return build_model_with_cfg(
+            lambda **overrides: HVT(get_config(name, **overrides)),
+            name,
+            pretrained,
+            feature_cfg={"out_indices": (3, 7, 11), "feature_cls": "getter"},
+            **kwargs,
+        )
+    except (URLError, OSError) as error:
+        raise HVTError(
+            f"the pretrained weights of {name} could not be fetched from {WEIGHTS.get(name)} "
+            f"({error}): check the network, or download the file and use hvt.load"
+        ) from error
+
+
+def _has_other_source(kwargs: dict[str, Any]) -> bool:
+    return bool(kwargs.get("pretrained_cfg") or kwargs.get("pretrained_cfg_overlay"))
+
+
+def _register(name: str) -> None:
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> HVT:
+        return _build(name, pretrained, **kwargs)
+
+    entrypoint.__name__ = entrypoint.__qualname__ = name
+    entrypoint.__doc__ = f"{name}; keyword arguments are fields of HVTConfig."
+    register_model(entrypoint)
+
+
+__all__ = ["MODELS", "WEIGHTS", "create_model", "get_config", "list_models"]
+
+for _name in MODELS:
+    _register(_name)

@@ -1,0 +1,106 @@
+"""torchvision imports with and without its compiled operators, and still fails for other reasons.
+
+What torch knows of an operator cannot be taken back, so each case has an interpreter of its own.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+COMPAT = Path(__file__).parents[1] / "src" / "hvt" / "_compat.py"
+
+# The module alone: `import hvt` would already have called it.
+LOAD = f"""
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location("compat", {str(COMPAT)!r})
+compat = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compat)
+"""
+
+# What torchvision meets when its shared library was built for another torch.
+NO_SHARED_LIBRARY = """
+load_library = torch.ops.load_library
+def refuse(path):
+    if "torchvision" in str(path):
+        raise OSError("undefined symbol")
+    load_library(path)
+torch.ops.load_library = refuse
+"""
+
+# What the shared library would have declared.
+DECLARED = """
+declared = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "qnms"):
+    declared.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
+# The parts of torchvision that are written in Python.
+USE = """
+torchvision = compat.import_torchvision()
+assert torchvision is sys.modules["torchvision"]
+from torchvision import transforms
+assert transforms.functional.center_crop(torch.zeros(3, 8, 8), [4, 4]).shape == (3, 4, 4)
+"""
+
+
+def succeed(code: str, path: Path | None = None) -> None:
+    """Run `code` in a fresh interpreter, with `path` first on sys.path."""
+    first = f"import sys; sys.path.insert(0, {str(path)!r})\n" if path else ""
+    command = [sys.executable, "-c", first + code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def fake_torchvision(directory: Path, body: str) -> Path:
+    package = directory / "torchvision"
+    package.mkdir()
+    (package / "extension.py").write_text("")
+    (package / "__init__.py").write_text(f"from . import extension\n{body}\n")
+    return directory
+
+
+def test_as_installed() -> None:
+    succeed(LOAD + USE + "assert compat.import_torchvision() is torchvision\n")
+
+
+def test_missing_operators_are_declared() -> None:
+    succeed(LOAD + NO_SHARED_LIBRARY + USE + "assert compat._library is not None\n")
+
+
+def test_present_operators_are_left_alone() -> None:
+    succeed(LOAD + NO_SHARED_LIBRARY + DECLARED + USE + "assert compat._library is None\n")
+
+
+def test_half_imported_modules_do_not_survive(tmp_path: Path) -> None:
+    body = "import torch; torch._C._dispatch_has_kernel_for_dispatch_key('torchvision::nms', 'CPU')"
+    check = """
+sys.modules["torchvision_lookalike"] = sys
+left = []
+Library = torch.library.Library
+def library(*args):
+    left.append([name for name in sys.modules if name.startswith("torchvision")])
+    return Library(*args)
+torch.library.Library = library
+compat.import_torchvision()
+assert left == [["torchvision_lookalike"]], left
+"""
+    succeed(LOAD + check, fake_torchvision(tmp_path, body))
+
+
+def test_another_failure_is_not_hidden(tmp_path: Path) -> None:
+    check = """
+for error in (
+    RuntimeError("something else"),
+    RuntimeError("operator torchvision::roi_align does not exist"),
+    ImportError("operator torchvision::nms does not exist"),
+):
+    try:
+        compat.import_torchvision()
+    except Exception as caught:
+        assert caught is error, caught
+    else:
+        raise AssertionError(f"{error!r} was hidden")
+    assert compat._library is None
+"""
+    body = "import sys; raise sys.modules['__main__'].error"
+    succeed(LOAD + check, fake_torchvision(tmp_path, body))
