@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,8 +146,12 @@ class HVTConfig:
                 raise HVTError(f"img_size={size!r} must be one number or (height, width)")
             size = (size[0], size[1])
             object.__setattr__(self, "img_size", size[0] if size[0] == size[1] else size)
-        if self.pool_after is not None:
+        if isinstance(self.pool_after, (list, tuple)):
             object.__setattr__(self, "pool_after", tuple(self.pool_after))
+        elif self.pool_after is not None:
+            raise HVTError(
+                f"pool_after={self.pool_after!r} must be a list of blocks, such as (0, 6)"
+            )
 
     def _check_ranges(self) -> None:
         whole = {
@@ -162,14 +167,16 @@ class HVTConfig:
             "pool_kernel": (self.pool_kernel, 1),
             "pool_stride": (self.pool_stride, 1),
         }
+        if self.embed_dim is not None:
+            whole["embed_dim"] = (self.embed_dim, 1)
         for name, (value, least) in whole.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not _is_whole(value) or value < least:
                 raise HVTError(f"{name}={value!r} must be a whole number of at least {least}")
         for name in ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"):
             self._check_share(name)
         self._check_share("drop_path_rate")
-        if not isinstance(self.mlp_ratio, (int, float)) or not self.mlp_ratio > 0:
-            raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be a number above 0")
+        if not isinstance(self.mlp_ratio, (int, float)) or not 0 < self.mlp_ratio < math.inf:
+            raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be a finite number above 0")
         if not isinstance(self.class_token, bool):
             raise HVTError(f"class_token={self.class_token!r} must be True or False")
         for side in self.image:
@@ -204,11 +211,11 @@ class HVTConfig:
     def _check_pooling(self) -> None:
         if self.pool not in KINDS:
             raise HVTError(f"pool={self.pool!r} is unknown: {nearest(str(self.pool), KINDS)}")
-        if self.pool_dims not in (1, 2):
+        if not _is_whole(self.pool_dims) or self.pool_dims not in (1, 2):
             raise HVTError(f"pool_dims={self.pool_dims!r} must be 1 (sequence) or 2 (grid)")
         if self.pool_after is not None:
             after = self.pool_after
-            if not all(isinstance(b, int) and 0 <= b < self.depth for b in after):
+            if not all(_is_whole(b) and 0 <= b < self.depth for b in after):
                 raise HVTError(
                     f"pool_after={after} must name blocks from 0 to {self.depth - 1} (depth - 1)"
                 )
@@ -247,6 +254,10 @@ class HVTConfig:
 
 
 FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(HVTConfig))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_fields(values: dict[str, Any]) -> None:

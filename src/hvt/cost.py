@@ -27,7 +27,8 @@ class Layer:
     """Multiply-adds for one image."""
     params: int
     activation_bytes: int
-    """What autograd keeps for the backward pass of one float32 image, dropouts aside."""
+    """What autograd keeps for the backward pass of one float32 image, dropouts aside, besides the
+    image itself and the parameters."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ def _layers(config: HVTConfig) -> list[Layer]:
     layers.append(Layer("norm", n, n, 0, 2 * d, FLOAT32 * (n * d + 2 * n)))
     if config.num_classes:
         inputs = n if config.head_pool == "" else 1
+        # An average is a tensor of its own; one token, or all, are views that keep the whole norm.
+        kept = d if config.head_pool == "avg" else n * d
         layers.append(
             Layer(
                 "head",
@@ -171,7 +174,7 @@ def _layers(config: HVTConfig) -> list[Layer]:
                 inputs,
                 macs=inputs * d * config.num_classes,
                 params=(d + 1) * config.num_classes,
-                activation_bytes=FLOAT32 * inputs * d,
+                activation_bytes=FLOAT32 * kept,
             )
         )
     return layers
@@ -194,10 +197,9 @@ def _mlp(name: str, n: int, d: int, hidden: int) -> Layer:
 
 
 def _pooling(name: str, n: int, pooled: int, config: HVTConfig) -> Layer:
-    d, prefix = config.width, config.num_prefix_tokens
-    inputs, outputs = n - prefix, pooled - prefix
+    d, outputs = config.width, pooled - config.num_prefix_tokens
     macs, params = 0, pooled * d
-    kept = FLOAT32 * inputs * d
+    kept = FLOAT32 * n * d  # its input, prefix included: what is pooled is a view of it
     if config.pool == "conv":
         window = config.pool_kernel**config.pool_dims
         macs = outputs * window * d * d

@@ -32,9 +32,10 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         temporary.replace(path)
         temporary = None
         _sync_directory(path.parent)
-    except FileNotFoundError as error:
-        raise HVTError(f"cannot write {path}: the folder {path.parent} does not exist") from error
     except OSError as error:
+        if not path.parent.is_dir():
+            reason = f"the folder {path.parent} does not exist"
+            raise HVTError(f"cannot write {path}: {reason}") from error
         raise HVTError(f"cannot write {path}: {error.strerror or error}") from error
     except SafetensorError as error:  # how safetensors reports a failed write
         raise HVTError(f"cannot write {path}: {error}") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .config import HVTConfig
-from .errors import CheckpointError, HVTError
+from .errors import CheckpointError
 from .pooling import pooled_length
 
 State = dict[str, Tensor]
@@ -32,16 +31,19 @@ def read_pickle(path: Path) -> tuple[State, dict[str, Any]]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} carries more than tensors and plain arguments ({_named(error)}), "
-            "so it is not opened"
-        ) from error
-    except (RuntimeError, EOFError, KeyError, IndexError, ValueError, TypeError) as error:
+    except Exception as error:  # damaged bytes make the unpickler raise nearly anything
+        refused = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if refused:
+            raise _carries(path, refused.group(1)) from error
         raise CheckpointError(
             f"{path} is damaged or cut short and cannot be read: fetch or copy it again"
         ) from error
-    _refuse_objects(content, path)
+    try:
+        _refuse_objects(content, path)
+    except RecursionError as error:
+        raise CheckpointError(
+            f"{path} holds a structure within itself: save its state_dict alone"
+        ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a model's weights")
     arguments = content.get("args")
@@ -50,7 +52,7 @@ def read_pickle(path: Path) -> tuple[State, dict[str, Any]]:
         if isinstance(content.get(key), dict):
             state = content[key]
             break
-    tensors = {strip(k): v for k, v in state.items() if isinstance(v, Tensor)}
+    tensors = {strip(str(k)): v for k, v in state.items() if isinstance(v, Tensor)}
     return tensors, vars(arguments) if isinstance(arguments, argparse.Namespace) else {}
 
 
@@ -64,18 +66,16 @@ def _refuse_globals(path: Path) -> None:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError, OSError, IndexError):
+    except Exception:
         return  # not a zip archive, or damaged: torch.load says which
     if names:
-        raise CheckpointError(
-            f"{path} carries {', '.join(sorted(names))} beside its tensors, "
-            "so it is not opened: save its state_dict alone"
-        )
+        raise _carries(path, ", ".join(sorted(names)))
 
 
-def _named(error: Exception) -> str:
-    found = re.search(r"(?:GLOBAL|global|class) ['\"]?([\w.]+)", str(error))
-    return found.group(1) if found else str(error).splitlines()[0]
+def _carries(path: Path, names: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} carries {names} beside its tensors, so it is not opened: save its state_dict alone"
+    )
 
 
 def _refuse_objects(value: Any, path: Path) -> None:
@@ -89,38 +89,55 @@ def _refuse_objects(value: Any, path: Path) -> None:
         for item in value:
             _refuse_objects(item, path)
     elif not isinstance(value, (*_PLAIN, Tensor)):
-        kind = type(value)
-        raise CheckpointError(
-            f"{path} carries a {kind.__module__}.{kind.__qualname__} beside its tensors, "
-            "so it is not used"
-        )
+        raise _carries(path, f"{type(value).__module__}.{type(value).__qualname__}")
 
 
 # ── the architecture, from the tensors ──────────────────────────────────────────────────────────
 
 
-def infer_config(state: State, arguments: dict[str, Any], path: Path) -> HVTConfig:
-    """The config whose model these tensors fit; `arguments` settle what shapes leave open."""
-    needed = ("pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "norm.weight")
-    for name in needed:
+_NEEDED = ("pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "norm.weight")
+_KNOWN = re.compile(
+    r"cls_token|(blocks\.\d+\.)?pos_embed|(patch_embed\.proj|norm|head)\.(weight|bias)|"
+    r"blocks\.\d+\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2|pool\.conv)\.(weight|bias)"
+)
+
+
+def infer_config(
+    state: State, arguments: dict[str, Any], hints: dict[str, Any], path: Path
+) -> HVTConfig:
+    """The config whose model these tensors fit.
+
+    What shapes leave open is settled by the file's own `arguments`, then by the caller's `hints`.
+    """
+    strange = [name for name in state if not _KNOWN.fullmatch(name)]
+    if strange and len(strange) < len(state):
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        raise CheckpointError(
+            f"{path} is no HVT, DeiT or plain ViT checkpoint: it has {strange[0]}{more}"
+        )
+    for name in _NEEDED:
         if name not in state:
-            found = ", ".join(sorted(state)[:3]) or "no tensors"
+            found = f"it has {', '.join(sorted(state)[:3])} …" if state else "it has no tensors"
             raise CheckpointError(
-                f"{path} is no HVT, DeiT or plain ViT checkpoint: it has no {name!r} "
-                f"(it has {found} …)"
+                f"{path} is no HVT, DeiT or plain ViT checkpoint: it has no {name} ({found})"
             )
     try:
-        return _infer(state, arguments)
-    except (HVTError, AttributeError, IndexError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+        return _infer(state, arguments, hints)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} describes no model of this family: {error}") from error
 
 
-def _infer(state: State, arguments: dict[str, Any]) -> HVTConfig:
+def block_numbers(state: State) -> set[int]:
+    """The blocks that have tensors."""
+    return {int(m.group(1)) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))}
+
+
+def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HVTConfig:
     width, in_chans, patch, _ = state["patch_embed.proj.weight"].shape
     prefix = int("cls_token" in state)
-    blocks = {int(m.group(1)) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))}
+    blocks = block_numbers(state)
+    image = _image(state["pos_embed"].shape[1] - prefix, patch, arguments, hints)
+    arguments = hints | arguments
     heads, head_dim = _heads(width, arguments)
     lengths = {
         i: state[f"blocks.{i}.pos_embed"].shape[1]
@@ -128,7 +145,6 @@ def _infer(state: State, arguments: dict[str, Any]) -> HVTConfig:
         if f"blocks.{i}.pos_embed" in state
     }
     convolved = any(".pool.conv." in name for name in state)
-    image = _image(state["pos_embed"].shape[1] - prefix, patch, arguments)
     grid = (image[0] // patch, image[1] // patch)
     kernel, stride, dims = _pooling(grid, [n - prefix for n in lengths.values()], arguments)
     config = HVTConfig(
@@ -164,19 +180,25 @@ def _heads(width: int, arguments: dict[str, Any]) -> tuple[int, int]:
     return width // 64, 64
 
 
-def _image(patches: int, patch: int, arguments: dict[str, Any]) -> tuple[int, int]:
-    for given in (arguments.get("img_size"), arguments.get("input_size")):
+def _image(
+    patches: int, patch: int, arguments: dict[str, Any], hints: dict[str, Any]
+) -> tuple[int, int]:
+    # A hint may be the size to load at, so it counts only where the patches are no square.
+    square = math.isqrt(patches) * patch
+    for given in (
+        arguments.get("img_size"),
+        arguments.get("input_size"),
+        square,
+        hints.get("img_size"),
+    ):
         size = (given, given) if isinstance(given, int) else given
         if isinstance(size, (tuple, list)) and len(size) == 2:
             rows, cols = size[0] // patch, size[1] // patch
             if rows * cols == patches and size[0] % patch == size[1] % patch == 0:
                 return size[0], size[1]
-    side = math.isqrt(patches)
-    if side * side != patches:
-        raise CheckpointError(
-            f"{patches} patches of {patch} pixels are no square: pass the model's img_size to load"
-        )
-    return side * patch, side * patch
+    raise CheckpointError(
+        f"{patches} patches of {patch} pixels are no square: pass the model's img_size to load"
+    )
 
 
 def _pooling(
@@ -232,7 +254,7 @@ _TRANSFORMERS = (
 )
 
 
-def from_transformers(state: State) -> State:
+def from_transformers(state: State, path: Path) -> State:
     """A transformers ViT or DeiT state dict in our names; others come back as they are."""
     if not any(".attention.attention.query." in name for name in state):
         return state
@@ -242,10 +264,40 @@ def from_transformers(state: State) -> State:
             name = re.sub(pattern, ours, name)
         renamed[name] = tensor
     for name in [n for n in renamed if ".attention.attention.query." in n]:
-        prefix, kind = re.fullmatch(r"(.*)\.attention\.attention\.query\.(\w+)", name).groups()  # type: ignore[union-attr]
-        parts = [
-            renamed.pop(f"{prefix}.attention.attention.{p}.{kind}")
-            for p in ("query", "key", "value")
-        ]
-        renamed[f"{prefix}.attn.qkv.{kind}"] = torch.cat(parts)
+        names = [name.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
+        try:
+            joined = torch.cat([renamed.pop(part) for part in names])
+        except (KeyError, RuntimeError) as error:
+            raise CheckpointError(f"{path} has no {' or '.join(names)} that fit") from error
+        renamed[name.replace(".attention.attention.query.", ".attn.qkv.")] = joined
     return renamed
+
+
+def transformers_config(config: dict[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
+    """The number of heads and the class names of a transformers `config.json`."""
+    if config.get("hidden_act", "gelu") != "gelu":
+        raise ValueError(f"hidden_act={config['hidden_act']!r}, where this family has gelu")
+    labels = {int(index): name for index, name in (config.get("id2label") or {}).items()}
+    heads = config.get("num_attention_heads")
+    names = [str(labels[index]) for index in sorted(labels)]
+    return {} if heads is None else {"num_heads": heads}, names or None
+
+
+def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
+    """timm's terms for a transformers `preprocessor_config.json`."""
+    theirs = {"mean": processor.get("image_mean"), "std": processor.get("image_std")}
+    # PIL's numbers.
+    theirs["interpolation"] = {2: "bilinear", 3: "bicubic"}.get(processor.get("resample", -1))
+    known = {name: value for name, value in theirs.items() if value is not None}
+    if known:
+        known["crop_pct"] = 1.0
+        if processor.get("do_center_crop"):
+            known["crop_pct"] = _side(processor["crop_size"]) / _side(processor["size"])
+    return known
+
+
+def _side(size: Any) -> float:
+    """Pixels from transformers' `224`, `{"height": 224, …}` or `{"shortest_edge": 224}`."""
+    if isinstance(size, dict):
+        size = size["shortest_edge" if "shortest_edge" in size else "height"]
+    return float(size)

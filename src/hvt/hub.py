@@ -8,15 +8,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub import HfApi, snapshot_download
 
 from .config import HVTConfig
+from .cost import cost
 from .errors import HVTError
 from .files import whole_file
 from .model import HVT
 from .weights import PREPROCESSING, load, save
 from .zoo import MODELS
+
+# Without a network the hub's library lets its HTTP library's own error through, and which library
+# that is (requests, httpx, httpx2) changes between the versions we allow.
+_HUB_ERRORS = Exception
 
 _CARD = """\
 ---
@@ -27,7 +31,9 @@ tags: [hvt, timm, vision-transformer]
 ---
 # {title}
 
-{gflops_line}Load it with `hvt.load(directory)`, `hvt.from_pretrained("{title}")`, or, after
+{gflops:.2f} GFLOPs (multiply-adds), {params_m:.2f} M parameters.
+
+Load it with `hvt.load(directory)`, `hvt.from_pretrained("{title}")`, or, after
 `import hvt`, `timm.create_model("hf-hub:{title}", pretrained=True)`.
 
 Method: Pan et al., *Scalable Vision Transformers with Hierarchical Pooling*, ICCV 2021.
@@ -43,10 +49,13 @@ def save_pretrained(model: HVT, directory: str | Path, title: str | None = None)
         raise HVTError(f"cannot write {directory}: {error.strerror}") from error
     save(model, directory / "model.safetensors")
     with whole_file(directory / "config.json") as temporary:
-        temporary.write_text(json.dumps(_config(model), indent=2) + "\n")
+        temporary.write_text(json.dumps(_config(model), indent=2) + "\n", encoding="utf-8")
     if not (directory / "README.md").exists():
         with whole_file(directory / "README.md") as temporary:
-            temporary.write_text(_CARD.format(title=title or directory.name, gflops_line=""))
+            priced = cost(model)
+            title = title or directory.resolve().name
+            card = _CARD.format(title=title, gflops=priced.gflops, params_m=priced.params_m)
+            temporary.write_text(card, encoding="utf-8")
 
 
 def from_pretrained(
@@ -61,21 +70,24 @@ def from_pretrained(
     """The model of a directory or of a repository such as `user/name`; `overrides` as in `load`."""
     if Path(source).is_dir():
         return load(source, **overrides)
-    try:
-        path = hf_hub_download(
-            str(source),
-            "model.safetensors",
-            revision=revision,
-            cache_dir=cache_dir,
-            token=token,
-            local_files_only=local_files_only,
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise HVTError(
-            f"{source} is neither a folder here nor a Hugging Face repository that can be reached "
-            f"({_first_line(error)})"
-        ) from error
-    return load(path, **overrides)
+    for weights in ("model.safetensors", "pytorch_model.bin"):
+        try:
+            folder = snapshot_download(
+                str(source),
+                revision=revision,
+                cache_dir=cache_dir,
+                token=token,
+                local_files_only=local_files_only,
+                allow_patterns=["config.json", "preprocessor_config.json", weights],
+            )
+        except _HUB_ERRORS as error:
+            raise HVTError(
+                f"{source} is neither a folder here nor a Hugging Face repository that can be "
+                f"reached ({_first_line(error)})"
+            ) from error
+        if (Path(folder) / weights).is_file():
+            break
+    return load(folder, **overrides)
 
 
 def push_to_hub(
@@ -101,7 +113,9 @@ def push_to_hub(
                 revision=revision,
                 create_pr=create_pr,
             )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except HVTError:
+        raise
+    except _HUB_ERRORS as error:
         raise HVTError(f"cannot upload to {repo_id} ({_first_line(error)})") from error
     return str(repo)
 

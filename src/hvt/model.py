@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import DropPath, Mlp, trunc_normal_
+from timm.layers import Mlp, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -66,6 +66,33 @@ class Attention(nn.Module):
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
 
+class DropPath(nn.Module):
+    """Stochastic depth: leave a branch out for some pictures of a batch.
+
+    timm's draws for the batch it sees. This one can draw for the whole global batch and use its own
+    `rows` of it (see `HVT.set_batch_rows`), so that processes and pieces that share a batch decide
+    as one process would.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.rows: Tensor | None = None
+        self.total = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        total = x.shape[0] if self.rows is None else self.total
+        keep = torch.rand(total, device=x.device) >= self.rate
+        if self.rows is not None:
+            keep = keep[self.rows]
+        return x * (keep.to(x.dtype) / (1 - self.rate)).view(-1, 1, 1)
+
+    def extra_repr(self) -> str:
+        return f"{self.rate:.3f}"
+
+
 class Block(nn.Module):
     """Eq. 2 and 3; the first block of a stage then pools and adds new positions, Eq. 5."""
 
@@ -75,10 +102,10 @@ class Block(nn.Module):
         rate = config.drop_path_rate * index / max(1, config.depth - 1)
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attn = Attention(config)
-        self.drop_path1 = DropPath(rate) if rate else nn.Identity()
+        self.drop_path1 = DropPath(rate)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = Mlp(width, config.mlp_width, drop=config.proj_drop_rate)
-        self.drop_path2 = DropPath(rate) if rate else nn.Identity()
+        self.drop_path2 = DropPath(rate)
         self.pool: Pool | None = None
         self.pos_embed: nn.Parameter | None = None
         if index in config.pool_blocks:
@@ -197,7 +224,8 @@ class HVT(nn.Module):
         outputs = [y[:, prefix:] for y in outputs]
         if output_fmt == "NCHW":
             outputs = [
-                self._picture(y, i, interpolate) for y, i in zip(outputs, sorted(take), strict=True)
+                self._picture(y, i, interpolate)
+                for y, i in zip(outputs, sorted(set(take)), strict=True)
             ]
         if output_dict:
             result: dict[str, Any] = {"image_intermediates": outputs}
@@ -268,18 +296,21 @@ class HVT(nn.Module):
         )
         with torch.no_grad():
             projection = self.patch_embed.proj
-            projection.weight = nn.Parameter(resize_patches(projection.weight, new.patch_size))
+            projection.weight = _moved(
+                projection.weight, resize_patches(projection.weight, new.patch_size)
+            )
             projection.kernel_size = projection.stride = (new.patch_size, new.patch_size)
-            self.pos_embed = nn.Parameter(resize_positions(self.pos_embed, old, new, 0))
+            self.pos_embed = _moved(self.pos_embed, resize_positions(self.pos_embed, old, new, 0))
             stage = 0
             for block in self.blocks:
                 if isinstance(block.pool, Pool):
                     block.pool.grid = _pool_grid(new, stage)
                     stage += 1
-                    moved = resize_positions(block.get_parameter("pos_embed"), old, new, stage)
-                    block.pos_embed = nn.Parameter(moved)
+                    pooled = block.get_parameter("pos_embed")
+                    block.pos_embed = _moved(pooled, resize_positions(pooled, old, new, stage))
         self.config = new
         self.feature_info = _feature_info(new)
+        self.pretrained_cfg["input_size"] = (new.in_chans, *new.image)
 
     def prune_intermediate_layers(
         self,
@@ -304,13 +335,19 @@ class HVT(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameters belong to which layer, for layer-wise learning rates."""
         return {
-            "stem": r"^(cls_token|pos_embed|patch_embed)",
+            "stem": r"^(?:cls_token|pos_embed|patch_embed)",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block in the backward pass instead of keeping its activations."""
         self.grad_checkpointing = enable
+
+    def set_batch_rows(self, rows: Tensor | None, total: int = 0) -> None:
+        """Say which rows of a global batch of `total` the next pictures are; None: all of it."""
+        for module in self.modules():
+            if isinstance(module, DropPath):
+                module.rows, module.total = rows, total
 
     # ── weights; the work is done in hvt.weights and hvt.hub, which know this module ─────────────
 
@@ -361,6 +398,11 @@ def default_cfg(config: HVTConfig) -> dict[str, Any]:
         "classifier": "head",
         "license": "apache-2.0",
     }
+
+
+def _moved(parameter: Tensor, data: Tensor) -> nn.Parameter:
+    """A resized parameter; what was frozen stays frozen."""
+    return nn.Parameter(data, requires_grad=parameter.requires_grad)
 
 
 def _listed(indices: int | Sequence[int] | None) -> int | list[int] | None:

@@ -29,7 +29,8 @@ def padding(dims: int, kernel: int) -> int:
 
 def as_picture(x: Tensor, grid: Grid) -> Tensor:
     """`(B, H·W, D)` → `(B, D, H, W)`, a channels-last view."""
-    return x.transpose(1, 2).unflatten(2, grid)
+    # Split, then permute: the other way round, a batch of one loses its channels-last strides.
+    return x.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
 def as_tokens(picture: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from timm.models import adapt_input_conv
 from torch import Tensor
@@ -17,12 +17,31 @@ from torch import Tensor
 from .config import HVTConfig
 from .errors import CheckpointError, HVTError
 from .files import whole_file
-from .foreign import from_transformers, infer_config, read_pickle, strip
+from .foreign import (
+    block_numbers,
+    from_transformers,
+    infer_config,
+    read_pickle,
+    strip,
+    transformers_config,
+    transformers_preprocessing,
+)
 from .model import HVT
 from .resize import resize_patches, resize_positions
 
 FORMAT = 1
 PREPROCESSING = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+
+# What reading values of a wrong kind raises; `RecursionError` is JSON nested too deep.
+_NOT_AS_EXPECTED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass
@@ -34,6 +53,8 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     preprocessing: dict[str, Any] = field(default_factory=dict)
     class_names: list[str] | None = None
+    dtype: torch.dtype = torch.float32
+    """The precision to give the model back in; others' files are widened."""
 
 
 def save(
@@ -69,8 +90,10 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
     `patch_size` or `in_chans` resizes the weights, another `num_classes` gets a new head.
     """
     checkpoint = read(path, overrides)
-    model = HVT(checkpoint.config.replace(**overrides))
-    _fill(model, checkpoint)
+    config = checkpoint.config.replace(**overrides)
+    tensors = _fitted(checkpoint, config, _shapes(config, checkpoint.path))
+    model = HVT(config).to(checkpoint.dtype)
+    model.load_state_dict(tensors, strict=False)  # a new head is not in them
     model.pretrained_cfg.update(checkpoint.preprocessing)
     if checkpoint.class_names and len(checkpoint.class_names) == model.num_classes:
         model.pretrained_cfg["label_names"] = tuple(checkpoint.class_names)
@@ -79,24 +102,26 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
 
 def load_into(model: HVT, path: str | Path) -> None:
     """Take a checkpoint's weights into a model of the same architecture, resizing them to it."""
-    _fill(model, read(path, model.config.to_dict()))
+    checkpoint = read(path, model.config.to_dict())
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    model.load_state_dict(_fitted(checkpoint, model.config, shapes), strict=False)
 
 
 def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     """What a file or directory says; `hints` settle what a foreign file leaves open."""
-    path = Path(path)
+    path, hints = Path(path), hints or {}
     if path.is_dir():
-        return _read_directory(path, hints or {})
+        return _read_directory(path, hints)
     try:
         with path.open("rb") as file:
             start = file.read(9)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if start[8:9] == b"{":
-        return _read_safetensors(path, hints or {})
+        return _read_safetensors(path, hints)
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         tensors, arguments = read_pickle(path)
-        return _foreign(path, tensors, arguments | (hints or {}))
+        return _foreign(path, tensors, arguments, hints)
     raise CheckpointError(
         f"{path} is neither a safetensors nor a PyTorch file, or its beginning is damaged"
     )
@@ -110,83 +135,134 @@ def _read_safetensors(path: Path, hints: dict[str, Any]) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except Exception as error:  # SafetensorError, and whatever torch makes of damaged shapes
         raise CheckpointError(
             f"{path} is damaged or cut short and cannot be read ({error}): fetch or copy it again"
         ) from error
     if "hvt" not in metadata:
-        return _foreign(path, {strip(k): v for k, v in tensors.items()}, hints)
+        return _foreign(path, {strip(k): v for k, v in tensors.items()}, {}, hints)
     try:
-        described = json.loads(metadata["hvt"])
-        if described["format"] > FORMAT:
-            raise CheckpointError(f"{path} was written by a newer hvt: upgrade to read it")
-        return Checkpoint(
-            path,
-            HVTConfig.from_dict(described["config"]),
-            tensors,
-            _tuples(described["preprocessing"]),
-            described["class_names"],
-        )
+        return _described(path, json.loads(metadata["hvt"]), tensors)
     except CheckpointError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except _NOT_AS_EXPECTED as error:
         raise CheckpointError(f"{path} describes no usable model: {error}") from error
 
 
+def _described(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) -> Checkpoint:
+    """One of our own files, from what its metadata says."""
+    if described["format"] > FORMAT:
+        raise CheckpointError(f"{path} was written by a newer hvt: upgrade to read it")
+    # Before the config, which takes as long to check as it is deep.
+    depth, held = described["config"]["depth"], len(block_numbers(tensors))
+    if depth != held:
+        raise CheckpointError(f"{path} describes {depth!r} blocks but holds {held}")
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    return Checkpoint(
+        path,
+        HVTConfig.from_dict(described["config"]),
+        tensors,
+        _preprocessing(described["preprocessing"]),
+        _names(described["class_names"]),
+        dtypes.pop() if len(dtypes) == 1 else torch.float32,
+    )
+
+
 def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (path / name).is_file():
-            checkpoint = read(path / name, hints)
-            break
-    else:
+    files = [path / name for name in ("model.safetensors", "pytorch_model.bin")]
+    weights = next((file for file in files if file.is_file()), None)
+    if weights is None:
         raise CheckpointError(f"{path} has no model.safetensors or pytorch_model.bin in it")
-    if checkpoint.preprocessing or not (path / "config.json").is_file():
-        return checkpoint
     try:
-        timm_cfg = json.loads((path / "config.json").read_text()).get("pretrained_cfg", {})
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path / 'config.json'} is not valid JSON: {error}") from error
-    checkpoint.preprocessing = _tuples({k: timm_cfg[k] for k in PREPROCESSING if k in timm_cfg})
-    checkpoint.class_names = checkpoint.class_names or timm_cfg.get("label_names")
+        config = _read_json(path / "config.json")
+        if "pretrained_cfg" in config:  # timm's
+            heads: dict[str, Any] = {}
+            preprocessing = _preprocessing(config["pretrained_cfg"])
+            names = _names(config["pretrained_cfg"].get("label_names"))
+        else:
+            processor = _read_json(path / "preprocessor_config.json")
+            preprocessing = _preprocessing(transformers_preprocessing(processor))
+            heads, names = transformers_config(config)
+    except _NOT_AS_EXPECTED as error:
+        raise CheckpointError(f"the JSON files in {path} are not understood: {error}") from error
+    checkpoint = read(weights, heads | hints)
+    if not checkpoint.preprocessing:
+        checkpoint.preprocessing = preprocessing
+    checkpoint.class_names = checkpoint.class_names or names
     return checkpoint
 
 
-def _foreign(path: Path, tensors: dict[str, Tensor], arguments: dict[str, Any]) -> Checkpoint:
-    tensors = from_transformers(tensors)
-    return Checkpoint(path, infer_config(tensors, arguments, path), tensors)
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("it holds no object")
+    return content
 
 
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+def _foreign(
+    path: Path, tensors: dict[str, Tensor], arguments: dict[str, Any], hints: dict[str, Any]
+) -> Checkpoint:
+    tensors = from_transformers(tensors, path)
+    return Checkpoint(path, infer_config(tensors, arguments, hints, path), tensors)
+
+
+def _preprocessing(values: dict[str, Any]) -> dict[str, Any]:
+    known = {key: values[key] for key in PREPROCESSING if key in values}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
+
+
+def _names(names: Any) -> list[str] | None:
+    if not names:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("class names must be a list of text")
+    return names
 
 
 # ── fitting ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _fill(model: HVT, checkpoint: Checkpoint) -> None:
-    tensors = _resized(checkpoint, model.config)
-    want = model.state_dict()
-    missing = [k for k in want if k not in tensors and not k.startswith("head.")]
-    if checkpoint.config.num_classes == model.num_classes:
-        missing += [k for k in want if k not in tensors and k.startswith("head.")]
-    surplus = [k for k in tensors if k not in want]
-    misfits = [k for k in want if k in tensors and tensors[k].shape != want[k].shape]
+def _shapes(config: HVTConfig, path: Path) -> dict[str, torch.Size]:
+    """The parameters of a config's model by name; a model on `meta` takes no memory."""
+    try:
+        with torch.device("meta"):
+            return {name: tensor.shape for name, tensor in HVT(config).state_dict().items()}
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(f"{path} describes a model larger than any machine") from error
+
+
+def _fitted(
+    checkpoint: Checkpoint, config: HVTConfig, shapes: dict[str, torch.Size]
+) -> dict[str, Tensor]:
+    """The tensors as a model of `config` takes them, without the head where the classes differ."""
+    old, tensors, path = checkpoint.config, checkpoint.tensors, checkpoint.path
+    _compare(tensors, _shapes(old, path), f"{path} is incomplete or of an unknown architecture")
+    strange = [k for k, v in tensors.items() if not v.is_floating_point() or v.is_sparse]
+    if strange:
+        raise CheckpointError(f"{path} holds {strange[0]} as {tensors[strange[0]].dtype}")
+    tensors = _resized(checkpoint, config)
+    if config.num_classes != old.num_classes:
+        tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")}
+        shapes = {k: v for k, v in shapes.items() if not k.startswith("head.")}
+    _compare(tensors, shapes, f"{path} is of another architecture than asked for")
+    return tensors
+
+
+def _compare(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], verdict: str) -> None:
+    missing = [k for k in shapes if k not in tensors]
+    surplus = [k for k in tensors if k not in shapes]
+    misfits = [k for k in shapes if k in tensors and tensors[k].shape != shapes[k]]
     for what, names in (("lacks", missing), ("has", surplus), ("has another shape of", misfits)):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise CheckpointError(
-                f"{checkpoint.path} is of another architecture than asked for: "
-                f"it {what} {names[0]}{more}"
-            )
-    model.load_state_dict(tensors, strict=False)
+            raise CheckpointError(f"{verdict}: it {what} {names[0]}{more}")
 
 
 def _resized(checkpoint: Checkpoint, new: HVTConfig) -> dict[str, Tensor]:
-    """The tensors at another image size, patch size, channel or class count."""
+    """The tensors at another image size, patch size or channel count."""
     old, tensors = checkpoint.config, dict(checkpoint.tensors)
-    if new.num_classes != old.num_classes:
-        tensors.pop("head.weight", None)
-        tensors.pop("head.bias", None)
     filters = "patch_embed.proj.weight"
     tensors[filters] = resize_patches(tensors[filters], new.patch_size)
     if new.in_chans != old.in_chans:

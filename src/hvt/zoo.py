@@ -27,8 +27,8 @@ MODELS: dict[str, HVTConfig] = {
 
 _AUTHORS = "https://github.com/zhuang-group/HVT/releases/download"
 _DEIT = "https://dl.fbaipublicfiles.com/deit"
-# Published ImageNet weights; those of HVT hold more than tensors, so `custom_load` has timm hand
-# the downloaded file to `HVT.load_pretrained`, which reads it safely.
+# Published ImageNet weights. Such files hold more than tensors, so `custom_load` has timm hand any
+# file to `HVT.load_pretrained`, which reads it safely.
 WEIGHTS: dict[str, str] = {
     "deit_ti": f"{_DEIT}/deit_tiny_patch16_224-a1311bcf.pth",
     "deit_s": f"{_DEIT}/deit_small_patch16_224-cd65a155.pth",
@@ -44,7 +44,7 @@ WEIGHTS: dict[str, str] = {
 default_cfgs = generate_default_cfgs(
     {
         name: default_cfg(config)
-        | {"paper_ids": "arXiv:2103.10619", "custom_load": name in WEIGHTS}
+        | {"paper_ids": "arXiv:2103.10619", "custom_load": True}
         | ({"url": WEIGHTS[name]} if name in WEIGHTS else {})
         for name, config in MODELS.items()
     }
@@ -80,11 +80,11 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
             f"or one of {', '.join(WEIGHTS)}"
         )
     try:
-        return build_model_with_cfg(
+        model = build_model_with_cfg(
             lambda **overrides: HVT(get_config(name, **overrides)),
             name,
             pretrained,
-            feature_cfg={"out_indices": (3, 7, 11), "feature_cls": "getter"},
+            feature_cfg={"out_indices": _thirds(name, kwargs), "feature_cls": "getter"},
             **kwargs,
         )
     except (URLError, OSError) as error:
@@ -92,6 +92,18 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
             f"the pretrained weights of {name} could not be fetched from {WEIGHTS.get(name)} "
             f"({error}): check the network, or download the file and use hvt.load"
         ) from error
+    built = getattr(model, "model", model)  # features_only wraps it
+    if isinstance(built, HVT):  # timm describes the named model's input, not the one asked for
+        model.pretrained_cfg["input_size"] = (built.config.in_chans, *built.config.image)
+    return model
+
+
+def _thirds(name: str, kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The blocks that features_only takes unless told: 3, 7 and 11 of 12."""
+    depth = kwargs.get("depth", MODELS[name].depth)
+    if not isinstance(depth, int):
+        return ()  # refused, like any bad override, when the model is built
+    return tuple(sorted({max(0, depth * third // 3 - 1) for third in (1, 2, 3)}))
 
 
 def _has_other_source(kwargs: dict[str, Any]) -> bool:

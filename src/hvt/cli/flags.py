@@ -23,16 +23,29 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
+        if hasattr(known, "overrides"):  # argparse leaves over the pairs that follow a flag
+            pairs = [pair for pair in unknown if not pair.startswith("-")]
+            known.overrides = [*known.overrides, *pairs]
+            unknown = [flag for flag in unknown if flag.startswith("-")]
         if unknown:
             # The subcommand's own flags are the ones to compare with.
             owner: Parser = getattr(known, "parser", self)
             flag = unknown[0].split("=")[0]
-            flags = [f for action in owner._actions for f in action.option_strings]
-            close = nearest(flag, flags) if flag.startswith("-") else "give it once"
-            owner.error(f"{unknown[0]!r} is not understood: {close}")
+            if not flag.startswith("-"):
+                owner.error(f"{flag!r} is one argument too many")
+            shown = [a for a in owner._actions if a.help != argparse.SUPPRESS]
+            flags = [f for action in shown for f in action.option_strings]
+            owner.error(f"unknown flag {flag!r}: {nearest(flag, flags)}")
         return known
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = "command" if isinstance(action, argparse._SubParsersAction) else action.dest
+            message = f"unknown {what} {value!r}: {nearest(str(value), action.choices)}"
+            raise argparse.ArgumentError(None, message)
+
     def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument \S+: (?=\w+=)", "", message)  # our converters name the field
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
@@ -106,8 +119,7 @@ def converter(name: str, hint: Any) -> Callable[[str], Any]:
                 return _read(option, text)
             except ValueError:
                 continue
-        wanted = _metavar(hint).lower()
-        raise argparse.ArgumentTypeError(f"{name}={text!r} is not understood: expected {wanted}")
+        raise argparse.ArgumentTypeError(f"{name}={text!r} must be {_wanted(hint)}")
 
     return convert
 
@@ -134,6 +146,19 @@ def _read(option: Any, text: str) -> Any:
             raise ValueError
         return tuple(_read(of, part) for part in parts)
     raise ValueError
+
+
+def _wanted(hint: Any) -> str:
+    """What a field takes, for the end of an error."""
+    words = []
+    for option in _options(hint):
+        if typing.get_origin(option) is tuple:
+            endless = typing.get_args(option)[-1] is Ellipsis
+            words.append("whole numbers such as 0,6" if endless else "two such as 192x256")
+        else:
+            known = {int: "a whole number", float: "a number", bool: "true or false"}
+            words.append("none" if option is type(None) else known.get(option, "text"))
+    return " or ".join(words)
 
 
 def _metavar(hint: Any) -> str:

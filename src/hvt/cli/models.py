@@ -37,8 +37,14 @@ def register(commands: Any) -> None:
             "  hvt cost hvt_s_4 img_size=384 patch_size=8 --json"
         ),
     )
-    parser.add_argument("name", help="a model's name (see hvt models)")
-    parser.add_argument("overrides", nargs="*", metavar="field=value", help="fields to replace")
+    parser.add_argument("name", metavar="NAME", help="a model's name (see hvt models)")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],  # without one, argparse would call the pairs required
+        metavar="field=value",
+        help="fields to replace",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--layers", action="store_true", help="a row per layer, not per block")
     add_fields(parser.add_argument_group("fields to replace"), HVTConfig)
@@ -57,8 +63,9 @@ def run_models(args: argparse.Namespace) -> None:
         ]
         print(json.dumps(rows, indent=2))
         return
-    table = Table("model", "tokens", box=None, header_style="bold")
-    for heading in ("GFLOPs", "params (M)", "cheaper than unpooled"):
+    table = Table("model", box=None, header_style="bold")
+    table.add_column("tokens", no_wrap=True)
+    for heading in ("GFLOPs", "params (M)", "cheaper by"):
         table.add_column(heading, justify="right")
     for name, c in priced.items():
         ratio = f"{c.ratio:.2f}×" if c.compression else ""
@@ -78,13 +85,13 @@ def run_cost(args: argparse.Namespace) -> None:
     console.print(f"[bold]{args.name}[/bold]  {_arrow(priced.tokens)} tokens", highlight=False)
     console.print(
         f"{priced.gflops:.2f} GFLOPs (multiply-adds), {priced.params_m:.2f} M parameters, "
-        f"{priced.activation_mb:.1f} MB of training activations per image",
+        f"{priced.activation_mb:.1f} MB activations per image",
         highlight=False,
     )
     for c in priced.compression:
         console.print(
-            f"pooling after block {c.block}: {c.tokens_in} → {c.tokens_out} tokens, a block costs "
-            f"{c.measured:.2f}× less (Eq. 8 at exactly half: α = {c.alpha:.2f})",
+            f"pooling after block {c.block}: {c.tokens_in} → {c.tokens_out} tokens, "
+            f"{c.measured:.2f}× cheaper blocks (Eq. 8: α = {c.alpha:.2f})",
             highlight=False,
         )
     if priced.compression:

@@ -1,0 +1,150 @@
+"""How the benchmarks measure: which machine this is, time taken in turns, memory at its peak."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+import hvt
+
+# After hvt, which imports torchvision where timm alone could not.
+# isort: split
+import timm
+
+Case = TypeVar("Case", bound=Hashable)
+
+MATMUL_SIZES = (1024, 1536, 2048)
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """The named device, or CUDA where there is one, or the CPU."""
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def describe(device: torch.device) -> dict[str, str | int]:
+    """The machine, the versions and the day, as columns of a results file."""
+    on_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "cpu": processor(),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+        "dtype": "float32",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "hvt": hvt.__version__,
+        "date": date.today().isoformat(),
+    }
+
+
+def processor() -> str:
+    """The CPU's own name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def portable_command(argv: Sequence[str]) -> str:
+    """The command as a reader would type it: paths outside the project become DATA/name."""
+    script, *arguments = argv
+    shown = [
+        f"DATA/{Path(a).name}" if Path(a).is_absolute() or a.startswith("..") else a
+        for a in arguments
+    ]
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
+
+
+# ── time ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_turns(
+    runs: Mapping[Case, Callable[[], object]],
+    device: torch.device,
+    turn: int,
+    least: float,
+    into: dict[Case, list[float]],
+) -> None:
+    """Time every case once, one after the other, starting one further along at every turn.
+
+    A disturbance of the machine then falls on all cases alike, and none always follows the same
+    neighbour. Each time is the mean of as many calls as fill `least` seconds, at least one.
+    """
+    cases = list(runs)
+    start = turn % len(cases)
+    for case in cases[start:] + cases[:start]:
+        into.setdefault(case, []).append(_seconds(runs[case], device, least))
+
+
+def _seconds(run: Callable[[], object], device: torch.device, least: float) -> float:
+    _finish(device)
+    calls, start = 0, time.perf_counter()
+    while True:
+        run()
+        _finish(device)
+        calls += 1
+        elapsed = time.perf_counter() - start
+        if elapsed >= least:
+            return elapsed / calls
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def matmuls(device: torch.device) -> dict[int, Callable[[], object]]:
+    """Square float32 matrix products by size: the fastest is the machine's peak."""
+
+    def product(n: int) -> Callable[[], object]:
+        a, b, out = (torch.randn(n, n, device=device) for _ in range(3))
+        return lambda: torch.mm(a, b, out=out)
+
+    return {n: product(n) for n in MATMUL_SIZES}
+
+
+def matmul_peak(times: Mapping[int, Sequence[float]]) -> float:
+    """GFLOP/s of the fastest size, by its median time; a multiply-add is two operations."""
+    return max(2 * n**3 / statistics.median(s) / 1e9 for n, s in times.items())
+
+
+# ── memory ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def memory_held(device: torch.device) -> int:
+    """Bytes held now: of torch's allocator on CUDA, of the whole process elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return _resident("VmRSS")
+
+
+def memory_peak(device: torch.device) -> int:
+    """The most bytes held so far, counted as in `memory_held`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _resident("VmHWM")
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage: on Linux its maximum is inherited from the process that started this one.
+        for line in status.read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else peak * 1024

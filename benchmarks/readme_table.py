@@ -1,0 +1,161 @@
+"""Write the table of models in README.md from its sources, or check that it is up to date.
+
+    python benchmarks/readme_table.py [--check]
+
+Costs come from `hvt.cost`, accuracies from the paper's tables, speeds from
+`benchmarks/results/throughput.csv` where it exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from pathlib import Path
+
+import hvt
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAPER = ROOT / "tests/fixtures/paper_tables.csv"
+SPEED = ROOT / "benchmarks/results/throughput.csv"
+BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
+BASELINE = "deit_small_patch16_224"
+
+Row = dict[str, str]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the table of models in README.md.")
+    parser.add_argument("--check", action="store_true", help="only check; exit 1 if it is stale")
+    args = parser.parse_args()
+    old = README.read_text()
+    new = filled(old)
+    if not args.check:
+        README.write_text(new)
+    elif new != old:
+        print("README.md is stale: run python benchmarks/readme_table.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+def filled(readme: str) -> str:
+    """README's text with the block between the two marks made anew."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"README.md must have the lines {BEGIN} and {END}")
+    speed = read(SPEED) if SPEED.exists() else []
+    parts = [models_table(read(PAPER), speed)]
+    if speed:
+        parts += [machine_line(speed), beside_table(speed)]
+    return before + begin + "\n" + "\n\n".join(parts) + "\n" + end + after
+
+
+def read(path: Path) -> list[Row]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ── the parts ───────────────────────────────────────────────────────────────────────────────────
+
+
+def models_table(paper: list[Row], speed: list[Row]) -> str:
+    timed = {r["model"]: r for r in fastest(speed, "inference")}
+    headings = ["model", "tokens", "GFLOPs", "params (M)", "ImageNet top-1", "CIFAR-100 top-1"]
+    headings += ["images/s", "× DeiT-S"] if speed else []
+    rows = []
+    for name in hvt.list_models():
+        priced = hvt.cost(name)
+        row = [
+            f"`{name}`",
+            " → ".join(map(str, priced.tokens)),
+            f"{priced.gflops:.2f}",
+            f"{priced.params_m:.2f}",
+            accuracy(paper, name, "imagenet_top1"),
+            accuracy(paper, name, "cifar100_top1"),
+        ]
+        if speed:
+            r = timed.get(name)
+            row += [speed_of(r), times(r)] if r else ["", ""]
+        rows.append(row)
+    return table(headings, rows)
+
+
+def machine_line(speed: list[Row]) -> str:
+    r = next(r for r in fastest(speed, "inference") if r["model"] == BASELINE)
+    where = r["cpu"] if r["device"] == "cpu" else r["device"]
+    return (
+        f"Images/s are inference at batch {r['batch']} in {r['dtype']} on {where} "
+        f"({r['cores']} cores, {r['threads']} threads), torch {r['torch']}, timm {r['timm']}, "
+        f"{r['date']}, by `{r['command']}`. “× DeiT-S” is the ratio to timm's "
+        f"`{BASELINE}`, which gives {speed_of(r)} images/s there."
+    )
+
+
+def beside_table(speed: list[Row]) -> str:
+    train = fastest(speed, "train")
+    inference = {r["model"]: r for r in fastest(speed, "inference")}
+    headings = ["model", "from", "GFLOPs", "inference, × DeiT-S", "training step, × DeiT-S"]
+    headings.append("peak memory of a training step (MB)")
+    rows = [
+        [
+            f"`{r['model']}`",
+            r["library"],
+            f"{float(r['gflops']):.2f}",
+            times(inference[r["model"]]),
+            times(r),
+            r["train_peak_memory_mb"],
+        ]
+        for r in train
+    ]
+    return f"Beside models of timm, at batch {train[0]['batch']}:\n\n" + table(headings, rows)
+
+
+# ── the cells ───────────────────────────────────────────────────────────────────────────────────
+
+
+def accuracy(paper: list[Row], name: str, column: str) -> str:
+    """The paper's figure for a model: that of every row whose overrides give the same model."""
+    config = hvt.get_config(name)
+    known = set(hvt.list_models())
+    found = {
+        float(r[column])
+        for r in paper
+        if r[column]
+        and r["model"] in known
+        and hvt.get_config(r["model"], **json.loads(r["overrides"])).replace(
+            num_classes=config.num_classes
+        )
+        == config
+    }
+    if len(found) > 1:
+        raise SystemExit(f"the paper's tables disagree on {column} of {name}: {sorted(found)}")
+    return f"{found.pop():.2f}" if found else ""
+
+
+def fastest(speed: list[Row], mode: str) -> list[Row]:
+    """The rows of a mode at the largest batch, where a machine is at its fastest."""
+    rows = [r for r in speed if r["mode"] == mode]
+    largest = max((int(r["batch"]) for r in rows), default=0)
+    return [r for r in rows if int(r["batch"]) == largest]
+
+
+def speed_of(row: Row) -> str:
+    return f"{float(row['images_per_s']):.1f}"
+
+
+def times(row: Row) -> str:
+    return f"{float(row['ratio_to_timm_deit_s']):.2f}"
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    """Markdown; all but the texts on the left are numbers, set to the right."""
+    texts = ("model", "tokens", "from")
+    rule = ["---" if h in texts else "--:" for h in headings]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, rule, *rows])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

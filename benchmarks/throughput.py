@@ -1,0 +1,261 @@
+"""Images per second of our models beside timm's, in inference and in the training step.
+
+    python benchmarks/throughput.py
+
+All models stand in one process and take turns, round after round, so that a busy moment of the
+machine falls on all of them alike. Every figure is a median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import contenders
+import torch
+from measure import describe, in_turns, matmul_peak, matmuls, pick_device, portable_command
+from torch import nn
+
+import hvt
+
+HERE = Path(__file__).parent
+LEAST = 0.25  # seconds that one timing fills at least
+PASSES = {"inference": 1, "train": 3}  # a backward pass costs two forward passes
+
+
+class Case(NamedTuple):
+    model: str
+    mode: str
+    batch: int
+
+
+Runs = dict[Case, Callable[[], object]]
+Times = dict[Case, list[float]]
+
+
+def main() -> None:
+    args = parse()
+    device = pick_device(args.device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    threads, cores = torch.get_num_threads(), os.cpu_count()
+    note(f"{device}, {threads} threads on {cores} cores (--threads changes it)")
+    began = time.perf_counter()
+    rows = measure(args, device)
+    described = describe(device) | {"command": portable_command(sys.argv)}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    write_csv([row | described for row in rows], args.out)
+    plot([row | described for row in rows], args.out.with_suffix(".png"))
+    show(rows)
+    minutes = (time.perf_counter() - began) / 60
+    note(f"{args.out} and {args.out.with_suffix('.png').name} written, {minutes:.1f} minutes")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Time our models beside timm's, inference and training step.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--device", help="cpu, cuda, …; CUDA where there is one by default")
+    add("--threads", type=int, help="CPU threads; torch's own choice by default")
+    add("--batch", type=int, nargs="+", default=[1, 16], help="batch sizes")
+    add("--rounds", type=int, default=5, help="rounds: one training step and two inferences each")
+    add(
+        "--models",
+        nargs="+",
+        default=list(contenders.DEFAULT),
+        help="models of hvt or timm; timm's DeiT-S, the baseline, always takes part",
+    )
+    add("--all-hvt", action="store_true", help="all hvt models too, inference at the largest batch")
+    add("--no-memory", action="store_true", help="leave out the peak memory of a training step")
+    add("--out", type=Path, default=HERE / "results/throughput.csv", help="the results' CSV file")
+    args = parser.parse_args()
+    args.models = list(dict.fromkeys([*args.models, contenders.BASELINE]))
+    args.batch = sorted(set(args.batch))
+    contenders.check(args.models)
+    if args.rounds < 1 or args.batch[0] < 1 or (args.threads is not None and args.threads < 1):
+        parser.error("--rounds, --batch and --threads must be at least 1")
+    return args
+
+
+# ── measuring ───────────────────────────────────────────────────────────────────────────────────
+
+
+def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, object]]:
+    extra = [m for m in hvt.list_models() if m not in args.models] if args.all_hvt else []
+    price = {name: contenders.gflops(name) for name in [*args.models, *extra]}
+    memory: dict[Case, int] = {}
+    for name in [] if args.no_memory else args.models:
+        note(f"peak memory of {name}")
+        memory |= peak_memory(name, args.batch, device)
+
+    inference, train = prepare(args.models, extra, args.batch, device)
+    warm_up(inference, train)
+    times: Times = {}
+    products = matmuls(device)
+    product_times: dict[int, list[float]] = {}
+    for turn in range(args.rounds):
+        note(f"round {turn + 1} of {args.rounds}")
+        # Inference is cheap beside training, so it gets two turns a round.
+        for sweep, runs in enumerate((inference, train, inference)):
+            in_turns(products, device, turn, LEAST / 5, product_times)
+            in_turns(runs, device, 2 * turn + sweep // 2, LEAST, times)
+    peak = matmul_peak(product_times)
+    note(f"matrix products reach {peak:.0f} GFLOP/s")
+    return [row(case, times, price[case.model], peak, memory.get(case)) for case in times]
+
+
+def prepare(
+    models: list[str], extra: list[str], batches: list[int], device: torch.device
+) -> tuple[Runs, Runs]:
+    """What is timed: every model at every batch, and the extra ones at the largest."""
+    inference: Runs = {}
+    train: Runs = {}
+    data = {batch: contenders.pictures(batch, device) for batch in batches}
+    built: dict[str, nn.Module] = {m: contenders.build(m, device) for m in [*models, *extra]}
+    optimizers = {name: contenders.adamw(built[name]) for name in models}
+    for batch in batches:
+        images, classes = data[batch]
+        for name, model in built.items():
+            if name in models or batch == batches[-1]:
+                inference[Case(name, "inference", batch)] = contenders.inference(model, images)
+            if name in models:
+                step = contenders.train_step(model, optimizers[name], images, classes)
+                train[Case(name, "train", batch)] = step
+    return inference, train
+
+
+def warm_up(inference: Runs, train: Runs) -> None:
+    """One call of each; a training step at the smallest batch is enough to make all states."""
+    note("warming up")
+    smallest = min(case.batch for case in train)
+    for run in inference.values():
+        run()
+    for case, run in train.items():
+        if case.batch == smallest:
+            run()
+
+
+def peak_memory(name: str, batches: list[int], device: torch.device) -> dict[Case, int]:
+    command = [sys.executable, str(HERE / "peak_memory.py"), name, "--device", str(device)]
+    command += ["--batch", *map(str, batches)]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {Case(name, "train", int(b)): peak for b, peak in json.loads(answer).items()}
+
+
+# ── reporting ───────────────────────────────────────────────────────────────────────────────────
+
+
+def row(
+    case: Case, times: Times, gflops: float, peak: float, memory: int | None
+) -> dict[str, object]:
+    def speed(seconds: float) -> float:
+        return case.batch / seconds
+
+    samples = times[case]
+    images_per_s = speed(statistics.median(samples))
+    baseline = times[case._replace(model=contenders.BASELINE)]
+    achieved = 2 * gflops * PASSES[case.mode] * images_per_s
+    return {
+        "model": case.model,
+        "library": contenders.library(case.model),
+        "mode": case.mode,
+        "batch": case.batch,
+        "images_per_s": f"{images_per_s:.3f}",
+        # The slowest and the fastest timing, to show how quiet the machine was.
+        "images_per_s_min": f"{speed(max(samples)):.3f}",
+        "images_per_s_max": f"{speed(min(samples)):.3f}",
+        "timings": len(samples),
+        "ratio_to_timm_deit_s": f"{images_per_s / speed(statistics.median(baseline)):.3f}",
+        "gflops": f"{gflops:.3f}",
+        "gflop_per_s": f"{achieved:.1f}",
+        "matmul_peak_gflop_per_s": f"{peak:.1f}",
+        "share_of_peak": f"{achieved / peak:.3f}",
+        "train_peak_memory_mb": "" if memory is None else f"{memory / 1e6:.0f}",
+    }
+
+
+def write_csv(rows: list[dict[str, object]], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def show(rows: list[dict[str, object]]) -> None:
+    headings = ("images/s", "× DeiT-S", "of peak", "MB")
+    columns = ("images_per_s", "ratio_to_timm_deit_s", "share_of_peak", "train_peak_memory_mb")
+    print(f"{'mode':10}{'batch':>6}  {'model':30}" + "".join(f"{h:>10}" for h in headings))
+    for r in rows:
+        figures = "".join(f"{r[c]!s:>10}" for c in columns)
+        print(f"{r['mode']:10}{r['batch']:>6}  {r['model']:30}{figures}")
+
+
+def plot(rows: list[dict[str, object]], path: Path) -> None:
+    """Bars of the ratio to timm's DeiT-S; a tick shows what the multiply-adds alone would give."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    trained = [str(m) for m in dict.fromkeys(r["model"] for r in rows if r["mode"] == "train")]
+    batches = sorted({int(str(r["batch"])) for r in rows}, reverse=True)
+    value = {
+        Case(str(r["model"]), str(r["mode"]), int(str(r["batch"]))): float(
+            str(r["ratio_to_timm_deit_s"])
+        )
+        for r in rows
+    }
+    price = {str(r["model"]): float(str(r["gflops"])) for r in rows}
+    trained.sort(key=lambda m: price[m])
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 1.2 + 0.55 * len(trained)), sharey=True)
+    height = 0.8 / len(batches)
+    for axis, (mode, title) in zip(
+        axes, (("inference", "Inference"), ("train", "Training step")), strict=True
+    ):
+        for i, batch in enumerate(batches):
+            for y, name in enumerate(trained):
+                ours = contenders.library(name) == "hvt"
+                at, ratio = y - 0.4 + height * (i + 0.5), value[Case(name, mode, batch)]
+                axis.barh(at, ratio, height, color="#0969da" if ours else "#8c959f", alpha=1 / 2**i)
+                axis.text(ratio + 0.04, at, f"{ratio:.2f}", va="center", fontsize=8)
+        for y, name in enumerate(trained):
+            promised = price[contenders.BASELINE] / price[name]
+            axis.plot([promised, promised], [y - 0.45, y + 0.45], color="black", linewidth=1.5)
+        axis.axvline(1, color="black", linewidth=0.8, linestyle=":")
+        axis.set_title(title)
+        axis.set_xlabel("images/s, timm's DeiT-S = 1")
+        axis.margins(x=0.1)
+        axis.spines[["top", "right"]].set_visible(False)
+    labels = [f"{n} ({contenders.library(n)}, {price[n]:.2f} G)" for n in trained]
+    axes[0].set_yticks(range(len(trained)), labels)
+    axes[0].invert_yaxis()
+    machine = rows[0]
+    order = " then ".join(map(str, batches))
+    figure.suptitle(
+        f"Blue: hvt, grey: timm; batch {order}. Black tick: ratio of multiply-adds.\n"
+        f"{machine['cpu']}, {machine['threads']} threads, {machine['device']}, "
+        f"{machine['dtype']}, torch {machine['torch']}, {machine['date']}",
+        fontsize=9,
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

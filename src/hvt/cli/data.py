@@ -1,0 +1,101 @@
+"""`hvt check`: whether every picture of a data set can be read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from ..data.check import TINY, Report, Twins, check
+
+_SHOWN = 20  # classes and repeated pictures listed without --json
+
+
+def register(commands: Any) -> None:
+    """Add the commands of this group."""
+    parser = commands.add_parser(
+        "check",
+        help="find the broken pictures of a data set",
+        description=(
+            "Read every picture of a data set and list those that are broken, with the reason.\n"
+            "The exit code is 0 if there are none and 1 if there are."
+        ),
+        epilog=(
+            "examples:\n  hvt check digits\n  hvt check path/to/pictures --workers 8\n"
+            "  hvt check imagenet --root path/to/imagenet --json"
+        ),
+    )
+    parser.add_argument("data", help="a folder of class folders, or a source such as cifar100")
+    parser.add_argument("--root", help="where a named source lies (default: data)")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads (default: one per core)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a summary")
+    parser.set_defaults(run=run_check, parser=parser)
+
+
+def run_check(args: argparse.Namespace) -> int:
+    screen = Console(stderr=True)
+
+    def progress(items: Iterable[Any], total: int) -> Iterable[Any]:
+        hidden = not screen.is_terminal
+        return track(items, "reading", total, console=screen, transient=True, disable=hidden)
+
+    report = check(args.data, args.workers, root=args.root, progress=progress)
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print(report)
+    return 0 if report.clean else 1
+
+
+def _print(report: Report) -> None:
+    table = Table("part", box=None, header_style="bold")
+    for heading in ("pictures", "broken", "classes", "smallest class", "median", "largest"):
+        table.add_column(heading, justify="right")
+    for part, pictures in report.pictures.items():
+        counts = [c[part] for c in report.classes.values() if c.get(part)]
+        spread = (min(counts), median(counts), max(counts)) if counts else ()
+        broken = sum(one.part == part for one in report.broken)
+        figures = (pictures, broken, len(counts), *spread)
+        table.add_row(part, *(f"{figure:.10g}" for figure in figures))
+    Console().print(table)
+
+    # Paths are printed as they are: a table would wrap them, and brackets would be colours.
+    for side, sizes in (("width", report.width), ("height", report.height)):
+        if sizes:
+            print(f"{side}: {sizes[0]} to {sizes[2]} pixels, median {sizes[1]:g}")
+    if report.modes:
+        print("modes: " + ", ".join(f"{mode} {count}" for mode, count in report.modes.items()))
+    if report.ignored:
+        print(f"ignored files, not pictures: {len(report.ignored)}")
+    if report.tiny:
+        few = [f"{name} {count}" for name, count in report.tiny.items()]
+        print(f"classes with fewer than {TINY} training pictures ({len(few)}): {_some(few)}")
+    _print_twins("in more than one part", report.shared)
+    _print_twins("in more than one class", report.contradicting)
+    if report.clean:
+        print("every picture can be read")
+        return
+    print(f"cannot be read ({len(report.broken)}):")
+    for one in report.broken:
+        print(f"  {one.path}: {one.reason}")
+
+
+def _print_twins(what: str, twins: list[Twins]) -> None:
+    if not twins:
+        return
+    print(f"the same picture {what} ({len(twins)}):")
+    for one in twins[:_SHOWN]:
+        print("  " + " = ".join(one.paths))
+    if len(twins) > _SHOWN:
+        print(f"  and {len(twins) - _SHOWN} more (--json lists all)")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,110 @@
+"""Small data sets that are in memory as a whole: the digits and both CIFARs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision import datasets
+from torchvision.datasets.utils import check_integrity
+
+from ..errors import HVTError
+from .splits import split_stratified
+
+CIFAR = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
+_DIGITS_SEED = 0  # of the one split that everybody shares
+
+
+class ArrayPictures(Dataset[tuple[Image.Image, int]]):
+    """A data set that is in memory as a whole: `images` uint8 (N, H, W, C), `labels` int64 (N,)."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        pixels = self.images[index].numpy()  # (H, W, C)
+        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        return image, int(self.labels[index])
+
+    def subset(self, indices: Sequence[int]) -> ArrayPictures:
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        return ArrayPictures(self.images[chosen], self.labels[chosen])
+
+    def relabel(self, mapping: Sequence[int]) -> ArrayPictures:
+        return ArrayPictures(self.images, torch.as_tensor(mapping)[self.labels])
+
+
+def open_digits(in_chans: int) -> tuple[ArrayPictures, ArrayPictures, tuple[str, ...]]:
+    """scikit-learn's 1,797 handwritten digits of 8×8, a fifth of them for validation."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise HVTError(
+            "digits are a part of scikit-learn, which is not installed: pip install 'hvt[train]'"
+        ) from error
+    digits = load_digits()
+    grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # (N, 8, 8), from 0…16
+    images = torch.from_numpy(grey)[..., None].repeat(1, 1, 1, in_chans)
+    every = ArrayPictures(images, torch.from_numpy(digits.target).long())
+    train, val = split_stratified(every.labels, 0.2, _DIGITS_SEED)
+    names = tuple(str(name) for name in digits.target_names)
+    return every.subset(train), every.subset(val), names
+
+
+def open_cifar(
+    name: str, root: Path, *, download: bool, in_chans: int, need_train: bool = True
+) -> tuple[ArrayPictures | None, ArrayPictures, tuple[str, ...]]:
+    """CIFAR-10 or CIFAR-100 in torchvision's layout: training part, test part, class names."""
+    source = CIFAR[name]
+    if root.name == source.base_folder and not (root / source.base_folder).exists():
+        root = root.parent
+    if not download and not (root / source.base_folder).is_dir():
+        raise HVTError(
+            f"{name} is not in {root}: pass --download (download=True) to fetch it, or --root the "
+            f"folder that has {source.base_folder} in it"
+        )
+    try:
+        test = source(root, train=False, download=download)
+        train = source(root, train=True) if need_train else None
+    except (OSError, RuntimeError) as error:
+        raise HVTError(_what_is_wrong(source, root) or f"{name} cannot be had: {error}") from error
+    pictures = None if train is None else _from_torchvision(train, in_chans)
+    return pictures, _from_torchvision(test, in_chans), tuple(test.classes)
+
+
+def _from_torchvision(raw: Any, in_chans: int) -> ArrayPictures:
+    images = torch.from_numpy(np.ascontiguousarray(raw.data))  # (N, 32, 32, 3)
+    return ArrayPictures(_grey(images) if in_chans == 1 else images, torch.tensor(raw.targets))
+
+
+def _what_is_wrong(source: Any, root: Path) -> str | None:
+    """torchvision says that something is missing or damaged; this says what."""
+    folder = root / source.base_folder
+    sums = [*source.train_list, *source.test_list, (source.meta["filename"], source.meta["md5"])]
+    for file, md5 in sums:
+        if folder.exists() and not (folder / file).is_file():
+            return f"{folder / file} is missing: pass --download (download=True) to fetch it"
+        if folder.exists() and not check_integrity(folder / file, md5):
+            return (
+                f"{folder / file} is damaged, its MD5 sum is wrong: "
+                "pass --download (download=True) to fetch it again"
+            )
+    return None
+
+
+def _grey(images: torch.Tensor) -> torch.Tensor:
+    """(N, H, W, 3) → (N, H, W, 1), to the bit what Pillow makes of them."""
+    weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32)
+    grey = torch.empty(*images.shape[:3], 1, dtype=torch.uint8)
+    for start in range(0, len(images), 4096):  # int32 for all at once would be 4 times the set
+        some = images[start : start + 4096].int()
+        grey[start : start + 4096, ..., 0] = ((some * weights).sum(-1) + 0x8000) >> 16
+    return grey

@@ -1,0 +1,224 @@
+"""Every picture of a source opened once: which are broken, twice there, or few of their class."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from PIL import Image
+
+from ..errors import HVTError
+from .arrays import ArrayPictures
+from .folders import FilePictures
+from .pictures import BrokenPicture, mode_of, picture_formats, read_picture
+from .sources import Pictures, open_parts
+
+TINY = 10
+"""A class with fewer training pictures than this is pointed out."""
+
+_CHUNK = 4096  # pictures handed out at a time, so that a million need no million promises
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A picture that cannot be read."""
+
+    path: str
+    part: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Twins:
+    """The same file content at several places."""
+
+    paths: tuple[str, ...]
+    parts: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+@dataclass
+class Report:
+    """What a check found; `clean` if every picture can be read."""
+
+    name: str
+    pictures: dict[str, int] = field(default_factory=dict)
+    """Part (train, val, or all) → how many pictures, broken ones too."""
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Class → part → how many pictures."""
+    broken: list[Broken] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    """Files that are not taken for pictures."""
+    width: tuple[int, float, int] | None = None
+    """Smallest, median, largest."""
+    height: tuple[int, float, int] | None = None
+    modes: dict[str, int] = field(default_factory=dict)
+    """Pillow's mode of the files → how many pictures."""
+    shared: list[Twins] = field(default_factory=list)
+    """Pictures that are in more than one part: a model has seen what it is measured on."""
+    contradicting: list[Twins] = field(default_factory=list)
+    """Pictures that are in more than one class."""
+    tiny: dict[str, int] = field(default_factory=dict)
+    """Classes with few training pictures."""
+
+    @property
+    def clean(self) -> bool:
+        return not self.broken
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "clean": self.clean, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    path: str
+    digest: bytes = b""
+    size: tuple[int, int] = (0, 0)
+    mode: str = ""
+    reason: str | None = None
+
+
+Progress = Callable[[Iterable[Any], int], Iterable[Any]]
+"""Wraps what is worked through, given its length, as a progress bar does."""
+
+
+def check(
+    name: str | Path,
+    workers: int | None = None,
+    *,
+    root: str | Path | None = None,
+    progress: Progress = lambda items, total: items,
+) -> Report:
+    """Read every picture of a source in full; threads do, since decoding lets go of the lock."""
+    if workers is not None and workers < 1:
+        raise HVTError(f"workers={workers} is out of range: give 1 or more")
+    source = open_parts(name, root=root)
+    parts = {"train": source.train, "val": source.val}
+    if source.val is None:
+        parts = {"all": source.train}
+    work: list[tuple[str, Pictures, int]] = []
+    report = Report(str(name), ignored=sorted(source.ignored))
+    for part, pictures in parts.items():
+        if pictures is None:
+            continue
+        if not isinstance(pictures, Pictures):
+            raise HVTError(f"{name} is a stream, which cannot be checked: check it as a folder")
+        work += [(part, pictures, index) for index in range(len(pictures))]
+        report.pictures[part] = len(pictures)
+    _count_classes(report, parts, source.class_names)
+
+    with ThreadPoolExecutor(workers or min(32, os.cpu_count() or 1)) as pool:
+        seen = _ordered(pool, work)
+        _collect(report, work, progress(seen, len(work)), source.class_names)
+    return report
+
+
+def _count_classes(report: Report, parts: dict[str, Any], names: tuple[str, ...]) -> None:
+    for part, pictures in parts.items():
+        if pictures is None or pictures.labels is None:
+            continue
+        counts = Counter(int(label) for label in pictures.labels)
+        for label in range(max(len(names), max(counts, default=-1) + 1)):
+            name = _class_name(names, label)
+            report.classes.setdefault(name, {})[part] = counts[label]
+    first = next(iter(report.pictures), "")
+    report.tiny = {
+        name: counts[first]
+        for name, counts in report.classes.items()
+        if first != "val" and first in counts and counts[first] < TINY
+    }
+
+
+def _class_name(names: tuple[str, ...], label: int) -> str:
+    return names[label] if 0 <= label < len(names) else str(label)
+
+
+def _ordered(pool: ThreadPoolExecutor, work: list[tuple[str, Pictures, int]]) -> Iterator[_Seen]:
+    for start in range(0, len(work), _CHUNK):
+        chunk = work[start : start + _CHUNK]
+        # What is in memory takes less time than to hand it to a thread.
+        in_memory = all(isinstance(pictures, ArrayPictures) for _, pictures, _ in chunk)
+        yield from map(_look, chunk) if in_memory else pool.map(_look, chunk)
+
+
+def _look(item: tuple[str, Pictures, int]) -> _Seen:
+    part, pictures, index = item
+    if not isinstance(pictures, FilePictures):
+        return _look_inside(part, pictures, index)
+    path = pictures.path(index)
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = b""  # reading it again says what is wrong
+    try:
+        image = read_picture(io.BytesIO(content) if content else path, name=str(path))
+    except BrokenPicture as broken:
+        return _Seen(str(path), reason=broken.reason)
+    with Image.open(io.BytesIO(content), formats=picture_formats()) as raw:
+        mode = raw.mode  # as it lies there, before it is made RGB
+    digest = hashlib.blake2b(content, digest_size=16).digest()
+    return _Seen(str(path), digest, image.size, mode)
+
+
+def _look_inside(part: str, pictures: Pictures, index: int) -> _Seen:
+    """A picture that has no file of its own."""
+    name = f"{part}[{index}]"
+    if isinstance(pictures, ArrayPictures):
+        pixels = pictures.images[index].numpy()  # (H, W, C)
+        height, width, channels = pixels.shape
+        digest = hashlib.blake2b(pixels.tobytes(), digest_size=16).digest()
+        return _Seen(name, digest, (width, height), mode_of(channels))
+    try:
+        image, _ = pictures[index]
+    except BrokenPicture as broken:
+        return _Seen(name, reason=broken.reason)
+    digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+    return _Seen(name, digest, image.size, image.mode)
+
+
+def _collect(
+    report: Report,
+    work: list[tuple[str, Pictures, int]],
+    seen: Iterable[_Seen],
+    names: tuple[str, ...],
+) -> None:
+    widths: list[int] = []
+    heights: list[int] = []
+    modes: Counter[str] = Counter()
+    places: dict[bytes, list[int]] = defaultdict(list)
+    paths: list[str] = []
+    for place, ((part, _, _), one) in enumerate(zip(work, seen, strict=True)):
+        paths.append(one.path)
+        if one.reason is not None:
+            report.broken.append(Broken(one.path, part, one.reason))
+            continue
+        widths.append(one.size[0])
+        heights.append(one.size[1])
+        modes[one.mode] += 1
+        places[one.digest].append(place)
+    if widths:
+        report.width = (min(widths), median(widths), max(widths))
+        report.height = (min(heights), median(heights), max(heights))
+    report.modes = dict(modes.most_common())
+    for twins in places.values():
+        if len(twins) == 1:
+            continue
+        parts, classes = [], []
+        for place in twins:
+            part, pictures, index = work[place]
+            parts.append(part)
+            label = None if pictures.labels is None else int(pictures.labels[index])
+            classes.append("" if label is None else _class_name(names, label))
+        found = Twins(tuple(paths[place] for place in twins), tuple(parts), tuple(classes))
+        if len(set(parts)) > 1:
+            report.shared.append(found)
+        if len(set(classes)) > 1:
+            report.contradicting.append(found)

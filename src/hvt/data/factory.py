@@ -1,0 +1,222 @@
+"""Hugging Face, WebDataset, torchvision and TensorFlow data sets, through timm's factory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from timm.data import IterableImageDataset, create_dataset
+from torch.utils.data import Dataset
+
+from ..errors import HVTError
+from .pictures import BrokenPicture, mode_of, read_picture, to_channels
+
+# Prefix → modules that must be there, and how to get them.
+_NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "hfds": (("datasets",), "datasets"),
+    "hfids": (("datasets",), "datasets"),
+    "tfds": (("tensorflow", "tensorflow_datasets"), "tensorflow tensorflow-datasets"),
+    "torch": ((), ""),
+    "wds": (("webdataset",), "webdataset"),
+}
+PREFIXES = tuple(_NEEDS)
+
+# What timm's readers raise for a split that is not there.
+_NO_SPLIT = (AssertionError, KeyError, RuntimeError, ValueError)
+
+
+class FactoryPictures(Dataset[tuple[Image.Image, int]]):
+    """A data set of timm's factory with random access; `labels` is None where they are unknown."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        name: str,
+        in_chans: int = 3,
+        indices: Sequence[int] | None = None,
+        mapping: Sequence[int] | None = None,
+    ) -> None:
+        self.dataset, self.name, self.in_chans = dataset, name, in_chans
+        self.indices = list(range(len(dataset)) if indices is None else indices)
+        self.mapping = mapping
+        every = _labels(dataset)
+        self.labels = None if every is None else [self._map(every[i]) for i in self.indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        place = self.indices[index]
+        name = f"picture {place} of {self.name}"
+        reader = getattr(self.dataset, "reader", None)
+        if reader is not None:  # past timm's own reading, which skips broken pictures unseen
+            file, target = reader[place]
+            with file:
+                return read_picture(file, self.in_chans, name=name), self._map(target)
+        try:
+            image, target = self.dataset[place]
+        except (OSError, SyntaxError, ValueError) as error:
+            raise BrokenPicture.of(name, " ".join(str(error).split())) from error
+        return to_channels(image, self.in_chans), self._map(target)
+
+    def subset(self, indices: Sequence[int]) -> FactoryPictures:
+        chosen = [self.indices[i] for i in indices]
+        return FactoryPictures(self.dataset, self.name, self.in_chans, chosen, self.mapping)
+
+    def relabel(self, mapping: Sequence[int]) -> FactoryPictures:
+        if self.mapping is not None:
+            mapping = [mapping[label] for label in self.mapping]
+        return FactoryPictures(self.dataset, self.name, self.in_chans, self.indices, mapping)
+
+    def _map(self, label: Any) -> int:
+        return int(label) if self.mapping is None else self.mapping[int(label)]
+
+
+@dataclass(frozen=True)
+class FactorySplits:
+    """The two parts of a data set; without a name for its classes, `class_names` is empty."""
+
+    train: FactoryPictures | IterableImageDataset | None
+    val: FactoryPictures | IterableImageDataset | None
+    class_names: tuple[str, ...]
+
+
+def is_factory_name(name: str) -> bool:
+    """Whether a name has one of timm's prefixes, as in `hfds/food101`."""
+    prefix, slash, _ = name.partition("/")
+    return bool(slash) and prefix.lower() in PREFIXES
+
+
+def open_factory(
+    name: str,
+    *,
+    root: Path | None,
+    train_split: str | None,
+    val_split: str | None,
+    need_train: bool,
+    **options: Any,
+) -> FactorySplits:
+    """Open both splits, by the names given or by those that are usual.
+
+    `wds/FOLDER` is the same as `wds/` with the folder as `root`; a `classes.txt` beside the shards,
+    one name in a line, names the classes.
+    """
+    prefix, _, rest = name.partition("/")
+    modules, package = _NEEDS[prefix.lower()]
+    if any(importlib.util.find_spec(module) is None for module in modules):
+        raise HVTError(f"{name} needs a package that is not installed: pip install {package}")
+    if prefix.lower() == "wds" and root is None:
+        if not rest:
+            raise HVTError("wds/ needs a folder: give wds/FOLDER, the folder with the shards")
+        root = Path(rest)
+    if prefix.lower() == "torch" and root is None:
+        root = Path("data")
+    options["root"] = None if root is None else str(root)
+
+    train = val = None
+    if need_train:
+        train = _open_split(name, [train_split] if train_split else ["train"], True, options)
+    try:
+        usual = ["validation", "val", "test"]
+        val = _open_split(name, [val_split] if val_split else usual, False, options)
+    except HVTError as error:
+        # A part of the training split can do for one that does not exist.
+        may_cut = train is not None and not isinstance(train, IterableImageDataset)
+        if val_split or not may_cut or not isinstance(error.__cause__, _NO_SPLIT):
+            raise
+    one = train if train is not None else val
+    return FactorySplits(train, val, _class_names(one, root))
+
+
+def _open_split(
+    name: str, splits: Sequence[str], training: bool, options: dict[str, Any]
+) -> FactoryPictures | IterableImageDataset:
+    options = dict(options)
+    in_chans = options.pop("in_chans")
+    failure: Exception | None = None
+    for split in splits:
+        try:
+            with _builder_as_timm_calls_it(name):
+                dataset = create_dataset(
+                    name,
+                    split=split,
+                    is_training=training,
+                    input_img_mode=mode_of(in_chans),
+                    **options,
+                )
+        except _NO_SPLIT as error:
+            failure = failure or error
+        except Exception as error:  # the network, the disk, a package: theirs to say what
+            raise HVTError(f"{name} cannot be opened: {_one_line(error)}") from error
+        else:
+            if isinstance(dataset, IterableImageDataset):
+                return dataset
+            pictures = FactoryPictures(dataset, name, in_chans)
+            if not pictures.labels or min(pictures.labels) >= 0:
+                return pictures
+            failure = failure or ValueError("its pictures have no labels")
+    tried = " or ".join(splits)
+    assert failure is not None
+    raise HVTError(
+        f"{name} cannot be opened with the split {tried}: {_one_line(failure)}"
+    ) from failure
+
+
+@contextlib.contextmanager
+def _builder_as_timm_calls_it(name: str) -> Iterator[None]:
+    """timm's reader of streams passes `trust_remote_code`, which datasets 4 and later refuse."""
+    if not name.lower().startswith("hfids/"):
+        yield
+        return
+    datasets: Any = importlib.import_module("datasets")
+    load = datasets.load_dataset_builder
+    if "trust_remote_code" in inspect.signature(load).parameters:
+        yield
+        return
+
+    def load_without(*args: Any, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+        return load(*args, **kwargs)  # these versions run no remote code anyway
+
+    datasets.load_dataset_builder = load_without
+    try:
+        yield
+    finally:
+        datasets.load_dataset_builder = load
+
+
+def _labels(dataset: Any) -> list[int] | None:
+    """The label of every picture without opening one, if the data set keeps them somewhere."""
+    reader = getattr(dataset, "reader", None)
+    if reader is not None and hasattr(reader, "label_key"):
+        labels = list(reader.dataset[reader.label_key])
+        return [reader.class_to_idx[x] for x in labels] if reader.remap_class else labels
+    targets = getattr(dataset, "targets", None)
+    return None if targets is None else [int(target) for target in targets]
+
+
+def _class_names(dataset: Any, root: Path | None) -> tuple[str, ...]:
+    dataset = dataset.dataset if isinstance(dataset, FactoryPictures) else dataset
+    reader: Any = getattr(dataset, "reader", None)
+    for owner in (reader, dataset):
+        places = getattr(owner, "class_to_idx", None)
+        if places:
+            return tuple(str(name) for name in sorted(places, key=places.__getitem__))
+    if reader is not None and hasattr(reader, "builder"):  # hfids, tfds
+        features = reader.builder.info.features or {}
+        if "label" in features and hasattr(features["label"], "names"):
+            return tuple(features["label"].names)
+    file = None if root is None else root / "classes.txt"
+    if file is not None and file.is_file():
+        return tuple(line.strip() for line in file.read_text("utf-8").splitlines() if line.strip())
+    return ()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

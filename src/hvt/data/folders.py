@@ -1,0 +1,154 @@
+"""Folders of class folders: which layouts are understood, and which pictures they hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+from ..errors import HVTError, nearest
+from .pictures import picture_extensions, read_picture
+
+_TRAIN = ("train", "training")
+_VAL = ("val", "validation", "valid", "test")
+
+
+class FilePictures(Dataset[tuple[Image.Image, int]]):
+    """Pictures in files, each read when it is asked for; `BrokenPicture` if it cannot be."""
+
+    def __init__(
+        self, paths: Sequence[str | Path], labels: Sequence[int], in_chans: int = 3
+    ) -> None:
+        # One array, not a million Path objects: what worker processes only read they share, and a
+        # Python object is written to whenever it is looked at (its reference count).
+        self._paths = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
+        self.labels = list(labels)
+        self.in_chans = in_chans
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.path(index) for index in range(len(self))]
+
+    def path(self, index: int) -> Path:
+        return Path(os.fsdecode(bytes(self._paths[index])))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return read_picture(self.path(index), self.in_chans), self.labels[index]
+
+    def subset(self, indices: Sequence[int]) -> FilePictures:
+        paths = [self.path(i) for i in indices]
+        return FilePictures(paths, [self.labels[i] for i in indices], self.in_chans)
+
+    def relabel(self, mapping: Sequence[int]) -> FilePictures:
+        return FilePictures(self.paths, [mapping[label] for label in self.labels], self.in_chans)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The folders that hold the class folders of each part; `val` is None if there is one part."""
+
+    train: Path | None
+    val: Path | None
+
+
+@dataclass
+class Scan:
+    """What lies below a folder of class folders."""
+
+    paths: list[str] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    """Files that are not pictures by their ending, and pictures outside the class folders."""
+
+
+def find_layout(folder: Path) -> Layout:
+    """`train/` and `val/` (or validation, valid, test) if they are there, else the folder itself.
+
+    A `train/` with pictures of its own and no `val/` beside it is a class of railways.
+    """
+    parts = {name.lower(): folder / name for name in class_folders(folder)}
+    train = next((parts[name] for name in _TRAIN if name in parts), None)
+    found = [parts[name] for name in _VAL if name in parts]
+    val = next((part for part in found if class_folders(part)), None)
+    if val is None and found and found[0].name.lower() != "test":
+        val = found[0]  # `test` alone may be without labels; others are meant to have them
+    if train is not None and (val is not None or class_folders(train)):
+        return Layout(train, val)
+    if train is None and val is not None and set(parts) <= set(_VAL) and class_folders(val):
+        return Layout(None, val)
+    return Layout(folder, None)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The names of the folders in a folder, sorted, without hidden ones."""
+    if not folder.exists():
+        raise HVTError(f"{folder} does not exist: give a folder of class folders")
+    if not folder.is_dir():
+        raise HVTError(f"{folder} is a file: give the folder that holds the class folders")
+    return [entry.name for entry in _entries(str(folder)) if entry.is_dir()]
+
+
+def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
+    """Every picture below the class folders of a folder, sorted by path.
+
+    A label is the place of its class among `known`, or among the folder's own classes.
+    """
+    names = class_folders(folder)
+    loose = [e.path for e in _entries(str(folder)) if not e.is_dir()]
+    if not names:
+        if any(_is_picture(path) for path in loose):
+            raise HVTError(
+                f"{folder} has pictures but no class folders: put the pictures of each class into "
+                f"a folder of its own, such as {folder / 'cat' / 'picture.jpg'}"
+            )
+        raise HVTError(f"{folder} is empty: expected class folders such as {folder / 'cat'}")
+    places = {name: place for place, name in enumerate(names if known is None else known)}
+    result = Scan(ignored=loose)
+    for name in names:
+        if name not in places:
+            raise HVTError(
+                f"{folder / name} is a class that the training data does not have: rename or "
+                f"remove it; {nearest(name, places)}"
+            )
+        before = len(result.paths)
+        for path in _files(str(folder / name), ()):
+            (result.paths if _is_picture(path) else result.ignored).append(path)
+        found = len(result.paths) - before
+        if not found:
+            raise HVTError(f"{folder / name} has no pictures: add some or remove the folder")
+        result.labels += [places[name]] * found
+    return result
+
+
+def _is_picture(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in picture_extensions()  # noqa: PTH122 - 10× faster
+
+
+def _files(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """The files below a folder in order; links are followed, except into a folder above."""
+    status = os.stat(folder)  # noqa: PTH116
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    for entry in _entries(folder):
+        if entry.is_dir():
+            yield from _files(entry.path, (*above, here))
+        else:  # a link to nothing too: reading it says what is wrong
+            yield entry.path
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What lies in a folder, sorted by name, without what is hidden."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((e for e in entries if e.name[0] != "."), key=lambda entry: entry.name)
+    except OSError as error:
+        raise HVTError(f"cannot read the folder {folder}: {error.strerror or error}") from error

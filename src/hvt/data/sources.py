@@ -1,0 +1,245 @@
+"""Where pictures come from: a source's name or path, opened as training and validation parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from timm.data import IterableImageDataset
+
+from ..errors import HVTError, nearest
+from .arrays import CIFAR, ArrayPictures, open_cifar, open_digits
+from .factory import FactoryPictures, is_factory_name, open_factory
+from .folders import FilePictures, class_folders, find_layout, scan
+from .pictures import mode_of
+from .splits import split_stratified
+
+SOURCES = ("cifar10", "cifar100", "digits", "imagenet")
+
+
+Pictures = ArrayPictures | FilePictures | FactoryPictures
+"""The data sets with random access; each has `labels`, `subset(indices)` and `relabel(mapping)`."""
+
+AnyPictures = Pictures | IterableImageDataset
+"""Those, and timm's streams, which have a length and no labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalData:
+    """What a model is measured on."""
+
+    name: str
+    val: AnyPictures
+    class_names: tuple[str, ...]
+    """By label; empty where the source does not tell, as WebDataset shards do not."""
+    image_size: int | None
+    """The side of all pictures of a small set; None where they have their own sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(EvalData):
+    """What a model learns from and what it is measured on."""
+
+    train: AnyPictures
+    held_out: bool
+    """Whether `val` was cut from the training data, there being no other or none wanted."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A source as it lies there, before anything is cut; a part is None where there is none."""
+
+    train: AnyPictures | None
+    val: AnyPictures | None
+    class_names: tuple[str, ...]
+    image_size: int | None = None
+    ignored: tuple[str, ...] = ()
+
+
+def open_data(
+    name: str | Path,
+    *,
+    root: str | Path | None = None,
+    val_fraction: float = 0.1,
+    holdout: float = 0.0,
+    seed: int = 0,
+    download: bool = False,
+    in_chans: int = 3,
+    train_split: str | None = None,
+    val_split: str | None = None,
+) -> Data:
+    """Open a source for training.
+
+    `name` is one of `SOURCES`, a folder (with `train/` and `val/`, or of class folders alone), or
+    has a prefix of timm's dataset factory (`hfds/food101`); `./digits` is a folder in any case.
+    `root` is where the named sources lie (`data` if not given), and what a relative folder is
+    relative to. Without a validation part, `val_fraction` of the training data becomes one. A
+    `holdout` above 0 takes that much of the training data in place of the validation part, so that
+    choices never see it. The split names are for timm's factory.
+    """
+    name = str(name)
+    if not 0 < val_fraction < 1:
+        raise HVTError(
+            f"val_fraction={val_fraction} is out of range: give a number between 0 and 1"
+        )
+    if not 0 <= holdout < 1:
+        raise HVTError(
+            f"holdout={holdout} is out of range: give a number from 0 to below 1, such as 0.1"
+        )
+    parts = open_parts(
+        name,
+        root=root,
+        seed=seed,
+        download=download,
+        in_chans=in_chans,
+        train_split=train_split,
+        val_split=val_split,
+    )
+    train, val = parts.train, parts.val
+    if train is None:
+        raise HVTError(f"{name} has no train folder: add one with a folder for each class")
+    if len(parts.class_names) == 1:
+        raise HVTError(
+            f"{name} has the single class {parts.class_names[0]!r}: a classifier needs at least "
+            "two class folders"
+        )
+    held_out = val is None or holdout > 0
+    if val is None:
+        train, val = _cut(name, train, val_fraction, seed)
+    if holdout:
+        train, val = _cut(name, train, holdout, seed)
+    return Data(
+        name=name,
+        train=train,
+        val=val,
+        class_names=parts.class_names,
+        image_size=parts.image_size,
+        held_out=held_out,
+    )
+
+
+def open_eval(
+    name: str | Path,
+    *,
+    root: str | Path | None = None,
+    class_names: Sequence[str] | None = None,
+    download: bool = False,
+    in_chans: int = 3,
+    val_split: str | None = None,
+) -> EvalData:
+    """Open a source's validation part alone; of a folder of class folders that is all of it.
+
+    With a model's `class_names` the labels are places among them, so a folder may have fewer
+    classes than the model, and one that the model does not know is an error.
+    """
+    name = str(name)
+    parts = open_parts(
+        name,
+        root=root,
+        download=download,
+        in_chans=in_chans,
+        val_split=val_split,
+        need_train=False,
+    )
+    val = parts.val if parts.val is not None else parts.train
+    assert val is not None
+    names = parts.class_names
+    if class_names is not None and names and tuple(class_names) != names:
+        unknown = [n for n in names if n not in class_names]
+        if unknown:
+            raise HVTError(
+                f"the class {unknown[0]!r} of {name} is not among the model's "
+                f"{len(class_names)} classes: {nearest(unknown[0], class_names)}"
+            )
+        mapping = [list(class_names).index(n) for n in names]
+        if isinstance(val, Pictures):
+            val = val.relabel(mapping)
+        else:  # timm's streams have a place for it
+            val.target_transform = mapping.__getitem__
+        names = tuple(class_names)
+    return EvalData(name=name, val=val, class_names=names, image_size=parts.image_size)
+
+
+def open_parts(
+    name: str | Path,
+    *,
+    root: str | Path | None = None,
+    seed: int = 0,
+    download: bool = False,
+    in_chans: int = 3,
+    train_split: str | None = None,
+    val_split: str | None = None,
+    need_train: bool = True,
+) -> Parts:
+    """Open a source as it lies there; without `need_train`, training data is left alone.
+
+    A folder of class folders without a validation part is the training part.
+    """
+    name = str(name)
+    mode_of(in_chans)
+    base = None if root is None else Path(root).expanduser()
+    if name == "digits":
+        return Parts(*open_digits(in_chans), image_size=8)
+    base_or_default = base or Path("data")
+    if name in CIFAR:
+        arrays = open_cifar(
+            name, base_or_default, download=download, in_chans=in_chans, need_train=need_train
+        )
+        return Parts(*arrays, image_size=32)
+    if name == "imagenet":
+        return _open_imagenet(base_or_default, in_chans, need_train)
+    if is_factory_name(name):
+        splits = open_factory(
+            name,
+            root=base,
+            train_split=train_split,
+            val_split=val_split,
+            need_train=need_train,
+            download=download,
+            seed=seed,
+            in_chans=in_chans,
+        )
+        return Parts(splits.train, splits.val, splits.class_names)
+    folder = Path(name).expanduser() if base is None else base / Path(name).expanduser()
+    if not folder.exists() and not any(sign in name for sign in "/\\.~"):
+        raise HVTError(f"{name!r} is neither a folder nor a known source: {nearest(name, SOURCES)}")
+    return _open_folder(folder, in_chans, need_train)
+
+
+def _cut(
+    name: str, dataset: AnyPictures, fraction: float, seed: int
+) -> tuple[AnyPictures, AnyPictures]:
+    if not isinstance(dataset, Pictures) or dataset.labels is None:
+        raise HVTError(
+            f"{name} tells no labels before it is read, so none of it can be held out: "
+            "name a training and a validation split instead"
+        )
+    train, val = split_stratified(dataset.labels, fraction, seed)
+    return dataset.subset(train), dataset.subset(val)
+
+
+def _open_imagenet(root: Path, in_chans: int, need_train: bool) -> Parts:
+    for part in ("train", "val") if need_train else ("val",):
+        if not (root / part).is_dir():
+            raise HVTError(
+                f"{root / part} does not exist: pass --root the folder that has ImageNet's train "
+                "and val in it, each with a folder for each class"
+            )
+    return _open_folder(root, in_chans, need_train)
+
+
+def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Parts:
+    layout = find_layout(folder)
+    train = val = None
+    ignored: list[str] = []
+    names = class_folders(layout.train) if layout.train is not None else None
+    if layout.train is not None and (need_train or layout.val is None):
+        found = scan(layout.train)
+        train, ignored = FilePictures(found.paths, found.labels, in_chans), found.ignored
+    if layout.val is not None:
+        found = scan(layout.val, names)
+        val = FilePictures(found.paths, found.labels, in_chans)
+        ignored = ignored + found.ignored
+        names = names or class_folders(layout.val)
+    return Parts(train, val, tuple(names or ()), ignored=tuple(ignored))

@@ -1,0 +1,130 @@
+"""How good a model is: top-1, top-5, loss, per class and confusion, each picture once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .data.loader import Batch
+from .errors import HVTError
+from .files import whole_file
+from .train.distributed import Team
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result of an evaluation, in per cent where it is a share."""
+
+    top1: float
+    top5: float
+    loss: float
+    pictures: int
+    skipped: int
+    seconds: float
+    confusion: Tensor
+    """int64 (classes, classes): true class by row, answer by column."""
+
+    @property
+    def per_class(self) -> list[float | None]:
+        """Top-1 of each class, None where it has no picture."""
+        totals = self.confusion.sum(dim=1).tolist()
+        right = self.confusion.diagonal().tolist()
+        return [100 * r / n if n else None for r, n in zip(right, totals, strict=True)]
+
+    @property
+    def images_per_second(self) -> float:
+        return self.pictures / self.seconds if self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "top1": self.top1,
+            "top5": self.top5,
+            "loss": self.loss,
+            "pictures": self.pictures,
+            "skipped": self.skipped,
+            "images_per_second": self.images_per_second,
+            "per_class": self.per_class,
+        }
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    num_classes: int,
+    device: torch.device | str = "cpu",
+    team: Team | None = None,
+    amp: torch.dtype | None = None,
+) -> Score:
+    """Evaluate a model; with several processes, each brings its pictures and gets the whole sum."""
+    device, team = torch.device(device), team or Team()
+    training = model.training
+    model.eval()
+    # right, right among five, loss, pictures, skipped: float64 sums are exact counts
+    sums = torch.zeros(5, dtype=torch.float64)
+    confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64)
+    start = time.perf_counter()
+    for batch in batches:
+        sums[4] += batch.broken
+        if not len(batch.labels):
+            continue
+        images, labels = batch.images.to(device), batch.labels.to(device)
+        with torch.autocast(device.type, amp, enabled=amp is not None):
+            logits = model(images)
+        logits = logits.float()
+        top = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        hits = top.eq(labels[:, None])
+        answers = labels * num_classes + top[:, 0]
+        confusion += torch.bincount(answers, minlength=num_classes * num_classes).cpu()
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        sums[:4] += torch.tensor(
+            [hits[:, 0].sum().item(), hits.sum().item(), loss.item(), len(labels)],
+            dtype=torch.float64,
+        )
+    model.train(training)
+    seconds = time.perf_counter() - start
+    if team.size > 1:
+        where = device if device.type == "cuda" else torch.device("cpu")
+        sums, confusion = team.sum(sums.to(where)).cpu(), team.sum(confusion.to(where)).cpu()
+    right, among_five, loss_sum, pictures, skipped = sums.tolist()
+    if not pictures:
+        raise HVTError("there is no readable picture to evaluate on")
+    return Score(
+        top1=100 * right / pictures,
+        top5=100 * among_five / pictures,
+        loss=loss_sum / pictures,
+        pictures=int(pictures),
+        skipped=int(skipped),
+        seconds=seconds,
+        confusion=confusion.view(num_classes, num_classes),
+    )
+
+
+def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None:
+    """A picture of which classes are taken for which, by row in shares of the true class."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
+    totals = score.confusion.sum(dim=1, keepdim=True).clamp(min=1)
+    shares = (score.confusion / totals).numpy()
+    side = min(14.0, 3 + 0.28 * len(class_names))
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.subplots()
+    drawn = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if len(class_names) <= 40:
+        axes.set_xticks(range(len(class_names)), class_names, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(class_names)), class_names, fontsize=8)
+    axes.set_xlabel("answer")
+    axes.set_ylabel("true class")
+    axes.set_title(f"top-1 {score.top1:.1f} %")
+    figure.colorbar(drawn, ax=axes, shrink=0.7)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)

@@ -1,0 +1,1 @@
+"""Training: recipe, engine, processes, checkpoints, watching."""

@@ -1,0 +1,88 @@
+"""Processes: one, or as many as torchrun started, on one machine or several."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process among the others of a training."""
+
+    rank: int = 0
+    local_rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """The process that prints and writes."""
+        return self.rank == 0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, device: torch.device, *flags: bool) -> list[bool]:
+        """For each flag, whether it is raised in any process."""
+        if self.size == 1:
+            return list(flags)
+        wire = device if device.type == "cuda" else torch.device("cpu")
+        return [n > 0 for n in self.sum(torch.tensor(flags, device=wire).float()).tolist()]
+
+    def share(self, value: Any) -> Any:
+        """The leader's value, in every process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def join(device: str) -> tuple[Team, torch.device]:
+    """Join the processes that torchrun started, or be alone; choose this process's device."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    place = _device(device, local_rank)
+    if size == 1:
+        return Team(), place
+    if not dist.is_initialized():
+        if place.type == "cuda":
+            torch.cuda.set_device(place)
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    return Team(dist.get_rank(), local_rank, size), place
+
+
+def leave() -> None:
+    """Part from the other processes."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def restarted() -> bool:
+    """Whether torchrun started this process again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name != "auto":
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None:
+            return torch.device("cuda", local_rank)
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank)
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")

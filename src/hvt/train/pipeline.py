@@ -1,0 +1,195 @@
+"""From a recipe to its model and its batches."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data import create_transform
+from torch import Tensor
+
+from ..config import HVTConfig
+from ..data.augment import Augmentation, BatchAugment
+from ..data.loader import ArrayTransform, EvalBatches, TrainBatches, rows_of_share
+from ..data.sources import ArrayPictures, Data, open_data
+from ..errors import HVTError
+from ..model import HVT
+from ..weights import load, read
+from ..zoo import create_model, get_config
+from .distributed import Team
+from .recipe import Recipe
+
+SMALL = 64
+"""Pictures up to this side get padded random crops instead of resized crops."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The batches of a training and, for each piece, its rows of the global batch."""
+
+    train: TrainBatches
+    val: EvalBatches
+    device: torch.device
+
+    def rows(self, piece: int) -> tuple[Tensor | None, int]:
+        """What `HVT.set_batch_rows` wants to know of a piece."""
+        first, _, shares = self.train.share_of
+        if shares == 1:
+            return None, 0
+        rows = rows_of_share(self.train.batch_size, shares, first + piece)
+        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device), self.train.batch_size
+
+
+def build_model(recipe: Recipe) -> tuple[HVT, Data]:
+    """The data, and the model for its classes: new, or from a checkpoint."""
+    if recipe.data is None:
+        raise HVTError("no data is named: use --data with digits, cifar100 or a folder")
+    channels = recipe.overrides.get("in_chans", 3)
+    data = open_data(
+        recipe.data,
+        root=recipe.root,
+        val_fraction=recipe.val_fraction,
+        holdout=recipe.holdout,
+        seed=recipe.seed,
+        download=recipe.download,
+        in_chans=channels,
+    )
+    overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
+    if recipe.init is None:
+        if recipe.model is None:
+            raise HVTError("no model is named: use --model (see hvt models) or --init CHECKPOINT")
+        model = create_model(recipe.model, **overrides)
+    elif recipe.init == "pretrained":
+        if recipe.model is None:
+            raise HVTError("--init pretrained needs --model (see hvt models)")
+        model = create_model(recipe.model, pretrained=True, **overrides)
+    else:
+        if recipe.model is not None:
+            _same_architecture(recipe.init, recipe.model, overrides)
+        model = load(recipe.init, **overrides).train()
+    model.pretrained_cfg["label_names"] = data.class_names
+    model.pretrained_cfg["num_classes"] = len(data.class_names)
+    if model.config.image[0] <= SMALL:
+        model.pretrained_cfg["crop_pct"] = 1.0
+    return model, data
+
+
+def _same_architecture(path: str, name: str, overrides: dict[str, Any]) -> None:
+    """Refuse a checkpoint that is not of the named model, apart from what can be resized."""
+    free = {
+        "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 10, "drop_rate": 0.0,
+        "pos_drop_rate": 0.0, "proj_drop_rate": 0.0, "attn_drop_rate": 0.0, "drop_path_rate": 0.0,
+    }  # fmt: skip
+
+    def shape(config: HVTConfig) -> HVTConfig:
+        after = config.pool_blocks
+        return config.replace(**free, embed_dim=None, pool_after=after, global_pool=None)
+
+    asked = get_config(name, **{k: v for k, v in overrides.items() if k not in free})
+    found = read(path).config
+    if shape(asked) != shape(found):
+        raise HVTError(
+            f"{path} is of another architecture than {name}: leave --model out to use the "
+            "checkpoint's own, or choose another checkpoint"
+        )
+
+
+def open_pipeline(
+    recipe: Recipe, model: HVT, data: Data, team: Team, device: torch.device
+) -> Pipeline:
+    """The batches of this process."""
+    workers = recipe.workers
+    if workers < 0:
+        spare = (os.cpu_count() or 1) // team.size - (device.type == "cpu")
+        workers = max(1, min(8, spare))
+    small = isinstance(data.train, ArrayPictures) and model.config.image[0] <= SMALL
+    train = TrainBatches(
+        data.train if small else as_files(data.train),
+        _small_augmentation(recipe, model) if small else _augmentation(recipe, model),
+        batch_size=recipe.batch_size,
+        repeats=recipe.repeats,
+        seed=recipe.seed,
+        share_of=(team.rank * recipe.accumulate, recipe.accumulate, team.size * recipe.accumulate),
+        workers=workers,
+        skip_broken=recipe.skip_broken,
+        prefetch=device.type != "cpu",
+        pin_memory=device.type == "cuda",
+    )
+    val = EvalBatches(
+        data.val if small else as_files(data.val),
+        eval_transform(model, arrays=small),
+        batch_size=min(256, max(16, recipe.batch_size // team.size)),
+        rank=team.rank,
+        size=team.size,
+        workers=workers,
+        skip_broken=recipe.skip_broken,
+    )
+    return Pipeline(train, val, device)
+
+
+def eval_transform(model: HVT, arrays: bool = False) -> Any:
+    """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole."""
+    cfg, config = model.pretrained_cfg, model.config
+    if arrays:
+        return ArrayTransform(config.image[0], cfg["mean"], cfg["std"])
+    return create_transform(
+        (config.in_chans, *config.image),
+        is_training=False,
+        interpolation=cfg["interpolation"],
+        mean=cfg["mean"],
+        std=cfg["std"],
+        crop_pct=cfg["crop_pct"],
+    )
+
+
+def _augmentation(recipe: Recipe, model: HVT) -> Any:
+    cfg, config = model.pretrained_cfg, model.config
+    return create_transform(
+        (config.in_chans, *config.image),
+        is_training=True,
+        color_jitter=recipe.color_jitter,
+        auto_augment=recipe.rand_augment or None,
+        interpolation=recipe.interpolation,
+        hflip=recipe.flip,
+        mean=cfg["mean"],
+        std=cfg["std"],
+        re_prob=recipe.erase,
+        re_mode="pixel",
+    )
+
+
+def _small_augmentation(recipe: Recipe, model: HVT) -> BatchAugment:
+    cfg = model.pretrained_cfg
+    return BatchAugment(
+        Augmentation(
+            size=model.config.image[0],
+            padding=recipe.padding,
+            flip=recipe.flip,
+            rand_augment=recipe.rand_augment,
+            color_jitter=recipe.color_jitter,
+            erase=recipe.erase,
+            mean=tuple(cfg["mean"]),
+            std=tuple(cfg["std"]),
+        )
+    )
+
+
+class _OneByOne:
+    """Pictures in memory, read one at a time, for models whose input is much larger than they."""
+
+    def __init__(self, pictures: ArrayPictures) -> None:
+        self.pictures = pictures
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.pictures[index]
+
+
+def as_files(dataset: Any) -> Any:
+    """Any data set as one that is read picture by picture."""
+    return _OneByOne(dataset) if isinstance(dataset, ArrayPictures) else dataset

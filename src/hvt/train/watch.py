@@ -1,0 +1,135 @@
+"""Watching a training: progress on the terminal, metrics.csv, TensorBoard, curves.png."""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..files import whole_file
+
+Row = dict[str, Any]
+
+
+def write_metrics(path: Path, rows: list[Row]) -> None:
+    """The table of all epochs so far; nothing in it depends on the clock."""
+    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+class Watcher:
+    """Tells how a training goes: a bar on a terminal, a line per epoch elsewhere, or nothing."""
+
+    def __init__(self, console: Console, folder: Path, tensorboard: bool, quiet: bool) -> None:
+        self.console, self.quiet = console, quiet
+        self.board: Any = None
+        if tensorboard and not quiet:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.board = SummaryWriter(str(folder / "tensorboard"))
+            except ImportError:  # the train extra is not installed
+                self.board = None
+        self.bar: Progress | None = None
+        if console.is_terminal and not quiet:
+            self.bar = Progress(
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f} "
+                           "top-1 {task.fields[top1]:.1f} % {task.fields[speed]:.0f} images/s"),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )  # fmt: skip
+            self.bar.start()
+            self.task = self.bar.add_task(
+                "train", total=1, epoch=0, loss=float("nan"), top1=0.0, speed=0.0
+            )
+        self.last_line = time.monotonic()
+
+    def begin(self, epoch: int, epochs: int, done: int, total: int) -> None:
+        """An epoch begins, or goes on at a step."""
+        if self.bar:
+            self.bar.update(self.task, epoch=f"{epoch + 1}/{epochs}", completed=done, total=total)
+            self.bar.reset(self.task, completed=done, total=total)
+
+    def step(self, step: int, steps: int, loss: float, speed: float) -> None:
+        """A step is done."""
+        if self.bar:
+            self.bar.update(self.task, completed=step, loss=loss, speed=speed)
+        elif not self.quiet and time.monotonic() - self.last_line > 60:
+            self.last_line = time.monotonic()
+            self.say(f"  step {step}/{steps}  loss {loss:.4f}  {speed:.0f} images/s")
+
+    def epoch(self, row: Row, step: int, epochs: int, speed: float, seconds_left: float) -> None:
+        """An epoch is done."""
+        if self.quiet:
+            return
+        self.last_line = time.monotonic()
+        if self.board:
+            for name, value in row.items():
+                if name != "epoch" and isinstance(value, (int, float)):
+                    self.board.add_scalar(name, value, row["epoch"])
+            self.board.add_scalar("images_per_second", speed, row["epoch"])
+            self.board.flush()
+        if self.bar and row.get("val_top1") not in (None, ""):
+            self.bar.update(self.task, top1=row["val_top1"])
+        parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['train_loss']:.4f}"]
+        if row.get("val_top1") not in (None, ""):
+            parts.append(f"top-1 {row['val_top1']:.2f} %")
+        if row.get("ema_top1") not in (None, ""):
+            parts.append(f"averaged {row['ema_top1']:.2f} %")
+        parts += [f"{speed:.0f} images/s", f"{clock(seconds_left)} left"]
+        self.say("  ".join(parts))
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self.bar:
+            self.bar.stop()
+        if self.board:
+            self.board.close()
+
+
+def clock(seconds: float) -> str:
+    """Seconds as a person would say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def draw_curves(path: Path, runs: dict[str, list[Row]]) -> bool:
+    """Figure 4's form: training loss dashed, top-1 solid; False where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    left = figure.subplots()
+    right = left.twinx()
+    for index, (name, rows) in enumerate(runs.items()):
+        colour = f"C{index}"
+        epochs = [row["epoch"] for row in rows]
+        left.plot(epochs, [row["train_loss"] for row in rows], "--", color=colour)
+        for key, label, width in (("val_top1", name, 1.8), ("ema_top1", f"{name}, averaged", 0.9)):
+            points = [(r["epoch"], r[key]) for r in rows if r.get(key) not in (None, "")]
+            if points:
+                right.plot(*zip(*points, strict=True), color=colour, linewidth=width, label=label)
+    left.set_xlabel("epoch")
+    left.set_ylabel("training loss (dashed)")
+    right.set_ylabel("validation top-1, % (solid)")
+    right.legend(loc="center right", fontsize=8)
+    left.grid(alpha=0.25)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
+    return True

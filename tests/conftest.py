@@ -1,0 +1,54 @@
+"""Shared by the test files: fixed randomness, and models small enough to run by the hundred."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import Tensor
+
+import hvt
+
+settings.register_profile("hvt", deadline=None, derandomize=True)
+settings.load_profile("hvt")
+
+SMALL = {"img_size": 64, "patch_size": 8, "num_heads": 3, "head_dim": 8, "num_classes": 10}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def small() -> dict[str, Any]:
+    """Overrides that shrink any model of the registry: 8×8 patches, tokens of width 24."""
+    return dict(SMALL)
+
+
+@pytest.fixture
+def build() -> Callable[..., hvt.HVT]:
+    """Build a small model in evaluation mode, its parameters stirred.
+
+    Fresh weights are nearly silent (zero biases, unit norms, positions of 0.02); stirred, every
+    parameter has a say in the logits, so that none can be lost unnoticed.
+    """
+
+    def make(name: str, **overrides: Any) -> hvt.HVT:
+        return stir(hvt.create_model(name, **SMALL | overrides)).eval()
+
+    return make
+
+
+def stir(model: hvt.HVT) -> hvt.HVT:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return model
+
+
+@pytest.fixture
+def images() -> Tensor:
+    """Two pictures for a small model."""
+    return torch.randn(2, 3, 64, 64)

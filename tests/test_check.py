@@ -1,0 +1,171 @@
+"""`check` reads every picture and says all that is wrong with a data set."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from data_paths import real_data
+from PIL import Image
+
+from hvt.cli import data as commands
+from hvt.cli.flags import Parser
+from hvt.data.check import check
+from hvt.errors import HVTError
+
+
+def picture(path: Path, shade: int, mode: str = "RGB", size: tuple[int, int] = (6, 4)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size, shade).convert(mode).save(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of 12 and 11 training pictures, with all that can be wrong with them."""
+    shade = 0
+    for part, name, count in (("train", "cat", 12), ("train", "dog", 9), ("val", "cat", 3)):
+        for number in range(count):
+            shade += 1
+            picture(tmp_path / part / name / f"{number:02}.png", shade)
+    picture(tmp_path / "train" / "dog" / "tall.png", 99, "L", (2, 40))
+    (tmp_path / "train" / "cat" / "03.png").write_bytes(b"")
+    (tmp_path / "val" / "cat" / "00.png").write_text("words")
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("words")
+    same = (tmp_path / "train" / "cat" / "05.png").read_bytes()
+    (tmp_path / "train" / "dog" / "copy of cat.png").write_bytes(same)
+    (tmp_path / "val" / "cat" / "seen.png").write_bytes(same)
+    return tmp_path
+
+
+def run(*argv: str) -> int:
+    parser = Parser(prog="hvt")
+    commands.register(parser.add_subparsers(parser_class=Parser))
+    args: argparse.Namespace = parser.parse_args(argv)
+    return args.run(args)
+
+
+@pytest.mark.parametrize("workers", [None, 1, 3])
+def test_all_that_is_wrong(folder: Path, workers: int | None) -> None:
+    report = check(folder, workers)
+    assert not report.clean
+    assert [(Path(one.path).name, one.part, one.reason) for one in report.broken] == [
+        ("03.png", "train", "the file is empty"),
+        ("00.png", "val", "its content is not in a picture format"),
+    ]
+    assert report.pictures == {"train": 23, "val": 4}
+    assert report.classes == {"cat": {"train": 12, "val": 4}, "dog": {"train": 11, "val": 0}}
+    assert report.width == (2, 6, 6)
+    assert report.height == (4, 4, 40)
+    assert report.modes == {"RGB": 24, "L": 1}
+    assert [Path(path).name for path in report.ignored] == ["notes.txt"]
+    assert report.tiny == {}
+    (shared,) = report.shared
+    assert [Path(path).name for path in shared.paths] == ["05.png", "copy of cat.png", "seen.png"]
+    assert shared.parts == ("train", "train", "val")
+    assert report.contradicting == [shared]
+    assert shared.classes == ("cat", "dog", "cat")
+
+
+def test_a_folder_without_val_is_one_part(tmp_path: Path) -> None:
+    for number in range(12):
+        picture(tmp_path / "cat" / f"{number}.png", number)
+        picture(tmp_path / "dog" / f"{number}.png", 100 + number)
+    picture(tmp_path / "emu" / "0.png", 200)
+    report = check(str(tmp_path))
+    assert report.clean
+    assert report.pictures == {"all": 25}
+    assert report.tiny == {"emu": 1}
+    assert report.shared == report.contradicting == []
+
+
+def test_one_class_can_be_checked(tmp_path: Path) -> None:
+    picture(tmp_path / "cat" / "0.png", 0)
+    assert check(tmp_path).pictures == {"all": 1}
+
+
+def test_links_to_nothing_are_broken(tmp_path: Path) -> None:
+    picture(tmp_path / "cat" / "0.png", 0)
+    (tmp_path / "cat" / "1.png").symlink_to(tmp_path / "gone.png")
+    (broken,) = check(tmp_path).broken
+    assert broken.reason == "there is no such file"
+
+
+def test_digits_are_clean() -> None:
+    report = check("digits")
+    assert report.clean
+    assert report.pictures == {"train": 1438, "val": 359}
+    assert report.width == report.height == (8, 8, 8)
+    assert report.modes == {"RGB": 1797}
+    assert sum(counts["train"] for counts in report.classes.values()) == 1438
+
+
+def test_real_pictures_are_clean() -> None:
+    report = check(real_data("imagenette-part") / "val")
+    assert report.clean
+    assert report.pictures == {"all": 600}
+    assert set(report.modes) == {"RGB", "L"}
+
+
+def test_progress_sees_every_picture(folder: Path) -> None:
+    seen = []
+
+    def progress(items, total):  # type: ignore[no-untyped-def]
+        for item in items:
+            seen.append(total)
+            yield item
+
+    check(folder, progress=progress)
+    assert seen == [27] * 27
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match="does not exist"):
+        check(tmp_path / "gone")
+    with pytest.raises(HVTError, match="is empty"):
+        check(tmp_path)
+    with pytest.raises(HVTError, match="workers=0 is out of range"):
+        check("digits", 0)
+
+
+def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", str(folder)) == 1
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].split() == ["part", "pictures", "broken", "classes", *lines[0].split()[4:]]
+    assert lines[1].split() == ["train", "23", "1", "2", "11", "11.5", "12"]
+    assert lines[2].split() == ["val", "4", "1", "1", "4", "4", "4"]
+    assert "height: 4 to 40 pixels, median 4" in lines
+    assert "modes: RGB 24, L 1" in lines
+    assert "ignored files, not pictures: 1" in lines
+    assert "the same picture in more than one part (1):" in lines
+    assert lines[-3:] == [
+        "cannot be read (2):",
+        f"  {folder}/train/cat/03.png: the file is empty",
+        f"  {folder}/val/cat/00.png: its content is not in a picture format",
+    ]
+    assert err == ""
+
+
+def test_command_on_clean_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "digits", "--workers", "1") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "every picture can be read"
+
+
+def test_command_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", folder.name, "--root", str(folder.parent), "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["clean"], found["pictures"]) == (False, {"train": 23, "val": 4})
+    assert [one["reason"] for one in found["broken"]] == [
+        "the file is empty",
+        "its content is not in a picture format",
+    ]
+
+
+def test_bracketed_paths_are_printed_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture(tmp_path / "[red]cat" / "0.png", 0)
+    (tmp_path / "[red]cat" / "[bold]1.png").write_bytes(b"")
+    assert run("check", str(tmp_path)) == 1
+    assert "[red]cat/[bold]1.png: the file is empty" in capsys.readouterr().out

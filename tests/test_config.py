@@ -1,0 +1,338 @@
+"""An architecture is one frozen, validated dataclass of plain values."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvt import HVTConfig, HVTError
+from hvt.config import FIELDS, check_fields
+
+# ── what follows from the fields ────────────────────────────────────────────────────────────────
+
+
+def test_defaults_are_the_papers_small_model_unpooled() -> None:
+    config = HVTConfig()
+    assert (config.image, config.patch_size, config.grid) == ((224, 224), 16, (14, 14))
+    assert (config.num_heads, config.head_dim, config.width, config.mlp_width) == (6, 64, 384, 1536)
+    assert (config.depth, config.in_chans, config.num_classes) == (12, 3, 1000)
+    assert (config.pool, config.pool_kernel, config.pool_stride, config.pool_dims) == (
+        "max",
+        3,
+        2,
+        1,
+    )
+    assert (config.drop_path_rate, config.drop_rate, config.attn_drop_rate) == (0.1, 0.0, 0.0)
+    assert (config.pool_blocks, config.tokens) == ((), (196,))
+    assert (config.class_token, config.num_prefix_tokens, config.head_pool) == (False, 0, "avg")
+
+
+@pytest.mark.parametrize(
+    ("stages", "pool_blocks", "tokens"),
+    [
+        (None, (), (196,)),
+        (0, (), (196,)),
+        (1, (0,), (196, 97)),
+        (2, (0, 6), (196, 97, 48)),
+        (3, (0, 4, 8), (196, 97, 48, 23)),
+        (4, (0, 3, 6, 9), (196, 97, 48, 23, 11)),
+    ],
+)
+def test_stages_pool_after_the_first_block_of_each(
+    stages: int | None, pool_blocks: tuple[int, ...], tokens: tuple[int, ...]
+) -> None:
+    config = HVTConfig(stages=stages)
+    assert config.pool_blocks == pool_blocks
+    assert config.tokens == tokens
+    assert config.grids == ((14, 14), *((1, n) for n in tokens[1:]))
+
+
+def test_2d_pooling_halves_the_grid() -> None:
+    config = HVTConfig(patch_size=8, stages=2, pool_dims=2)
+    assert config.grids == ((28, 28), (14, 14), (7, 7))
+    assert config.tokens == (784, 196, 49)
+    assert config.pool_blocks == (0, 6)
+
+
+def test_pool_after_names_the_blocks() -> None:
+    config = HVTConfig(pool_after=(1, 2, 9))
+    assert config.pool_blocks == (1, 2, 9)
+    assert config.tokens == (196, 97, 48, 23)
+
+
+def test_a_class_token_is_counted_and_never_pooled() -> None:
+    config = HVTConfig(class_token=True, stages=2)
+    assert config.num_prefix_tokens == 1
+    assert config.tokens == (197, 98, 49)
+    assert config.head_pool == "token"
+    assert HVTConfig(class_token=True, global_pool="avg").head_pool == "avg"
+
+
+def test_images_need_not_be_square() -> None:
+    config = HVTConfig(img_size=(192, 320), stages=1)
+    assert (config.image, config.grid) == ((192, 320), (12, 20))
+    assert config.grids == ((12, 20), (1, 119))
+    assert HVTConfig(img_size=(192, 320), stages=1, pool_dims=2).grids == ((12, 20), (6, 10))
+
+
+def test_one_way_to_say_square() -> None:
+    assert HVTConfig(img_size=(96, 96)) == HVTConfig(img_size=[96, 96]) == HVTConfig(img_size=96)
+
+
+def test_embed_dim_may_be_stated() -> None:
+    assert HVTConfig(embed_dim=384).width == 384
+
+
+def test_frozen_and_hashable() -> None:
+    config = HVTConfig(img_size=[64, 32], pool_after=[0, 6])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.depth = 6  # type: ignore[misc]
+    assert hash(config) == hash(HVTConfig(img_size=(64, 32), pool_after=(0, 6)))
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(HVTConfig), ids=lambda f: f.name)
+def test_every_field_says_what_it_is(field: dataclasses.Field) -> None:
+    assert field.metadata["help"]
+
+
+# ── replace ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_replace_keeps_the_rest() -> None:
+    config = HVTConfig(num_heads=3, stages=4).replace(depth=24, num_classes=100)
+    assert config == HVTConfig(num_heads=3, stages=4, depth=24, num_classes=100)
+    assert config.pool_blocks == (0, 6, 12, 18)
+
+
+def test_stages_and_pool_after_displace_each_other() -> None:
+    named = HVTConfig(stages=4).replace(pool_after=(0, 1))
+    assert (named.stages, named.pool_after) == (None, (0, 1))
+    even = named.replace(stages=3)
+    assert (even.stages, even.pool_after) == (3, None)
+    assert named.replace(depth=6).pool_after == (0, 1)
+
+
+def test_new_heads_displace_a_stated_width() -> None:
+    stated = HVTConfig(embed_dim=384)
+    assert stated.replace(num_heads=3).width == 192
+    assert stated.replace(head_dim=32).width == 192
+    with pytest.raises(HVTError, match="embed_dim=384 disagrees"):
+        stated.replace(num_heads=3, embed_dim=384)
+
+
+def test_a_class_token_takes_the_head_along() -> None:
+    deit = HVTConfig(class_token=True, global_pool="token")
+    assert deit.replace(class_token=False).head_pool == "avg"
+    assert HVTConfig(global_pool="avg").replace(class_token=True).head_pool == "token"
+    assert deit.replace(class_token=True, global_pool="avg").head_pool == "avg"
+
+
+# ── plain data ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        HVTConfig(),
+        HVTConfig(img_size=(64, 96), stages=2, pool_dims=2, pool="conv"),
+        HVTConfig(pool_after=(0, 5), mlp_ratio=3, global_pool=""),
+        HVTConfig(class_token=True, num_classes=0, embed_dim=384),
+    ],
+)
+def test_json_round_trip(config: HVTConfig) -> None:
+    values = json.loads(json.dumps(config.to_dict()))
+    assert set(values) == set(FIELDS)
+    assert HVTConfig.from_dict(values) == config
+
+
+def test_a_part_of_the_fields_is_enough() -> None:
+    assert HVTConfig.from_dict({"depth": 6}) == HVTConfig(depth=6)
+
+
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────
+
+REFUSALS = [
+    # What the model cannot be: the field, its value, and what would be right.
+    ({"stages": 5}, "stages=5 does not divide depth=12", "use one of 1, 2, 3, 4, 6, 12"),
+    ({"stages": 24}, "stages=24 does not divide depth=12", "pool_after"),
+    (
+        {"stages": 6, "img_size": 32},
+        "after block 2 would leave no token: 1 tokens are too few for pool_kernel=3",
+        "use fewer stages, a larger image or smaller patches",
+    ),
+    (
+        {"pool_after": (2, 3), "img_size": 48, "pool_kernel": 5},
+        "after block 3 would leave no token: 3 tokens are too few for pool_kernel=5",
+        "use fewer stages",
+    ),
+    (
+        {"stages": 1, "img_size": 16, "pool_dims": 2, "pool_kernel": 4},
+        "after block 0 would leave no token",
+        "a larger image",
+    ),
+    ({"img_size": 225}, "patch_size=16 does not divide img_size=225", "such as 224 pixels"),
+    ({"img_size": (224, 100)}, "does not divide img_size=(224, 100)", "such as 96 pixels"),
+    ({"img_size": 8}, "patch_size=16 does not divide img_size=8", "such as 16 pixels"),
+    ({"embed_dim": 192}, "embed_dim=192 disagrees with num_heads × head_dim", "set num_heads=3"),
+    ({"pool": "maxx"}, "pool='maxx' is unknown", "did you mean max?"),
+    ({"pool": "sum"}, "pool='sum' is unknown", "known: avg, conv, max"),
+    ({"pool_dims": 3}, "pool_dims=3", "1 (sequence) or 2 (grid)"),
+    ({"pool_after": (0, 12)}, "pool_after=(0, 12)", "blocks from 0 to 11"),
+    ({"pool_after": (-1,)}, "pool_after=(-1,)", "blocks from 0 to 11"),
+    ({"pool_after": (6, 0)}, "pool_after=(6, 0)", "must rise"),
+    ({"pool_after": (3, 3)}, "pool_after=(3, 3)", "each block once"),
+    ({"pool_after": 5}, "pool_after=5", "must be a list of blocks"),
+    ({"pool_after": (0,), "stages": 2}, "stages=2 disagrees with pool_after=(0,)", "give one"),
+    ({"global_pool": "token"}, "global_pool='token'", "needs class_token=True"),
+    ({"global_pool": "max"}, "global_pool='max'", "'avg', 'token' or ''"),
+    ({"class_token": 1}, "class_token=1", "True or False"),
+    ({"img_size": (224,)}, "img_size=(224,)", "one number or (height, width)"),
+    ({"img_size": (1, 2, 3)}, "img_size=(1, 2, 3)", "one number or (height, width)"),
+    ({"img_size": (224, None)}, "img_size width=None", "whole number"),
+    ({"mlp_ratio": 0}, "mlp_ratio=0", "above 0"),
+    ({"mlp_ratio": float("inf")}, "mlp_ratio=inf", "finite number"),
+    ({"mlp_ratio": 0.001}, "mlp_ratio=0.001", "no width at 384"),
+]
+
+
+@pytest.mark.parametrize(("values", "wrong", "right"), REFUSALS)
+def test_refused_with_the_field_and_the_fix(values: dict, wrong: str, right: str) -> None:
+    _refuses(values, wrong, right)
+
+
+@pytest.mark.parametrize("name", ["patch_size", "in_chans", "num_heads", "head_dim", "depth"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "3", None])
+def test_counts_are_whole_and_positive(name: str, value: object) -> None:
+    _refuses({name: value}, f"{name}={value!r}", "whole number of at least 1")
+
+
+@pytest.mark.parametrize("name", ["pool_kernel", "pool_stride", "embed_dim"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "3"])
+def test_pooling_and_width_are_whole_and_positive(name: str, value: object) -> None:
+    _refuses({name: value, "stages": 1}, f"{name}={value!r}", "whole number of at least 1")
+
+
+@pytest.mark.parametrize("name", ["num_classes", "stages"])
+@pytest.mark.parametrize("value", [-1, 2.0, True, "3"])
+def test_classes_and_stages_may_be_none_at_all(name: str, value: object) -> None:
+    assert getattr(HVTConfig(**{name: 0}), name) == 0
+    _refuses({name: value}, f"{name}={value!r}", "whole number of at least 0")
+
+
+@pytest.mark.parametrize("value", [224.0, True, "224", None, 0])
+def test_image_sides_are_whole_and_positive(value: object) -> None:
+    _refuses({"img_size": value}, f"img_size height={value!r}", "whole number of at least 1")
+
+
+@pytest.mark.parametrize("values", [{"pool_after": (True,)}, {"pool_after": (0.0,)}])
+def test_blocks_are_whole(values: dict) -> None:
+    _refuses(values, f"pool_after={values['pool_after']}", "must name blocks")
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1"])
+def test_pool_dims_is_whole(value: object) -> None:
+    _refuses({"pool_dims": value}, f"pool_dims={value!r}", "must be 1")
+
+
+@pytest.mark.parametrize(
+    "name", ["drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"]
+)
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "0.1", None])
+def test_dropouts_are_shares(name: str, value: object) -> None:
+    _refuses({name: value}, f"{name}={value!r}", "must be a number in [0, 1)")
+
+
+@pytest.mark.parametrize(
+    ("name", "offer"),
+    [("num_class", "num_classes"), ("stage", "stages"), ("img_sise", "img_size")],
+)
+def test_an_unknown_field_is_answered_with_the_nearest(name: str, offer: str) -> None:
+    said = re.escape(f"unknown override {name!r}: did you mean {offer}")
+    for refuse in (HVTConfig().replace, lambda **v: HVTConfig.from_dict(v)):
+        with pytest.raises(HVTError, match=said):
+            refuse(**{name: 1})
+
+
+def test_a_field_like_no_other_is_answered_with_all() -> None:
+    with pytest.raises(HVTError, match=f"known: {', '.join(sorted(FIELDS))}"):
+        check_fields({"zzz": 1})
+
+
+def _refuses(values: dict, *says: str) -> None:
+    with pytest.raises(HVTError) as caught:
+        HVTConfig(**values)
+    message = str(caught.value)
+    assert all(part in message for part in says), message
+    assert "\n" not in message
+
+
+# ── for all values ──────────────────────────────────────────────────────────────────────────────
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 40),
+    st.floats(),
+    st.sampled_from(["max", "avg", "conv", "token", "", "3"]),
+)
+ANYTHING = SCALARS | st.lists(SCALARS, max_size=3) | st.tuples(SCALARS, SCALARS)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=4))
+def test_any_values_make_a_config_or_an_hvt_error(values: dict) -> None:
+    config, refusal = _try(values)
+    if config is None:
+        assert refusal
+        assert "\n" not in refusal
+    else:
+        assert min(config.tokens) >= 1
+
+
+@given(
+    side=st.integers(1, 24),
+    other=st.integers(1, 24),
+    patch=st.integers(1, 16),
+    after=st.sets(st.integers(0, 11), max_size=4),
+    kernel=st.integers(1, 5),
+    stride=st.integers(1, 4),
+    dims=st.sampled_from([1, 2]),
+    class_token=st.booleans(),
+)
+def test_pooling_never_lengthens_and_says_when_nothing_is_left(
+    side: int,
+    other: int,
+    patch: int,
+    after: set[int],
+    kernel: int,
+    stride: int,
+    dims: int,
+    class_token: bool,
+) -> None:
+    values = {
+        "img_size": (side * patch, other * patch),
+        "patch_size": patch,
+        "pool_after": tuple(sorted(after)),
+        "pool_kernel": kernel,
+        "pool_stride": stride,
+        "pool_dims": dims,
+        "class_token": class_token,
+    }
+    config, refusal = _try(values)
+    if config is None:
+        assert "would leave no token" in refusal
+        return
+    assert config.grids[0] == (side, other)
+    assert len(config.tokens) == len(after) + 1
+    assert config.tokens == tuple(sorted(config.tokens, reverse=True))
+    assert min(config.tokens) > config.num_prefix_tokens
+    assert HVTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def _try(values: dict) -> tuple[HVTConfig | None, str]:
+    try:
+        return HVTConfig(**values), ""
+    except HVTError as refusal:
+        return None, str(refusal)

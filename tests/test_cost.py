@@ -1,0 +1,379 @@
+"""The closed form against the paper's tables, torch's own counters and autograd's memory."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import hvt
+from hvt import HVT, HVTConfig, HVTError, cost
+from hvt.cost import attention_macs, block_macs, mlp_macs
+
+TABLES = Path(__file__).parent / "fixtures" / "paper_tables.csv"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small spend their time waiting for a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def paper_rows() -> list[dict[str, str]]:
+    with TABLES.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    # PoWER drops tokens inside a block, which no HVTConfig describes; its rows come later.
+    return [row for row in rows if not row["model"].endswith("_power")]
+
+
+ROWS = paper_rows()
+
+
+def title(row: dict[str, str]) -> str:
+    return f"{row['table']}: {row['row']}"
+
+
+# The one figure that is not met: 0.6849 at 100 classes, which the row's parameters are for.
+ODD = "resolution: 160"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row,
+            id=title(row),
+            marks=pytest.mark.xfail(reason="the paper prints 0.69, its formula gives 0.68")
+            if title(row) == ODD
+            else (),
+        )
+        for row in ROWS
+    ],
+)
+def test_gflops_to_the_printed_digit(row: dict[str, str]) -> None:
+    priced = cost(row["model"], **json.loads(row["overrides"]))
+    assert round(priced.gflops, 2) == float(row["gflops"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=title)
+def test_gflops_with_a_head_of_1000_classes_to_the_printed_digit(row: dict[str, str]) -> None:
+    # Met by every row, the odd one too: its 0.69 would be the figure of the ImageNet model.
+    priced = cost(row["model"], **json.loads(row["overrides"]) | {"num_classes": 1000})
+    assert round(priced.gflops, 2) == float(row["gflops"])
+
+
+# The scalability table has no parameters.
+@pytest.mark.parametrize("row", [row for row in ROWS if row["params_m"]], ids=title)
+def test_params_to_the_printed_digit(row: dict[str, str]) -> None:
+    priced = cost(row["model"], **json.loads(row["overrides"]))
+    assert round(priced.params_m, 2) == float(row["params_m"])
+
+
+def test_the_table_is_read_whole() -> None:
+    assert {"main", "pool_type", "pooling_2d", "scalability"} <= {row["table"] for row in ROWS}
+    assert len(ROWS) == 36
+    assert sum(bool(row["params_m"]) for row in ROWS) == 32
+
+
+# ── the paper's equations ───────────────────────────────────────────────────────────────────────
+
+
+@given(n=st.integers(1, 5000), d=st.integers(1, 2000))
+def test_equation_7(n: int, d: int) -> None:
+    assert block_macs(n, d) == 12 * n * d**2 + 2 * n**2 * d
+    assert block_macs(n, d) == attention_macs(n, d) + mlp_macs(n, d, 4 * d)
+
+
+@given(rows=st.integers(1, 12), heads=st.integers(1, 4), head_dim=st.integers(4, 64))
+def test_equation_8_where_the_sequence_halves_exactly(rows: int, heads: int, head_dim: int) -> None:
+    config = HVTConfig(
+        img_size=(16 * rows, 32),
+        num_heads=heads,
+        head_dim=head_dim,
+        depth=1,
+        stages=1,
+        pool_kernel=2,
+        pool_stride=2,
+    )
+    (step,) = cost(config).compression
+    assert step.tokens_in == 2 * step.tokens_out == 2 * rows
+    assert step.alpha == pytest.approx(2 + 2 / (12 * config.width / step.tokens_in + 1))
+    assert step.measured == pytest.approx(step.alpha)
+    assert 2 < step.alpha < 4
+
+
+def test_compression_of_each_pooling() -> None:
+    steps = cost("hvt_s_4").compression
+    assert [(s.block, s.tokens_in, s.tokens_out) for s in steps] == [
+        (0, 196, 97),
+        (3, 97, 48),
+        (6, 48, 23),
+        (9, 23, 11),
+    ]
+    for step in steps:
+        exact = block_macs(step.tokens_in, 384) / block_macs(step.tokens_out, 384)
+        assert step.measured == pytest.approx(exact)
+        assert step.measured > step.alpha  # each of these lengths falls below half
+
+
+# ── random configs against the real model ───────────────────────────────────────────────────────
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> HVTConfig:
+    patch = draw(st.sampled_from([4, 8, 16]))
+    side = st.integers(-(-16 // patch), 64 // patch)
+    depth = draw(st.integers(1, 6))
+    class_token = draw(st.booleans())
+    stages: dict[str, Any] = draw(
+        st.one_of(
+            st.sampled_from([m for m in range(7) if m == 0 or depth % m == 0]).map(
+                lambda m: {"stages": m}
+            ),
+            st.sets(st.integers(0, depth - 1)).map(lambda b: {"pool_after": tuple(sorted(b))}),
+        )
+    )
+    try:
+        return HVTConfig(
+            img_size=(draw(side) * patch, draw(side) * patch),
+            patch_size=patch,
+            in_chans=draw(st.integers(1, 4)),
+            num_classes=draw(st.sampled_from([0, 1, 7])),
+            num_heads=draw(st.integers(1, 3)),
+            head_dim=draw(st.integers(4, 16)),
+            depth=depth,
+            pool=draw(st.sampled_from(["max", "avg", "conv"])),
+            pool_kernel=draw(st.integers(1, 4)),
+            pool_stride=draw(st.integers(1, 3)),
+            pool_dims=draw(st.sampled_from([1, 2])),
+            class_token=class_token,
+            global_pool=draw(st.sampled_from([None, "", "avg", *(["token"] * class_token)])),
+            mlp_ratio=draw(st.sampled_from([0.5, 1.3, 4.0])),
+            drop_path_rate=0.0,
+            **stages,
+        )
+    except HVTError as error:
+        assume("would leave no token" not in str(error))
+        raise
+
+
+@settings(max_examples=80)
+@given(configs())
+def test_closed_form_is_what_torch_counts(config: HVTConfig) -> None:
+    model, priced = HVT(config).eval(), cost(config)
+    assert priced.params == sum(p.numel() for p in model.parameters())
+    # The fused kernel of the CPU is not in the counter's registry, its plain equivalent is.
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        model(torch.zeros(1, config.in_chans, *config.image))
+    assert 2 * priced.macs == counter.get_total_flops()  # a multiply-add is two operations
+
+
+@settings(max_examples=80)
+@given(configs())
+def test_totals_are_the_sum_of_the_layers(config: HVTConfig) -> None:
+    priced = cost(config)
+    assert priced.macs == sum(layer.macs for layer in priced.layers)
+    assert priced.params == sum(layer.params for layer in priced.layers)
+    assert priced.gflops == priced.macs / 1e9
+    assert priced.params_m == priced.params / 1e6
+    assert priced.tokens == list(config.tokens)
+    assert [layer.name for layer in priced.layers if layer.name.endswith(".pool")] == [
+        f"blocks.{i}.pool" for i in config.pool_blocks
+    ]
+    # What a layer gives is what the next one takes; the first line alone starts from patches.
+    for before, after in zip(priced.layers, priced.layers[1:], strict=False):
+        assert before.tokens_out == after.tokens_in
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stages": 3},
+        {"stages": 3, "pool": "avg"},
+        {"stages": 3, "pool": "conv"},
+        {"class_token": True, "pool_after": (1,), "pool_dims": 2},
+        {"class_token": True, "stages": 1, "pool": "conv", "pool_dims": 2},
+    ],
+)
+def test_parameters_of_each_layer_are_those_of_its_modules(fields: dict[str, Any]) -> None:
+    config = HVTConfig(img_size=48, patch_size=8, num_heads=2, head_dim=8, depth=3, **fields)
+    model, rows = HVT(config), {layer.name: layer.params for layer in cost(config).layers}
+
+    def held(*prefixes: str) -> int:
+        return sum(p.numel() for n, p in model.named_parameters() if n.startswith(prefixes))
+
+    assert rows["patch_embed"] == held("patch_embed.", "pos_embed", "cls_token")
+    for i in range(config.depth):
+        assert rows[f"blocks.{i}.attn"] == held(f"blocks.{i}.norm1", f"blocks.{i}.attn")
+        assert rows[f"blocks.{i}.mlp"] == held(f"blocks.{i}.norm2", f"blocks.{i}.mlp")
+        pooled = held(f"blocks.{i}.pool", f"blocks.{i}.pos_embed")
+        assert rows.get(f"blocks.{i}.pool", 0) == pooled
+    assert rows["norm"] == held("norm.")
+    assert rows["head"] == held("head.")
+
+
+# ── training memory ─────────────────────────────────────────────────────────────────────────────
+
+
+def saved_bytes(model: HVT, batch: int) -> int:
+    """What autograd keeps for a training step, parameters and images aside, each storage once."""
+    images = torch.randn(batch, model.config.in_chans, *model.config.image)
+    free = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    free.add(images.untyped_storage().data_ptr())
+    kept: dict[int, torch.UntypedStorage] = {}  # holding them keeps addresses from being reused
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in free:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.train()(images)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("kind", ["max", "avg", "conv"])
+@pytest.mark.parametrize("stages", [0, 1, 3])
+def test_activations_are_what_autograd_saves(
+    stages: int, kind: str, dims: int, class_token: bool
+) -> None:
+    config = HVTConfig(
+        img_size=(64, 96),
+        patch_size=8,
+        num_heads=2,
+        head_dim=8,
+        depth=3,
+        num_classes=5,
+        stages=stages,
+        pool=kind,
+        pool_dims=dims,
+        class_token=class_token,
+        drop_path_rate=0.0,
+    )
+    one = round(cost(config).activation_mb * 1e6)
+    assert saved_bytes(HVT(config), batch=1) == one
+    assert saved_bytes(HVT(config), batch=3) == 3 * one
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"global_pool": ""},
+        {"class_token": True, "global_pool": ""},
+        {"class_token": True, "global_pool": "avg"},
+        {"num_classes": 0},
+        {"class_token": True, "num_classes": 0},
+        {"mlp_ratio": 1.5, "in_chans": 1},
+    ],
+)
+def test_activations_with_other_heads_and_widths(fields: dict[str, Any]) -> None:
+    base = {"img_size": 64, "patch_size": 8, "num_heads": 3, "head_dim": 4, "depth": 2}
+    config = HVTConfig(**base | {"drop_path_rate": 0.0, "stages": 1} | fields)
+    assert saved_bytes(HVT(config), batch=1) == sum(
+        layer.activation_bytes for layer in cost(config).layers
+    )
+
+
+def test_pooling_saves_training_memory() -> None:
+    megabytes = [cost(f"hvt_s_{m}").activation_mb for m in range(5)]
+    assert megabytes == sorted(megabytes, reverse=True)
+    assert megabytes[0] > 3 * megabytes[4]
+
+
+# ── the report ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_name_config_and_model_cost_the_same() -> None:
+    config = hvt.get_config("hvt_ti_1")
+    assert cost("hvt_ti_1") == cost(config) == cost(HVT(config))
+    assert cost("hvt_ti_1", depth=6) == cost(config.replace(depth=6))
+    assert cost("hvt_ti_1", depth=6).params < cost(config).params
+
+
+def test_a_model_costs_what_it_is_now() -> None:
+    model = hvt.create_model("hvt_ti_2", img_size=64, patch_size=8, num_heads=1, depth=2)
+    before = cost(model)
+    model.set_input_size((64, 96))
+    model.reset_classifier(10)
+    after = cost(model)
+    assert after.tokens == [96, 47, 23]
+    assert after.macs > before.macs
+    assert after.params == sum(p.numel() for p in model.parameters())
+
+
+def test_nothing_is_built() -> None:
+    # Each of these would take more memory than any machine has.
+    wide = cost(HVTConfig(num_heads=1000, head_dim=64, depth=12))
+    assert wide.params > 10**11
+    assert cost("hvt_s_1", num_classes=10**15).params > 10**17
+    assert cost("hvt_s_4", img_size=16 * 10**6).tokens[0] == 10**12
+
+
+def test_ratio_to_the_unpooled_model() -> None:
+    priced = cost("hvt_s_4")
+    assert priced.unpooled_macs == cost("hvt_s_0").macs
+    assert priced.ratio == pytest.approx(cost("hvt_s_0").gflops / priced.gflops)
+    assert cost("deit_s").ratio == 1
+    assert cost("deit_s").compression == []
+    # An unpooled model has no convolutions to pool with either.
+    assert cost("hvt_s_4", pool="conv").unpooled_macs == cost("hvt_s_0").macs
+
+
+def test_blocks_add_their_pooling() -> None:
+    priced = cost("hvt_s_2", pool="conv")
+    blocks = priced.blocks()
+    assert [tokens for tokens, _ in blocks] == [196, *[97] * 6, *[48] * 5]
+    assert blocks[0][1] == block_macs(196, 384) + 97 * 3 * 384**2
+    assert blocks[1][1] == block_macs(97, 384)
+    outside = sum(r.macs for r in priced.layers if r.name in ("patch_embed", "head"))
+    assert sum(macs for _, macs in blocks) + outside == priced.macs
+
+
+def test_the_report_is_plain_data() -> None:
+    priced = cost("hvt_s_1")
+    report = json.loads(json.dumps(priced.to_dict()))
+    assert report["gflops"] == priced.gflops
+    assert report["params_m"] == priced.params_m
+    assert report["tokens"] == [196, 97]
+    assert len(report["layers"]) == len(priced.layers) == 2 * 12 + 1 + 3
+    assert report["layers"][0] == {
+        "name": "patch_embed",
+        "tokens_in": 196,
+        "tokens_out": 196,
+        "macs": 196 * 16 * 16 * 3 * 384,
+        "params": (16 * 16 * 3 + 1) * 384 + 196 * 384,
+        "activation_bytes": 4 * 196 * 16 * 16 * 3,
+    }
+    assert report["compression"][0]["alpha"] == priced.compression[0].alpha
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"depht": 3}, "did you mean depth"),
+        ({"stages": 5}, "stages=5 does not divide depth=12"),
+        ({"patch_size": 15}, "patch_size=15 does not divide"),
+    ],
+)
+def test_bad_overrides_are_refused(overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(HVTError, match=words):
+        cost("hvt_s_1", **overrides)
+
+
+def test_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(HVTError, match="did you mean hvt_s_1"):
+        cost("hvt_s1")

@@ -1,0 +1,103 @@
+"""Files are written whole or not at all."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from hvt import HVTError
+from hvt.files import whole_file
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_file_appears_with_its_content(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "a.txt") as temporary:
+        temporary.write_text("new")
+        assert not (tmp_path / "a.txt").exists()
+    assert (tmp_path / "a.txt").read_text() == "new"
+    assert names_in(tmp_path) == ["a.txt"]
+
+
+def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with whole_file(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+        assert temporary.parent == tmp_path  # the same disk, or the last step would be a copy
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
+def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def fail() -> None:
+        with whole_file(path) as temporary:
+            temporary.write_text("half of the n")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert path.read_text() == "old"
+    assert names_in(tmp_path) == ["a.txt"]
+
+
+def test_an_operating_system_error_becomes_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with (
+        pytest.raises(HVTError, match=r"cannot write .*a\.txt: No space left"),
+        whole_file(path),
+    ):
+        raise OSError(28, "No space left on device")
+    assert names_in(tmp_path) == []
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "nowhere"
+    with (
+        pytest.raises(HVTError, match=r"the folder .*nowhere does not exist"),
+        whole_file(folder / "a.txt"),
+    ):
+        pass
+    assert not folder.exists()
+
+
+def test_a_file_missing_in_the_body_is_not_blamed_on_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(HVTError) as caught, whole_file(tmp_path / "a.txt"):
+        (tmp_path / "other.txt").read_text()
+    assert "folder" not in str(caught.value)
+
+
+def test_a_folder_of_that_name_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.raises(HVTError, match="cannot write"), whole_file(tmp_path / "a") as temporary:
+        temporary.write_text("new")
+    assert names_in(tmp_path) == ["a"]
+    assert names_in(tmp_path / "a") == ["b"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions of this kind are POSIX's")
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_permissions_are_those_of_an_ordinary_new_file(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with whole_file(tmp_path / "ours") as temporary:
+            temporary.write_text("new")
+        (tmp_path / "ordinary").write_text("new")
+    finally:
+        os.umask(before)
+    ours, ordinary = ((tmp_path / name).stat().st_mode for name in ("ours", "ordinary"))
+    assert stat.S_IMODE(ours) == stat.S_IMODE(ordinary) == 0o666 & ~mask
+
+
+def test_text_is_a_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with whole_file("a.txt") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "a.txt").read_text() == "new"

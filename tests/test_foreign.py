@@ -1,0 +1,496 @@
+"""Checkpoints that others wrote give their logits, and never run their code."""
+
+import argparse
+import functools
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from conftest import stir
+from data_paths import FIXTURES, real_data
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import hvt  # before timm: it makes torchvision importable
+from hvt import HVT, CheckpointError, HVTConfig, HVTError
+
+REFERENCE = FIXTURES / "reference_hvt.pth"
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small spend their time waiting for a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def close(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.shape == theirs.shape and (ours - theirs).abs().max().item() < 1e-5
+
+
+# ── the authors' files ──────────────────────────────────────────────────────────────────────────
+
+
+def reference() -> dict[str, Any]:
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(REFERENCE, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Tensor]:
+    with np.load(FIXTURES / "reference_hvt.npz") as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays}
+
+
+def test_the_reference_logits_agree(expected: dict[str, Tensor]) -> None:
+    logits = hvt.load(REFERENCE)(expected["images"])
+    assert close(logits, expected["logits"])
+    assert logits.abs().max() > 0.01  # far above the tolerance
+
+
+def test_every_block_of_the_reference_agrees(expected: dict[str, Tensor]) -> None:
+    blocks = hvt.load(REFERENCE).forward_intermediates(
+        expected["images"], output_fmt="NLC", intermediates_only=True
+    )
+    assert len(blocks) == 6
+    for i, block in enumerate(blocks):
+        assert close(block, expected[f"block{i}"]), f"block {i}"
+
+
+def test_the_architecture_is_found_from_the_file() -> None:
+    assert hvt.load(REFERENCE).config == HVTConfig(
+        img_size=64, patch_size=8, num_heads=3, head_dim=8, depth=6, stages=2, num_classes=10
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pool_stride": 4},  # what the authors' code ignores
+        {"pool_stride": 1, "pool_kernel_size": 5},
+        {"pool_stride": 0},
+        {"pool_stride": "two"},
+        {"input_size": 224},  # before the file was fine-tuned at 64
+        {"input_size": "64"},
+        {"input_size": [8, 8]},
+        {"head_dim": 5},
+        {"num_blocks": 99, "patch_size": 16, "nb_classes": 1000},
+    ],
+)
+def test_arguments_that_disagree_with_the_tensors_are_not_trusted(
+    tmp_path: Path, expected: dict[str, Tensor], change: dict[str, Any]
+) -> None:
+    content = reference()
+    vars(content["args"]).update(change)
+    torch.save(content, tmp_path / "changed.pth")
+    model = hvt.load(tmp_path / "changed.pth")
+    assert model.config == hvt.load(REFERENCE).config
+    assert close(model(expected["images"]), expected["logits"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stages": 3},
+        {"pool_after": (1, 2)},
+        {"stages": 2, "pool_dims": 2},
+        {"stages": 2, "pool_kernel": 2},
+        {"stages": 1, "pool_kernel": 5, "pool_stride": 3},
+        {"stages": 2, "pool": "conv"},
+        {"stages": 2, "class_token": True},
+        {"stages": 0, "num_classes": 0},
+        {"stages": 2, "mlp_ratio": 2.5, "in_chans": 1},
+    ],
+)
+def test_any_model_of_the_family_is_found_from_its_tensors(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    base = HVTConfig(img_size=128, patch_size=8, num_heads=1, depth=6, num_classes=4)
+    model = stir(HVT(base.replace(**fields))).eval()
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    loaded = hvt.load(tmp_path / "m.pth")
+    assert loaded.config == model.config
+    images = torch.randn(2, model.config.in_chans, 128, 128)
+    assert torch.equal(loaded(images), model(images))
+
+
+def test_the_reference_loads_at_another_size_and_task() -> None:
+    model = hvt.load(REFERENCE, img_size=(32, 128), num_classes=3)
+    assert model.config.tokens == (64, 31, 15)  # as many tokens as before, on another grid
+    assert model(torch.randn(1, 3, 32, 128)).shape == (1, 3)
+    moved = hvt.load(REFERENCE)
+    moved.set_input_size((32, 128))
+    assert torch.equal(model.pos_embed, moved.pos_embed)
+    assert not torch.equal(model.pos_embed, hvt.load(REFERENCE).pos_embed)
+
+
+def test_what_tensors_leave_open_can_be_said(tmp_path: Path) -> None:
+    model = stir(HVT(HVTConfig(img_size=(16, 40), patch_size=8, num_heads=3, head_dim=8, depth=1)))
+    torch.save(model.state_dict(), tmp_path / "m.pth")
+    with pytest.raises(CheckpointError, match=r"m\.pth .* pass the model's img_size"):
+        hvt.load(tmp_path / "m.pth")
+    with pytest.raises(CheckpointError, match=r"m\.pth .* width of 24 .* pass num_heads"):
+        hvt.load(tmp_path / "m.pth", img_size=(16, 40))
+    loaded = hvt.load(tmp_path / "m.pth", img_size=(16, 40), num_heads=3)
+    images = torch.randn(1, 3, 16, 40)
+    assert torch.equal(loaded(images), model.eval()(images))
+
+
+def test_impossible_token_counts_are_refused(tmp_path: Path) -> None:
+    state = reference()["model"]
+    state["blocks.3.pos_embed"] = state["blocks.3.pos_embed"][:, :2]
+    torch.save({"model": state, "args": reference()["args"]}, tmp_path / "odd.pth")
+    with pytest.raises(CheckpointError, match=r"odd\.pth .* no pooling gives .*\[31, 2\]"):
+        hvt.load(tmp_path / "odd.pth")
+
+
+# ── timm and DeiT ───────────────────────────────────────────────────────────────────────────────
+
+
+def timm_vit(name: str = "deit_tiny_patch16_224", **kwargs: Any) -> nn.Module:
+    """One of timm's, small but for its width: heads of 64 are what a file leaves unsaid."""
+    kwargs = {"depth": 2, "img_size": 64, "num_classes": 7} | kwargs
+    return stir(timm.create_model(name, **kwargs)).eval()
+
+
+def in_model(state: State, path: Path) -> None:
+    torch.save({"model": state, "epoch": 299}, path)
+
+
+def in_legacy_pickle(state: State, path: Path) -> None:
+    torch.save({"model": state}, path, _use_new_zipfile_serialization=False)
+
+
+WRITERS: dict[str, Callable[[State, Path], None]] = {
+    "DeiT's .pth": in_model,
+    "legacy .pth": in_legacy_pickle,
+    "bare .pth": torch.save,
+    "timm's training .pth": lambda s, p: torch.save(
+        {"state_dict": s, "arch": "vit", "args": argparse.Namespace(lr=0.1, mean=None)}, p
+    ),
+    "safetensors": save_file,
+    "safetensors with metadata": lambda s, p: save_file(s, p, metadata={"format": "pt"}),
+    "DDP": lambda s, p: in_model({f"module.{k}": v for k, v in s.items()}, p),
+    "compiled": lambda s, p: save_file({f"_orig_mod.{k}": v for k, v in s.items()}, p),
+    "both": lambda s, p: in_model({f"module._orig_mod.{k}": v for k, v in s.items()}, p),
+    "EMA alone": lambda s, p: torch.save({"model_ema": s, "epoch": 3}, p),
+    "timm's EMA alone": lambda s, p: torch.save({"state_dict_ema": s}, p),
+    "parameters": lambda s, p: torch.save(
+        OrderedDict((k, nn.Parameter(v)) for k, v in s.items()), p
+    ),
+}
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_timm_weights_give_timm_logits(tmp_path: Path, form: str) -> None:
+    theirs, images = timm_vit(), torch.randn(2, 3, 64, 64)
+    WRITERS[form](theirs.state_dict(), tmp_path / "weights")
+    ours = hvt.load(tmp_path / "weights")
+    assert ours.config == hvt.get_config("deit_ti", depth=2, img_size=64, num_classes=7, stages=0)
+    assert close(ours(images), theirs(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("deit_small_patch16_224", {}),
+        ("vit_tiny_patch16_224", {}),
+        ("vit_small_patch32_224", {"img_size": 96}),
+        ("vit_tiny_patch16_224", {"num_classes": 0}),
+        ("vit_tiny_patch16_224", {"in_chans": 1, "mlp_ratio": 2.0}),
+        ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg", "fc_norm": False}),
+    ],
+)
+@pytest.mark.parametrize("write", [in_model, save_file])
+def test_timm_vits_give_timm_logits(
+    tmp_path: Path, name: str, kwargs: dict[str, Any], write: Callable[[State, Path], None]
+) -> None:
+    theirs = timm_vit(name, **kwargs)
+    write(theirs.state_dict(), tmp_path / "weights")
+    ours = hvt.load(tmp_path / "weights")
+    images = torch.randn(2, *ours.pretrained_cfg["input_size"])
+    assert close(ours(images), theirs(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("write", [in_model, save_file])
+def test_half_precision_files_are_widened(
+    tmp_path: Path, dtype: torch.dtype, write: Callable[[State, Path], None]
+) -> None:
+    theirs, images = timm_vit().to(dtype), torch.randn(2, 3, 64, 64)
+    write(theirs.state_dict(), tmp_path / "weights")
+    ours = hvt.load(tmp_path / "weights")
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    assert close(ours(images), theirs.float()(images))
+
+
+def test_named_models_take_timms_weights(tmp_path: Path) -> None:
+    theirs, images = timm_vit(depth=12), torch.randn(2, 3, 64, 64)
+    in_model(theirs.state_dict(), tmp_path / "deit.pth")
+    ours = hvt.create_model("deit_ti", img_size=64, num_classes=7).eval()
+    ours.load_pretrained(str(tmp_path / "deit.pth"))
+    assert close(ours(images), theirs(images))
+
+
+def test_real_deit_tiny_gives_timms_logits() -> None:
+    path = real_data("deit_tiny_patch16_224.safetensors")
+    theirs = timm.create_model("deit_tiny_patch16_224").eval()
+    theirs.load_state_dict(load_file(path))
+    ours = hvt.load(path)
+    assert ours.config == hvt.get_config("deit_ti", stages=0)
+    images = torch.randn(2, 3, 224, 224)
+    assert close(ours(images), theirs(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "key"),
+    [
+        ("deit_tiny_distilled_patch16_224", {}, "dist_token"),
+        ("vit_tiny_patch16_224", {"init_values": 1e-5}, "blocks.0.ls1.gamma"),
+        ("vit_tiny_patch16_224", {"global_pool": "avg"}, "fc_norm.weight"),
+        ("vit_tiny_patch16_224", {"qk_norm": True}, "blocks.0.attn.q_norm.weight"),
+        ("vit_tiny_patch16_224", {"reg_tokens": 1}, "reg_token"),
+        ("vit_tiny_patch16_224", {"qkv_bias": False}, "blocks.0.attn.qkv.bias"),
+    ],
+)
+@pytest.mark.parametrize("write", [in_model, save_file])
+def test_other_vits_are_refused_by_the_tensor_that_tells(
+    tmp_path: Path,
+    name: str,
+    kwargs: dict[str, Any],
+    key: str,
+    write: Callable[[State, Path], None],
+) -> None:
+    write(timm_vit(name, **kwargs).state_dict(), tmp_path / "other")
+    with pytest.raises(CheckpointError) as caught:
+        hvt.load(tmp_path / "other")
+    assert key in str(caught.value)
+    assert str(tmp_path / "other") in str(caught.value)
+
+
+# ── transformers ────────────────────────────────────────────────────────────────────────────────
+
+
+def transformers_names(state: State, prefix: str) -> State:
+    """The names of transformers' `ViTForImageClassification`, or `DeiT…`."""
+    width = state["norm.weight"].shape[0]
+    renamed: State = {
+        f"{prefix}.embeddings.cls_token": state["cls_token"],
+        f"{prefix}.embeddings.position_embeddings": state["pos_embed"],
+    }
+    plain = {
+        "patch_embed.proj": f"{prefix}.embeddings.patch_embeddings.projection",
+        "norm": f"{prefix}.layernorm",
+        "head": "classifier",
+    }
+    for i in range(sum(name.endswith("norm1.weight") for name in state)):
+        layer = f"{prefix}.encoder.layer.{i}"
+        plain |= {
+            f"blocks.{i}.norm1": f"{layer}.layernorm_before",
+            f"blocks.{i}.norm2": f"{layer}.layernorm_after",
+            f"blocks.{i}.attn.proj": f"{layer}.attention.output.dense",
+            f"blocks.{i}.mlp.fc1": f"{layer}.intermediate.dense",
+            f"blocks.{i}.mlp.fc2": f"{layer}.output.dense",
+        }
+        for kind in ("weight", "bias"):
+            parts = state[f"blocks.{i}.attn.qkv.{kind}"].split(width)
+            for part, tensor in zip(("query", "key", "value"), parts, strict=True):
+                renamed[f"{layer}.attention.attention.{part}.{kind}"] = tensor.clone()
+    for ours, theirs in plain.items():
+        for kind in ("weight", "bias"):
+            renamed[f"{theirs}.{kind}"] = state[f"{ours}.{kind}"]
+    assert len(renamed) == len(state) + 4 * sum("attn.qkv.weight" in name for name in state)
+    return renamed
+
+
+def transformers_directory(
+    folder: Path, model: nn.Module, prefix: str = "vit", **config: Any
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(transformers_names(model.state_dict(), prefix), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": prefix} | config))
+    return folder
+
+
+@pytest.mark.parametrize("prefix", ["vit", "deit"])
+def test_a_transformers_directory_gives_the_same_logits(tmp_path: Path, prefix: str) -> None:
+    theirs, images = timm_vit(), torch.randn(2, 3, 64, 64)
+    ours = hvt.load(transformers_directory(tmp_path / "vit", theirs, prefix))
+    assert close(ours(images), theirs(images))
+
+
+def test_a_transformers_bin_gives_the_same_logits(tmp_path: Path) -> None:
+    theirs, images = timm_vit(), torch.randn(2, 3, 64, 64)
+    torch.save(transformers_names(theirs.state_dict(), "vit"), tmp_path / "pytorch_model.bin")
+    assert close(hvt.load(tmp_path)(images), theirs(images))
+
+
+def test_transformers_config_tells_heads_classes_and_preprocessing(tmp_path: Path) -> None:
+    theirs, images = timm_vit(num_heads=2, embed_dim=24), torch.randn(2, 3, 64, 64)
+    folder = transformers_directory(
+        tmp_path / "vit",
+        theirs,
+        num_attention_heads=2,
+        hidden_act="gelu",
+        id2label={str(i): f"class {i}" for i in reversed(range(7))},
+    )
+    processor = {
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.2, 0.2, 0.2],
+        "resample": 2,
+        "do_center_crop": True,
+        "size": {"shortest_edge": 256},
+        "crop_size": {"height": 224, "width": 224},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    ours = hvt.load(folder)
+    assert close(ours(images), theirs(images))
+    assert ours.class_names == tuple(f"class {i}" for i in range(7))
+    assert ours.pretrained_cfg["mean"] == (0.5, 0.5, 0.5)
+    assert ours.pretrained_cfg["std"] == (0.2, 0.2, 0.2)
+    assert ours.pretrained_cfg["interpolation"] == "bilinear"
+    assert ours.pretrained_cfg["crop_pct"] == 0.875
+
+
+def test_transformers_without_a_crop_use_the_whole_picture(tmp_path: Path) -> None:
+    folder = transformers_directory(tmp_path / "vit", timm_vit())
+    processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 224}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    assert hvt.load(folder).pretrained_cfg["crop_pct"] == 1.0
+
+
+def test_another_activation_is_refused(tmp_path: Path) -> None:
+    folder = transformers_directory(tmp_path / "vit", timm_vit(), hidden_act="relu")
+    with pytest.raises(CheckpointError, match="hidden_act='relu'"):
+        hvt.load(folder)
+
+
+def test_a_transformers_file_without_its_keys_is_refused(tmp_path: Path) -> None:
+    state = transformers_names(timm_vit().state_dict(), "vit")
+    name = "vit.encoder.layer.1.attention.attention.key.weight"
+    for what, tensor in (("missing", None), ("short", state.pop(name)[:, :5].clone())):
+        save_file(state | ({name: tensor} if tensor is not None else {}), tmp_path / what)
+        with pytest.raises(CheckpointError, match=rf"{what} has no .*attention\.key\.weight"):
+            hvt.load(tmp_path / what)
+
+
+def test_a_transformers_pooler_is_named(tmp_path: Path) -> None:
+    state = transformers_names(timm_vit().state_dict(), "vit")
+    state["vit.pooler.dense.weight"] = torch.zeros(192, 192)
+    save_file(state, tmp_path / "pooled")
+    with pytest.raises(CheckpointError, match=r"it has pooler\.dense\.weight"):
+        hvt.load(tmp_path / "pooled")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "null", '{"pretrained_cfg": 3}', '{"id2label": 3}', "[" * 100_000],
+)
+def test_a_corrupt_config_json_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    transformers_directory(tmp_path / "vit", timm_vit())
+    (tmp_path / "vit" / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="the JSON files in .*vit are not understood"):
+        hvt.load(tmp_path / "vit")
+
+
+# ── nothing is ever run ─────────────────────────────────────────────────────────────────────────
+
+
+class Custom:
+    """What no checkpoint may carry."""
+
+
+class Runs:
+    """Unpickling this runs a shell command that leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"echo run > '{self.mark}'",)
+
+
+PAYLOADS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "os.system": (Runs, f"{os.system.__module__}.system"),
+    "eval": (lambda mark: functools.partial(eval, f"open({str(mark)!r}, 'w')"), "partial"),
+    "partial": (lambda mark: functools.partial(mark.touch), "functools.partial"),
+    "custom class": (lambda mark: Custom(), "Custom"),
+    "class itself": (lambda mark: Custom, "Custom"),
+    "module": (lambda mark: nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
+    "numpy number": (lambda mark: np.float64(1), "numpy"),
+    "numpy array": (lambda mark: np.zeros(3), "numpy"),
+    "numpy objects": (lambda mark: np.array([Runs(mark)], dtype=object), "numpy"),
+    "path": (lambda mark: mark, "pathlib"),
+    "namespace of an object": (lambda mark: argparse.Namespace(inner=Custom()), "Custom"),
+    "namespace that runs": (
+        lambda mark: argparse.Namespace(lr=0.1, deep=[{"a": (Runs(mark),)}]),
+        f"{os.system.__module__}.system",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PAYLOADS)
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("where", ["args", "beside", "within"])
+def test_anything_else_is_refused_by_name_and_not_run(
+    tmp_path: Path, case: str, zipped: bool, where: str
+) -> None:
+    make, name = PAYLOADS[case]
+    mark, path, payload = tmp_path / "mark", tmp_path / "evil.pth", make(tmp_path / "mark")
+    content: dict[str, Any] = reference()
+    if where == "within":
+        content["model"]["extra"] = payload
+    else:
+        content["args" if where == "args" else "extra"] = payload
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError) as caught:
+        hvt.load(path)
+    assert name in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not mark.exists()
+
+
+def test_the_payload_would_run(tmp_path: Path) -> None:
+    torch.save(Runs(tmp_path / "mark"), tmp_path / "evil.pth")
+    torch.load(tmp_path / "evil.pth", weights_only=False)
+    assert (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_plain_values_are_no_objection(tmp_path: Path, zipped: bool) -> None:
+    content = reference()
+    content["args"] = argparse.Namespace(
+        **vars(content["args"]), lr=0.1, resume="", tags=["a", ("b", None)], extra={"x": {1, 2}}
+    )
+    torch.save(content, tmp_path / "m.pth", _use_new_zipfile_serialization=zipped)
+    assert hvt.load(tmp_path / "m.pth").config == hvt.load(REFERENCE).config
+
+
+def test_an_allowed_class_of_the_process_is_still_refused(tmp_path: Path) -> None:
+    content = reference() | {"extra": Custom()}
+    torch.save(content, tmp_path / "m.pth")
+    with (
+        torch.serialization.safe_globals([Custom]),
+        pytest.raises(CheckpointError, match=r"m\.pth carries .*Custom"),
+    ):
+        hvt.load(tmp_path / "m.pth")
+
+
+def test_a_structure_within_itself_is_refused(tmp_path: Path) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    torch.save(reference() | {"extra": loop}, tmp_path / "m.pth")
+    with pytest.raises(HVTError, match=r"m\.pth holds a structure within itself"):
+        hvt.load(tmp_path / "m.pth")

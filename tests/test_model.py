@@ -1,0 +1,434 @@
+"""The transformer does what the paper says, in every mode, precision, size and compiler."""
+
+import copy
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hvt
+from hvt import HVT, HVTConfig, HVTError
+
+NAMES = hvt.list_models()
+HVT_NAMES = [name for name in NAMES if "hvt" in name]
+DEIT_NAMES = hvt.list_models("deit_*")
+
+# One of each kind, shallow: what is compiled, exported or resized below.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "max": ("hvt_s_2", {}),
+    "avg": ("hvt_s_2", {"pool": "avg"}),
+    "conv": ("hvt_s_2", {"pool": "conv"}),
+    "2D": ("hvt_s_2_2d", {}),
+    "class token": ("deit_s", {}),
+    "pooled class token": ("deit_s", {"stages": 1}),
+    "H×W": ("hvt_s_2", {"img_size": (64, 96)}),
+}
+Build = Callable[..., HVT]
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest, build: Build) -> HVT:
+    name, overrides = KINDS[request.param]
+    return build(name, depth=2, **overrides)
+
+
+def pictures(model: HVT, batch: int = 2) -> Tensor:
+    return torch.randn(batch, model.config.in_chans, *model.config.image)
+
+
+# ── the paper ───────────────────────────────────────────────────────────────────────────────────
+
+
+def paper(state: dict[str, Tensor], config: HVTConfig, images: Tensor) -> Tensor:
+    """The forward pass written out from the paper's equations, with plain torch functions."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-6)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+    def attention(x: Tensor, name: str) -> Tensor:
+        heads = []
+        for q, k, v in zip(
+            *(part.split(config.head_dim, 2) for part in linear(x, f"{name}.qkv").chunk(3, 2)),
+            strict=True,
+        ):
+            weights = (q @ k.transpose(1, 2) / config.head_dim**0.5).softmax(dim=2)
+            heads.append(weights @ v)
+        return linear(torch.cat(heads, dim=2), f"{name}.proj")
+
+    filters, bias = state["patch_embed.proj.weight"], state["patch_embed.proj.bias"]
+    grid = F.conv2d(images, filters, bias, stride=config.patch_size)
+    rows, cols = grid.shape[2:]
+    x = grid.flatten(2).transpose(1, 2)
+    if config.class_token:
+        x = torch.cat((state["cls_token"].expand(len(x), 1, -1), x), dim=1)
+    x = x + state["pos_embed"]
+    for i in range(config.depth):
+        x = x + attention(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn")
+        hidden = F.gelu(linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1"))
+        x = x + linear(hidden, f"blocks.{i}.mlp.fc2")
+        if config.stages and i % (config.depth // config.stages) == 0:  # first of its stage
+            channels = x.transpose(1, 2)
+            if config.pool_dims == 2:
+                picture = F.max_pool2d(channels.unflatten(2, (rows, cols)), 3, 2, padding=1)
+                rows, cols = picture.shape[2:]
+                channels = picture.flatten(2)
+            else:
+                channels = F.max_pool1d(channels, kernel_size=3, stride=2)
+            x = channels.transpose(1, 2) + state[f"blocks.{i}.pos_embed"]
+    x = norm(x, "norm")
+    return linear(x[:, 0] if config.class_token else x.mean(dim=1), "head")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_the_papers(name: str, build: Build, images: Tensor) -> None:
+    """Every model against the equations; attention is the fused kernel against a softmax."""
+    model = build(name)
+    with torch.no_grad():
+        logits = model(images)
+        want = paper(model.state_dict(), model.config, images)
+    assert logits.shape == (2, 10)
+    assert logits.std() > 0.1
+    torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
+
+
+PAPER_TOKENS = {
+    "deit": [197] * 12,
+    "0": [196] * 12,
+    "1": [97] * 12,
+    "2": [97] * 6 + [48] * 6,
+    "3": [97] * 4 + [48] * 4 + [23] * 4,
+    "4": [97] * 3 + [48] * 3 + [23] * 3 + [11] * 3,
+    "2d": [196] * 6 + [49] * 6,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_after_each_block_at_full_size(name: str) -> None:
+    """Pooled after the first block of each stage; on the meta device, so shapes alone."""
+    with torch.device("meta"):
+        model = hvt.create_model(name)
+        images = torch.empty(2, 3, 224, 224)
+    lengths: list[int] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _m, _i, y: lengths.append(y.shape[1]))
+    assert model(images).shape == (2, 1000)
+    assert lengths == PAPER_TOKENS["deit" if "deit" in name else name.rsplit("_")[-1]]
+
+
+@pytest.mark.parametrize("name", HVT_NAMES)
+def test_no_hvt_has_a_class_token(name: str, build: Build) -> None:
+    model = build(name)
+    assert model.cls_token is None
+    assert not any("cls_token" in key for key in model.state_dict())
+    assert (model.num_prefix_tokens, model.global_pool) == (0, "avg")
+
+
+@pytest.mark.parametrize("name", DEIT_NAMES)
+def test_deit_has_a_class_token_and_no_pooling(name: str, build: Build, images: Tensor) -> None:
+    model = build(name)
+    assert model.cls_token is not None
+    assert all(block.pool is None and block.pos_embed is None for block in model.blocks)
+    features = model.forward_features(images)
+    assert features.shape == (2, 65, 24)
+    assert torch.equal(model.forward_head(features, pre_logits=True), features[:, 0])
+
+
+def test_m_0_is_deit_without_the_class_token(build: Build) -> None:
+    hvt_0, deit = build("hvt_s_0"), build("deit_s")
+    shapes = {k: v.shape for k, v in deit.state_dict().items() if k != "cls_token"}
+    shapes["pos_embed"] = torch.Size((1, 64, 24))
+    assert {k: v.shape for k, v in hvt_0.state_dict().items()} == shapes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lengths"),
+    [
+        ({"pool_after": (1, 2)}, [64, 31, 15, 15]),
+        ({"pool_after": (3,)}, [64, 64, 64, 31]),
+        ({"stages": 4}, [31, 15, 7, 3]),
+        ({"stages": 2, "pool_kernel": 2}, [32, 32, 16, 16]),
+        ({"stages": 1, "pool_kernel": 5, "pool_stride": 4}, [15, 15, 15, 15]),
+        ({"stages": 2, "pool_dims": 2, "pool_kernel": 5, "pool_stride": 3}, [9, 9, 1, 1]),
+    ],
+)
+def test_pooling_is_what_the_config_says(
+    overrides: dict, lengths: list[int], build: Build, images: Tensor
+) -> None:
+    model = build("hvt_s_1", depth=4, **overrides)
+    outputs = model.forward_intermediates(images, output_fmt="NLC", intermediates_only=True)
+    assert [y.shape[1] for y in outputs] == lengths
+    assert model(images).isfinite().all()
+
+
+def test_stochastic_depth_rises_linearly(small: dict) -> None:
+    model = hvt.create_model("hvt_s_4", **small)
+    for branch in ("drop_path1", "drop_path2"):
+        rates = [getattr(block, branch).rate for block in model.blocks]
+        assert rates == pytest.approx([0.1 * i / 11 for i in range(12)])
+
+
+@pytest.mark.parametrize("name", ["hvt_ti_4", "deit_ti"])
+def test_initialisation_is_deits(name: str) -> None:
+    model = hvt.create_model(name)
+    positions = [n for n, _ in model.named_parameters() if n.endswith("pos_embed")]
+    assert len(positions) == (5 if name == "hvt_ti_4" else 1)
+    for n, parameter in model.named_parameters():
+        if n in positions or n == "cls_token" or (parameter.ndim == 2 and n.endswith("weight")):
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.15), n
+            assert parameter.mean().item() == pytest.approx(0, abs=0.005), n
+        elif "norm" in n:
+            assert (parameter == (1 if n.endswith("weight") else 0)).all(), n
+        elif "patch_embed" not in n:
+            assert (parameter == 0).all(), n
+
+
+# ── modes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_logits_in_every_mode(name: str, build: Build, images: Tensor) -> None:
+    model = build(name, drop_path_rate=0.0)
+    with torch.no_grad():
+        evaluated, trained = model(images), model.train()(images)
+    assert evaluated.shape == trained.shape == (2, 10)
+    torch.testing.assert_close(trained, evaluated)
+
+
+@pytest.mark.parametrize(
+    "name", ["drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"]
+)
+def test_each_dropout_acts_in_training_alone(name: str, build: Build, images: Tensor) -> None:
+    torch.manual_seed(1)
+    still = build("hvt_s_2", depth=4, drop_path_rate=0.0)
+    torch.manual_seed(1)
+    dropped = build("hvt_s_2", depth=4, **{"drop_path_rate": 0.0} | {name: 0.5})
+    with torch.no_grad():
+        torch.testing.assert_close(dropped(images), still(images))
+        assert not torch.allclose(dropped.train()(images), still(images), atol=1e-2)
+
+
+def test_gradients_reach_every_parameter(model: HVT) -> None:
+    model(pictures(model)).square().sum().backward()
+    silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert silent == []
+
+
+def test_checkpointing_changes_no_gradient(model: HVT) -> None:
+    images = pictures(model)
+    model.train()
+    other = copy.deepcopy(model)
+    other.set_grad_checkpointing()
+    kept = []
+    for net in (model, other):
+        torch.manual_seed(3)  # stochastic depth draws alike
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, saved=saved: (saved.append(t.numel()), t)[1], lambda t: t
+        ):
+            loss = net(images).square().sum()
+        loss.backward()
+        kept.append(sum(saved))
+    assert kept[1] < kept[0] / 2
+    gradients = ({n: p.grad for n, p in net.named_parameters()} for net in (model, other))
+    torch.testing.assert_close(*gradients)
+
+    other.set_grad_checkpointing(False)
+    assert not other.grad_checkpointing
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_precisions(model: HVT, dtype: torch.dtype) -> None:
+    images = pictures(model)
+    with torch.no_grad():
+        want = model(images)
+        got = model.to(dtype)(images.to(dtype))
+    assert got.dtype == dtype
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
+    assert (got.float() - want).abs().max() <= tolerance * want.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(model: HVT, dtype: torch.dtype) -> None:
+    images = pictures(model)
+    with torch.autocast("cpu", dtype):
+        got = model(images)
+    got.float().square().sum().backward()
+    want = model(images)
+    tolerance = {torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
+    assert (got.float() - want).abs().max() <= tolerance * want.abs().max()
+    assert model.pos_embed.grad.isfinite().all()
+
+
+def test_pictures_may_lie_channels_last(model: HVT) -> None:
+    images = pictures(model)
+    with torch.no_grad():
+        want = model(images)
+        torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), want)
+
+
+def test_one_picture_gives_what_it_gives_in_a_batch(model: HVT) -> None:
+    images = pictures(model, batch=3)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images[1:2]), model(images)[1:2], rtol=1e-4, atol=1e-4)
+
+
+# ── compilers ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("model", ["max", "conv", "2D", "pooled class token"], indirect=True)
+def test_compiles_as_one_graph(model: HVT) -> None:
+    torch.compiler.reset()
+    images = pictures(model)
+    want = model(images)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    got = compiled(images)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(
+        torch.autograd.grad(got.square().sum(), list(model.parameters())),
+        torch.autograd.grad(want.square().sum(), list(model.parameters())),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_compiles_as_one_graph_in_training(build: Build, images: Tensor) -> None:
+    torch.compiler.reset()
+    model = build("hvt_s_1", depth=2, drop_rate=0.1, attn_drop_rate=0.1).train()
+    model.set_grad_checkpointing()
+    logits = torch.compile(model, backend="aot_eager", fullgraph=True)(images)
+    logits.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler"
+)
+def test_compiles_with_inductor(build: Build, images: Tensor) -> None:
+    torch.compiler.reset()
+    model = build("hvt_s_1", depth=1)
+    with torch.no_grad(), torch._inductor.config.patch(compile_threads=1):
+        got = torch.compile(model, fullgraph=True)(images)
+        torch.testing.assert_close(got, model(images), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["max", "conv", "2D", "class token"], indirect=True)
+def test_exports_with_a_dynamic_batch(model: HVT) -> None:
+    shapes = {"images": {0: torch.export.Dim("batch")}}
+    program = torch.export.export(model, (pictures(model),), dynamic_shapes=shapes)
+    exported = program.module()
+    for batch in (1, 5):
+        images = pictures(model, batch)
+        with torch.no_grad():
+            torch.testing.assert_close(exported(images), model(images), rtol=1e-4, atol=1e-4)
+
+
+# ── sizes ───────────────────────────────────────────────────────────────────────────────────────
+
+SIZES = [
+    {"img_size": 96},
+    {"img_size": 48},
+    {"img_size": (48, 80)},
+    {"img_size": (80, 48)},
+    {"patch_size": 4},
+    {"patch_size": 16, "img_size": 128},
+    {"patch_size": 16, "img_size": (96, 128)},
+]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_set_input_size_is_as_if_built_so(model: HVT, size: dict[str, Any]) -> None:
+    old = model.config
+    model.set_input_size(**size)
+    built = HVT(old.replace(**size))
+    assert model.config == built.config
+    assert {k: v.shape for k, v in model.state_dict().items()} == {
+        k: v.shape for k, v in built.state_dict().items()
+    }
+    assert model.feature_info == built.feature_info
+    assert model.default_cfg["input_size"] == built.default_cfg["input_size"]
+
+    images = pictures(model)
+    built.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), built.eval()(images))
+        assert model(images).isfinite().all()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_constant_positions_stay_constant(model: HVT, size: dict[str, Any]) -> None:
+    constants = {n: torch.randn(24) for n, _ in model.named_parameters() if "pos_embed" in n}
+    with torch.no_grad():
+        for name, constant in constants.items():
+            model.get_parameter(name).copy_(constant)
+    model.set_input_size(**size)
+    for name, constant in constants.items():
+        moved = model.get_parameter(name)
+        torch.testing.assert_close(moved, constant.expand_as(moved), rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_size_changes_nothing(model: HVT) -> None:
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    model.set_input_size(model.config.image, (8, 8))
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+
+
+def test_training_goes_on_after_a_new_size(model: HVT) -> None:
+    model.set_input_size(96, 16)
+    model(pictures(model)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+def test_what_is_frozen_stays_frozen_at_a_new_size(model: HVT) -> None:
+    model.requires_grad_(False)
+    model.set_input_size(96, 16)
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        ({"img_size": 65}, "patch_size=8 does not divide img_size=65"),
+        ({"patch_size": (8, 16)}, r"patch_size=\(8, 16\) must be square"),
+        ({"img_size": 8}, "would leave no token"),
+    ],
+)
+def test_a_size_that_cannot_be_leaves_the_model_as_it_was(
+    size: dict[str, Any], says: str, build: Build, images: Tensor
+) -> None:
+    model = build("hvt_s_2", depth=2)
+    with torch.no_grad():
+        before = model(images)
+        with pytest.raises(HVTError, match=says):
+            model.set_input_size(**size)
+        assert torch.equal(model(images), before)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 32, 32), (2, 3, 64, 72), (2, 1, 64, 64), (3, 64, 64), (2, 3, 64, 64, 1)]
+)
+@pytest.mark.parametrize("method", ["forward", "forward_features", "forward_intermediates"])
+def test_wrong_images_are_told_the_right_size(
+    shape: tuple[int, ...], method: str, build: Build
+) -> None:
+    model = build("hvt_s_2", depth=2)
+    with pytest.raises(HVTError) as caught:
+        getattr(model, method)(torch.randn(shape))
+    message = str(caught.value)
+    assert str(shape) in message
+    assert "this model takes (batch, 3, 64, 64)" in message
+    assert "set_input_size" in message
+    assert "\n" not in message
+
+
+def test_channels_and_classes_are_free(build: Build) -> None:
+    model = build("hvt_ti_1", depth=2, in_chans=5, num_classes=0, img_size=(32, 48))
+    assert isinstance(model.head, nn.Identity)
+    assert model(torch.randn(2, 5, 32, 48)).shape == (2, 24)

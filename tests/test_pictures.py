@@ -1,0 +1,218 @@
+"""A file becomes a picture whatever its mode, and a damaged one an error that names it."""
+
+import io
+import pickle
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hvt.data.pictures import (
+    BrokenPicture,
+    picture_extensions,
+    picture_formats,
+    read_picture,
+    to_channels,
+)
+from hvt.errors import HVTError
+
+RED, WHITE = (255, 0, 0), (255, 255, 255)
+
+
+def solid(mode: str, colour: object, size: tuple[int, int] = (6, 4)) -> Image.Image:
+    return Image.new(mode, size, colour)  # type: ignore[arg-type]
+
+
+def palette(transparency: object = None) -> Image.Image:
+    image = solid("P", 1)
+    image.putpalette([0, 0, 255, 255, 0, 0])  # 0 is blue, 1 is red
+    if transparency is not None:
+        image.info["transparency"] = transparency
+    return image
+
+
+def grey16(value: int) -> Image.Image:
+    return Image.fromarray(np.full((4, 6), value, np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("image", "ending", "expected"),
+    [
+        (solid("RGB", RED), "png", RED),
+        (solid("RGB", RED), "bmp", RED),
+        (solid("RGB", RED), "webp", RED),
+        (solid("L", 128), "png", (128, 128, 128)),
+        (solid("1", 1), "png", WHITE),
+        (solid("LA", (0, 0)), "png", WHITE),
+        (solid("LA", (0, 255)), "png", (0, 0, 0)),
+        (solid("RGBA", (255, 0, 0, 255)), "png", RED),
+        (solid("RGBA", (255, 0, 0, 0)), "png", WHITE),
+        (solid("RGBA", (0, 0, 0, 128)), "png", (127, 127, 127)),
+        (palette(), "png", RED),
+        (palette(transparency=1), "png", WHITE),
+        (palette(transparency=0), "png", RED),
+        (palette(transparency=bytes([255, 0])), "png", WHITE),
+        (palette(), "gif", RED),
+        (solid("CMYK", (0, 255, 255, 0)), "jpg", RED),
+        (solid("CMYK", (0, 255, 255, 0)), "tif", RED),
+        (solid("YCbCr", (128, 128, 128)), "jpg", (128, 128, 128)),
+        (solid("LAB", (255, 128, 128)), "tif", WHITE),
+        (grey16(65535), "png", WHITE),
+        (grey16(128 * 257), "png", (128, 128, 128)),
+        (grey16(128), "png", (0, 0, 0)),  # dark, and not 8 bits in disguise
+        (grey16(128 * 257), "tif", (128, 128, 128)),
+        (grey16(128 * 257), "pgm", (128, 128, 128)),
+        (solid("I", 128), "tif", (128, 128, 128)),
+        (solid("I", 128 * 257), "tif", (128, 128, 128)),
+        (solid("F", 0.5), "tif", (128, 128, 128)),
+        (solid("F", 128.0), "tif", (128, 128, 128)),
+    ],
+    ids=lambda value: value.mode if isinstance(value, Image.Image) else None,
+)
+def test_every_mode(
+    tmp_path: Path, image: Image.Image, ending: str, expected: tuple[int, int, int]
+) -> None:
+    file = tmp_path / f"picture.{ending}"
+    image.save(file)
+    read = read_picture(file)
+    assert (read.mode, read.size) == ("RGB", (6, 4))
+    # JPEG, WebP and a colour profile round.
+    np.testing.assert_allclose(np.asarray(read)[2, 3], expected, atol=3)
+    grey = read_picture(str(file), in_chans=1)
+    assert (grey.mode, grey.size) == ("L", (6, 4))
+    assert abs(int(np.asarray(grey)[2, 3]) - round(np.dot(expected, [0.299, 0.587, 0.114]))) <= 3
+
+
+def test_values_without_a_range_of_a_format_use_their_own() -> None:
+    ramp = np.array([[-1000, 0, 1000]], np.int32)
+    assert np.asarray(to_channels(Image.fromarray(ramp), 1)).tolist() == [[0, 128, 255]]
+    flat = np.full((1, 2), -7.0, np.float32)
+    assert np.asarray(to_channels(Image.fromarray(flat), 1)).tolist() == [[0, 0]]
+    holes = np.array([[np.nan, np.inf, 1.0]], np.float32)
+    assert np.asarray(to_channels(Image.fromarray(holes), 1)).tolist() == [[0, 0, 255]]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_turns_the_picture_upright(tmp_path: Path, orientation: int) -> None:
+    upright = np.zeros((16, 32, 3), np.uint8)
+    upright[:8, :8] = 255  # the top left corner is white
+    stored = upright
+    for number, turn in {
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.swapaxes(0, 1),
+        6: lambda a: np.rot90(a, 1),
+        7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+        8: lambda a: np.rot90(a, -1),
+    }.items():
+        if number == orientation:
+            stored = turn(upright)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = tmp_path / "turned.png"
+    Image.fromarray(np.ascontiguousarray(stored)).save(file, exif=exif)
+    np.testing.assert_array_equal(np.asarray(read_picture(file)), upright)
+
+
+def test_damaged_exif_is_no_damage_to_the_picture(tmp_path: Path) -> None:
+    file = tmp_path / "exif.jpg"
+    solid("RGB", RED).save(file, exif=b"Exif\x00\x00II*\x00\xff\xff\xff\x7f garbage")
+    assert read_picture(file).size == (6, 4)
+
+
+@pytest.mark.parametrize("ending", ["gif", "webp", "png", "tif"])
+def test_of_an_animation_the_first_frame(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"moving.{ending}"
+    frames = [solid("RGB", colour) for colour in ("red", "lime", "blue")]
+    frames[0].save(file, save_all=True, append_images=frames[1:], lossless=True)
+    assert read_picture(file).getpixel((0, 0)) == RED
+
+
+def test_from_a_stream() -> None:
+    stream = io.BytesIO()
+    solid("RGB", RED).save(stream, "PNG")
+    stream.seek(0)
+    assert read_picture(stream).getpixel((0, 0)) == RED
+    with pytest.raises(BrokenPicture, match=r"^the file cannot be read as a picture: "):
+        read_picture(io.BytesIO(b"nothing"))
+    with pytest.raises(BrokenPicture, match=r"^picture 7 cannot be read as a picture: "):
+        read_picture(io.BytesIO(b"nothing"), name="picture 7")
+
+
+@pytest.mark.parametrize("in_chans", [0, 2, 4])
+def test_other_channel_counts_are_refused(tmp_path: Path, in_chans: int) -> None:
+    with pytest.raises(HVTError, match=f"in_chans={in_chans} is not understood") as caught:
+        read_picture(tmp_path / "none.png", in_chans=in_chans)
+    assert not isinstance(caught.value, BrokenPicture)
+
+
+def noise(ending: str) -> bytes:
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream, ending)
+    return stream.getvalue()
+
+
+def bomb() -> bytes:
+    """A PNG header of 100,000 × 100,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    packed = chunk(b"IDAT", zlib.compress(bytes(1000)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + packed + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        *[(noise(f)[: len(noise(f)) // 2], "") for f in ("JPEG", "PNG", "GIF", "BMP", "WEBP")],
+        (noise("TIFF")[: len(noise("TIFF")) // 2], ""),
+        (noise("JPEG")[:-200], "truncated"),
+        (noise("PNG")[:-200], "truncated"),
+        (noise("JPEG")[:20], ""),
+        (b"", "the file is empty"),
+        (b"this is text\n" * 40, "its content is not in a picture format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not in a picture format"),
+        (bomb(), "exceeds limit"),
+        (None, "there is no such file"),
+    ],
+)
+def test_what_is_damaged_is_broken(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    file = tmp_path / "damaged picture.jpg"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BrokenPicture) as caught:
+        read_picture(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file} cannot be read as a picture: ")
+    assert reason in message
+    assert "\n" not in message
+    assert message.count(str(file)) == 1
+    assert caught.value.path == str(file)
+    assert message.endswith(caught.value.reason)
+
+
+def test_a_folder_is_no_picture(tmp_path: Path) -> None:
+    with pytest.raises(BrokenPicture, match="cannot be read as a picture"):
+        read_picture(tmp_path)
+
+
+def test_the_error_crosses_processes(tmp_path: Path) -> None:
+    error = BrokenPicture.of(tmp_path / "a.jpg", "it is empty")
+    back = pickle.loads(pickle.dumps(error))
+    assert (str(back), back.path, back.reason) == (str(error), error.path, error.reason)
+    assert isinstance(BrokenPicture("as torch makes it again"), HVTError)
+
+
+def test_formats() -> None:
+    assert {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif"} <= picture_extensions()
+    assert not {".txt", ".mpg", ".eps", ".h5"} & picture_extensions()
+    assert "EPS" not in picture_formats()

@@ -1,0 +1,236 @@
+"""Pooling on `(B, N, D)` is torch's own pooling, without transposing copies."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hvt.pooling import (
+    KINDS,
+    Pool,
+    as_picture,
+    as_tokens,
+    max_sources,
+    padding,
+    pool_tokens,
+    pooled_length,
+    to_grid,
+)
+
+
+@dataclass
+class Case:
+    """A layer and tokens for it."""
+
+    pool: Pool
+    x: Tensor
+    dims: int
+
+
+@st.composite
+def cases(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, most_prefix: int = 2) -> Case:
+    dims = draw(st.sampled_from([1, 2]))
+    kernel, stride = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    least = kernel - 2 * padding(dims, kernel)  # shorter sides leave no token
+    rows = draw(st.integers(max(1, least), 9)) if dims == 2 else 1
+    cols = draw(st.integers(max(1, least), 9 if dims == 2 else 40))
+    width, prefix = draw(st.integers(1, 8)), draw(st.integers(0, most_prefix))
+    torch.manual_seed(draw(st.integers(0, 99)))
+    pool = Pool(draw(st.sampled_from(kinds)), (rows, cols), width, kernel, stride, dims, prefix)
+    return Case(pool, torch.randn(draw(st.integers(1, 3)), prefix + rows * cols, width), dims)
+
+
+def torch_pool(case: Case, x: Tensor) -> Tensor:
+    """What torch gives on the transposed sequence, or the grid, as the documentation has it."""
+    pool, (rows, cols) = case.pool, case.pool.grid
+    kernel, stride, pad = pool.kernel[1], pool.stride[1], pool.pad[1]
+    prefix, x = x[:, : pool.prefix], x[:, pool.prefix :].transpose(1, 2).contiguous()
+    if case.dims == 1:
+        if pool.kind == "max":
+            y = F.max_pool1d(x, kernel, stride)
+        elif pool.kind == "avg":
+            y = F.avg_pool1d(x, kernel, stride)
+        else:
+            y = F.conv1d(x, pool.conv.weight.squeeze(2), pool.conv.bias, stride)
+    else:
+        x = x.reshape(*x.shape[:2], rows, cols)
+        if pool.kind == "max":
+            y = F.max_pool2d(x, kernel, stride, pad)
+        elif pool.kind == "avg":
+            y = F.avg_pool2d(x, kernel, stride, pad, count_include_pad=False)
+        else:
+            y = F.conv2d(x, pool.conv.weight, pool.conv.bias, stride, pad)
+        y = y.flatten(2)
+    return torch.cat((prefix, y.transpose(1, 2)), dim=1)
+
+
+@given(cases())
+def test_equals_torch_forward_and_backward(case: Case) -> None:
+    ours, theirs = case.x.clone().requires_grad_(), case.x.clone().requires_grad_()
+    got, want = case.pool(ours), torch_pool(case, theirs)
+    assert got.shape == want.shape
+    torch.testing.assert_close(got, want)
+
+    weight = torch.randn_like(want)
+    parameters = list(case.pool.parameters())
+    assert len(parameters) == (2 if case.pool.kind == "conv" else 0)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, [ours, *parameters], weight),
+        torch.autograd.grad(want, [theirs, *parameters], weight),
+    )
+
+
+@given(cases())
+def test_lengths_are_torchs(case: Case) -> None:
+    rows, cols = case.pool.out_grid
+    assert case.pool(case.x).shape == (
+        case.x.shape[0],
+        case.pool.prefix + rows * cols,
+        case.x.shape[2],
+    )
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9), st.integers(0, 4))
+def test_pooled_length_is_torchs(n: int, kernel: int, stride: int, pad: int) -> None:
+    length = pooled_length(n, kernel, stride, pad)
+    if n + 2 * pad < kernel:
+        assert length < 1
+    else:
+        convolved = F.conv1d(torch.ones(1, 1, n), torch.ones(1, 1, kernel), None, stride, pad)
+        assert length == convolved.shape[2]
+
+
+def test_the_papers_lengths() -> None:
+    lengths = [196]
+    while lengths[-1] > 11:
+        lengths.append(pooled_length(lengths[-1], 3, 2))
+    assert lengths == [196, 97, 48, 23, 11]
+
+
+@pytest.mark.parametrize(
+    ("dims", "kernel", "pad"), [(1, 3, 0), (1, 7, 0), (2, 1, 0), (2, 2, 0), (2, 3, 1), (2, 5, 2)]
+)
+def test_padding_is_for_grids_only(dims: int, kernel: int, pad: int) -> None:
+    assert padding(dims, kernel) == pad
+
+
+@given(cases())
+def test_prefix_tokens_are_left_alone(case: Case) -> None:
+    prefix = case.pool.prefix
+    pooled = case.pool(case.x)
+    assert torch.equal(pooled[:, :prefix], case.x[:, :prefix])
+    changed = case.x.clone()
+    changed[:, :prefix] += 1
+    assert torch.equal(case.pool(changed)[:, prefix:], pooled[:, prefix:])
+
+
+# ── memory ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(1, 8))
+def test_a_picture_is_a_view(batch: int, rows: int, cols: int, width: int) -> None:
+    x = torch.randn(batch, rows * cols, width)
+    picture = as_picture(x, (rows, cols))
+    assert picture.shape == (batch, width, rows, cols)
+    assert picture.data_ptr() == x.data_ptr()
+    assert picture.is_contiguous(memory_format=torch.channels_last)
+    back = as_tokens(picture)
+    assert torch.equal(back, x)
+    assert back.data_ptr() == x.data_ptr()
+
+
+@given(cases())
+def test_results_are_contiguous(case: Case) -> None:
+    assert case.pool(case.x).is_contiguous()
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_copied_on_the_way(kind: str, dims: int, batch: int) -> None:
+    grid = (8, 8) if dims == 2 else (1, 64)
+    pool = Pool(kind, grid, 16, 3, 2, dims, prefix=0)
+    x = torch.randn(batch, 64, 16, requires_grad=True)
+    with Operations() as forward:
+        pooled = pool(x)
+    with Operations() as backward:
+        (gradient,) = torch.autograd.grad(pooled, x, torch.ones_like(pooled))
+    copies = {"clone", "copy_", "_to_copy", "contiguous", "_reshape_copy", "cat"}
+    assert not copies & forward.names, forward.names
+    assert not copies & backward.names, backward.names
+    assert gradient.is_contiguous()
+
+
+# ── where tokens come from and go back to ───────────────────────────────────────────────────────
+
+
+@given(cases(kinds=("max",), most_prefix=0))
+def test_max_sources_are_the_tokens_that_won(case: Case) -> None:
+    pool = case.pool
+    sources = max_sources(case.x, pool.grid, pool.kernel, pool.stride, pool.pad)
+    assert torch.equal(case.x.gather(1, sources), pool(case.x))
+
+
+def test_max_sources_by_hand() -> None:
+    x = torch.tensor([[3.0, 1, 2, 5, 4, 0, 6]]).unsqueeze(2)
+    sources = max_sources(x, (1, 7), (1, 3), (1, 2), (0, 0))
+    assert sources.flatten().tolist() == [0, 3, 6]
+    pooled = pool_tokens(x, (1, 7), "max", (1, 3), (1, 2), (0, 0))
+    assert pooled.flatten().tolist() == [3, 5, 6]
+
+
+@given(st.integers(1, 3), st.integers(1, 60), st.integers(1, 8), st.integers(1, 8))
+def test_to_grid_has_the_grids_shape_and_keeps_constants(
+    batch: int, length: int, rows: int, cols: int
+) -> None:
+    constant = torch.randn(batch, 1, 5)
+    picture = to_grid(constant.expand(-1, length, -1), (rows, cols))
+    assert picture.shape == (batch, 5, rows, cols)
+    torch.testing.assert_close(
+        picture, constant.transpose(1, 2).unsqueeze(3).expand(-1, -1, rows, cols)
+    )
+
+
+@given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6))
+def test_to_grid_of_a_full_sequence_lays_it_row_by_row(batch: int, rows: int, cols: int) -> None:
+    x = torch.randn(batch, rows * cols, 4)
+    torch.testing.assert_close(to_grid(x, (rows, cols)), as_picture(x, (rows, cols)))
+
+
+def test_to_grid_keeps_the_order_of_the_sequence() -> None:
+    rising = torch.arange(11.0).view(1, 11, 1)
+    stretched = to_grid(rising, (14, 14)).flatten()
+    assert (stretched.diff() >= 0).all()
+    assert (stretched[0], stretched[-1]) == (0, 10)
+
+
+# ── the layer ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_the_convolution_is_a_full_one(dims: int) -> None:
+    conv = Pool("conv", (4, 4) if dims == 2 else (1, 16), 6, 3, 2, dims, prefix=0).conv
+    full = (nn.Conv1d if dims == 1 else nn.Conv2d)(6, 6, 3, 2)
+    assert conv.weight.numel() == full.weight.numel() == 6 * 6 * 3**dims
+    assert conv.bias.numel() == 6
+
+
+def test_the_layer_prints_what_it_does() -> None:
+    assert "max, (1, 196) → (1, 97)" in repr(Pool("max", (1, 196), 8, 3, 2, 1, prefix=0))

@@ -1,0 +1,562 @@
+"""Sources open by name and by path, split as promised, and refuse bad input in one sentence."""
+
+import importlib.util
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_paths import real_data
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from hvt.data.pictures import BrokenPicture
+from hvt.data.sources import (
+    ArrayPictures,
+    Data,
+    FilePictures,
+    open_data,
+    open_eval,
+    open_parts,
+    split_stratified,
+)
+from hvt.errors import HVTError
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    unpack = real_data("unpack.py")
+    root = tmp_path_factory.mktemp("cifar")
+    subprocess.run([sys.executable, unpack, root], check=True, capture_output=True)
+    return root
+
+
+def picture(path: Path, shade: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (5, 4), (shade % 256, 0, 0)).save(path)
+    return path
+
+
+def classes(folder: Path, **counts: int) -> Path:
+    for name, count in counts.items():
+        for number in range(count):
+            picture(folder / name / f"{number:03}.png", number)
+    return folder
+
+
+def sentence(error: pytest.ExceptionInfo[HVTError]) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    assert not message.endswith(".")
+    return message
+
+
+# Splits
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=2, max_size=120),
+    st.floats(0.01, 0.99),
+    st.integers(0, 2**40),
+)
+def test_split_properties(labels: list[int], fraction: float, seed: int) -> None:
+    counts = Counter(labels)
+    if max(counts.values()) < 2:
+        with pytest.raises(HVTError, match="not enough pictures"):
+            split_stratified(labels, fraction, seed)
+        return
+    train, val = split_stratified(labels, fraction, seed)
+    assert sorted(train + val) == list(range(len(labels)))
+    assert (train, val) == (sorted(train), sorted(val))
+    assert (train, val) == split_stratified(torch.tensor(labels), fraction, seed)
+    in_val = Counter(labels[i] for i in val)
+    for label, count in counts.items():
+        if count == 1:
+            assert in_val[label] == 0
+        else:
+            assert 1 <= in_val[label] < count
+            assert abs(in_val[label] - count * fraction) <= 1
+
+
+@given(st.lists(st.integers(0, 3), min_size=8, max_size=60), st.integers(0, 1000))
+def test_classes_are_split_apart(labels: list[int], seed: int) -> None:
+    """The members that a class gives do not depend on the other classes."""
+    alone = [i for i, label in enumerate(labels) if label == 0]
+    if len(alone) < 2:
+        return
+    _, val = split_stratified(labels, 0.3, seed)
+    _, val_alone = split_stratified([0] * len(alone), 0.3, seed)
+    assert [i for i in val if labels[i] == 0] == [alone[i] for i in val_alone]
+
+
+def test_split_is_the_same_everywhere() -> None:
+    assert split_stratified([0, 1] * 10, 0.2, 0)[1] == [13, 16, 17, 18]
+    assert split_stratified([0, 1] * 10, 0.2, 1)[1] == [10, 13, 15, 18]
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
+def test_bad_fractions(fraction: float) -> None:
+    with pytest.raises(HVTError, match="out of range"):
+        split_stratified([0, 0, 1, 1], fraction, 0)
+    with pytest.raises(HVTError, match=r"val_fraction=.* is out of range"):
+        open_data("digits", val_fraction=fraction)
+    if fraction != 0:
+        with pytest.raises(HVTError, match=r"holdout=.* is out of range"):
+            open_data("digits", holdout=fraction)
+
+
+# Digits
+
+
+def test_digits() -> None:
+    data = open_data("digits")
+    assert (len(data.train), len(data.val)) == (1438, 359)
+    assert data.class_names == tuple("0123456789")
+    assert (data.image_size, data.held_out, data.name) == (8, False, "digits")
+    assert isinstance(data.train, ArrayPictures)
+    assert isinstance(data.val, ArrayPictures)
+    assert data.train.images.dtype == torch.uint8
+    assert data.train.images.shape == (1438, 8, 8, 3)
+    assert (data.train.images.min(), data.train.images.max()) == (0, 255)
+    assert data.train.labels.dtype == torch.int64
+    image, label = data.val[0]
+    assert (image.mode, image.size, type(label)) == ("RGB", (8, 8), int)
+    assert Counter(data.val.labels.tolist()).keys() == set(range(10))
+
+
+def test_digits_split_does_not_depend_on_the_seed() -> None:
+    first, other = open_data("digits"), open_data("digits", seed=5, val_fraction=0.5)
+    assert isinstance(first.val, ArrayPictures)
+    assert isinstance(other.val, ArrayPictures)
+    assert torch.equal(first.val.images, other.val.images)
+
+
+def test_grey_digits() -> None:
+    grey, colour = open_data("digits", in_chans=1).val, open_data("digits").val
+    assert isinstance(grey, ArrayPictures)
+    assert isinstance(colour, ArrayPictures)
+    assert grey.images.shape == (359, 8, 8, 1)
+    assert torch.equal(grey.images.expand(-1, -1, -1, 3), colour.images)
+    assert grey[0][0].mode == "L"
+    assert grey[0][0].convert("RGB").tobytes() == colour[0][0].tobytes()
+
+
+def test_holdout_never_touches_the_official_split() -> None:
+    whole, held = open_data("digits"), open_data("digits", holdout=0.25, seed=3)
+    assert held.held_out
+    assert len(held.train) + len(held.val) == len(whole.train)
+    assert isinstance(held.val, ArrayPictures)
+    assert isinstance(held.train, ArrayPictures)
+    assert isinstance(whole.train, ArrayPictures)
+    both = torch.cat([held.train.images, held.val.images]).flatten(1)
+    ours, official = (sorted(map(bytes, x.numpy())) for x in (both, whole.train.images.flatten(1)))
+    assert ours == official
+    other = open_data("digits", holdout=0.25, seed=4).val
+    assert isinstance(other, ArrayPictures)
+    assert not torch.equal(other.images, held.val.images)
+
+
+def test_digits_labels_follow_the_models_classes() -> None:
+    plain, turned = open_eval("digits"), open_eval("digits", class_names="9876543210")
+    assert turned.class_names == plain.class_names[::-1]
+    assert [turned.val[i][1] for i in range(50)] == [9 - plain.val[i][1] for i in range(50)]
+
+
+# CIFAR
+
+
+def test_cifar100(cifar: Path) -> None:
+    data = open_data("cifar100", root=cifar)
+    assert isinstance(data.train, ArrayPictures)
+    assert isinstance(data.val, ArrayPictures)
+    assert data.train.images.shape == (50000, 32, 32, 3)
+    assert data.val.images.shape == (10000, 32, 32, 3)
+    assert data.train.images.is_contiguous()
+    assert data.train.images.dtype == torch.uint8
+    assert (data.class_names[0], data.class_names[99], len(data.class_names)) == (
+        "apple",
+        "worm",
+        100,
+    )
+    assert (data.image_size, data.held_out) == (32, False)
+    assert Counter(data.val.labels.tolist()) == dict.fromkeys(range(100), 100)
+
+
+def test_cifar100_in_grey_is_as_pillow_has_it(cifar: Path) -> None:
+    """And the folder itself will do for its parent."""
+    grey = open_eval("cifar100", root=cifar / "cifar-100-python", in_chans=1).val
+    colour = open_eval("cifar100", root=cifar).val
+    assert len(grey) == 10000
+    for index in range(0, 10000, 199):
+        assert grey[index][0].tobytes() == colour[index][0].convert("L").tobytes()
+        assert grey[index][1] == colour[index][1]
+
+
+def test_damaged_cifar(cifar: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for name in ("train", "test"):
+        (folder / name).symlink_to(cifar / "cifar-100-python" / name)
+    with pytest.raises(HVTError, match="meta is missing: pass --download"):
+        open_data("cifar100", root=tmp_path)
+    content = bytearray((cifar / "cifar-100-python" / "meta").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "meta").write_bytes(content)
+    with pytest.raises(HVTError, match="meta is damaged, its MD5 sum is wrong") as caught:
+        open_data("cifar100", root=tmp_path)
+    assert "--download" in sentence(caught)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")]
+)
+def test_absent_cifar(tmp_path: Path, name: str, folder: str) -> None:
+    with pytest.raises(HVTError, match=f"{name} is not in .*--download.*--root.*{folder}") as error:
+        open_data(name, root=tmp_path)
+    sentence(error)
+
+
+# Folders
+
+
+def test_folder_with_train_and_val(tmp_path: Path) -> None:
+    classes(tmp_path / "train", cat=3, dog=4)
+    classes(tmp_path / "val", dog=2)
+    data = open_data(str(tmp_path))
+    assert isinstance(data.train, FilePictures)
+    assert isinstance(data.val, FilePictures)
+    assert data.class_names == ("cat", "dog")
+    assert data.train.labels == [0] * 3 + [1] * 4
+    assert data.val.labels == [1, 1]
+    assert data.train.paths[0] == tmp_path / "train" / "cat" / "000.png"
+    assert (data.image_size, data.held_out) == (None, False)
+    image, label = data.val[1]
+    assert (image.mode, image.getpixel((0, 0)), label) == ("RGB", (1, 0, 0), 1)
+    assert open_data(tmp_path, in_chans=1).train[0][0].mode == "L"
+
+
+@pytest.mark.parametrize("part", ["val", "validation", "valid", "test", "Val"])
+def test_names_of_the_validation_folder(tmp_path: Path, part: str) -> None:
+    classes(tmp_path / "train", cat=3, dog=3)
+    classes(tmp_path / part, cat=1, dog=1)
+    data = open_data(tmp_path)
+    assert (len(data.train), len(data.val), data.held_out) == (6, 2, False)
+
+
+def test_val_goes_before_test(tmp_path: Path) -> None:
+    classes(tmp_path / "train", cat=3, dog=3)
+    classes(tmp_path / "test", cat=1, dog=1)
+    classes(tmp_path / "val", cat=2, dog=2)
+    assert len(open_data(tmp_path).val) == 4
+
+
+def test_folder_of_class_folders(tmp_path: Path) -> None:
+    classes(tmp_path, cat=20, dog=10, emu=2, fox=1)
+    data = open_data(tmp_path, val_fraction=0.2)
+    assert isinstance(data.train, FilePictures)
+    assert isinstance(data.val, FilePictures)
+    assert Counter(data.val.labels) == {0: 4, 1: 2, 2: 1}
+    assert Counter(data.train.labels) == {0: 16, 1: 8, 2: 1, 3: 1}
+    assert not set(data.train.paths) & set(data.val.paths)
+    assert data.held_out
+    again, other = (open_data(tmp_path, val_fraction=0.2, seed=s) for s in (0, 1))
+    assert isinstance(again.val, FilePictures)
+    assert isinstance(other.val, FilePictures)
+    assert again.val.paths == data.val.paths != other.val.paths
+
+
+def test_train_folder_alone_is_split(tmp_path: Path) -> None:
+    classes(tmp_path / "train", cat=10, dog=10)
+    picture(tmp_path / "test" / "unlabelled.png")
+    data = open_data(tmp_path)
+    assert (len(data.train), len(data.val), data.class_names) == (18, 2, ("cat", "dog"))
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    classes(tmp_path, bus=4, train=4)
+    assert open_data(tmp_path).class_names == ("bus", "train")
+
+
+def test_holdout_of_a_folder_leaves_val_alone(tmp_path: Path) -> None:
+    classes(tmp_path / "train", cat=10, dog=10)
+    classes(tmp_path / "val", cat=3, dog=3)
+    data = open_data(tmp_path, holdout=0.2)
+    assert isinstance(data.val, FilePictures)
+    assert (len(data.train), len(data.val), data.held_out) == (16, 4, True)
+    assert all(path.parent.parent.name == "train" for path in data.val.paths)
+
+
+def test_what_counts_as_a_picture(tmp_path: Path) -> None:
+    folder = classes(tmp_path, cat=1, dog=1)
+    picture(folder / "cat" / "UPPER.PNG")
+    picture(folder / "cat" / "deep" / "er" / "nested.jpeg")
+    picture(folder / "cat" / ".hidden.png")
+    picture(folder / "cat" / ".hidden" / "picture.png")
+    picture(folder / ".cache" / "picture.png")
+    picture(folder / "loose.png")
+    (folder / "cat" / "notes.txt").write_text("not a picture")
+    (folder / "dog" / "linked.png").symlink_to(folder / "cat" / "000.png")
+    (folder / "dog" / "more").symlink_to(folder / "cat" / "deep", target_is_directory=True)
+    (folder / "dog" / "round").symlink_to(folder / "dog", target_is_directory=True)
+    (folder / "dog" / "nowhere.png").symlink_to(folder / "gone.png")
+    parts = open_parts(folder)
+    assert isinstance(parts.train, FilePictures)
+    assert [str(path.relative_to(folder)) for path in parts.train.paths] == [
+        "cat/000.png",
+        "cat/UPPER.PNG",
+        "cat/deep/er/nested.jpeg",
+        "dog/000.png",
+        "dog/linked.png",
+        "dog/more/er/nested.jpeg",
+        "dog/nowhere.png",
+    ]
+    assert parts.train.labels == [0, 0, 0, 1, 1, 1, 1]
+    ignored = sorted(Path(path).name for path in parts.ignored)
+    assert ignored == ["loose.png", "notes.txt"]
+    with pytest.raises(BrokenPicture, match=r"nowhere\.png cannot be read .* no such file"):
+        parts.train[6]
+
+
+def test_paths_may_have_any_letters(tmp_path: Path) -> None:
+    path = picture(tmp_path / "großes Äffchen [1]" / "bild 猫.png")
+    picture(tmp_path / "b" / "b.png")
+    parts = open_parts(tmp_path)
+    assert isinstance(parts.train, FilePictures)
+    assert parts.train.paths[1] == path
+    assert parts.train[1][1] == 1
+
+
+def test_broken_picture_is_named_in_a_worker(tmp_path: Path) -> None:
+    classes(tmp_path, cat=2, dog=2)
+    (tmp_path / "cat" / "001.png").write_bytes(b"")
+    parts = open_parts(tmp_path)
+    assert isinstance(parts.train, FilePictures)
+    copy = pickle.loads(pickle.dumps(parts.train))
+    with pytest.raises(BrokenPicture, match=r"001\.png cannot be read as a picture: the file is"):
+        copy[1]
+
+
+def test_relative_folder_is_below_root(tmp_path: Path) -> None:
+    classes(tmp_path / "pets", cat=2, dog=2)
+    assert len(open_data("pets", root=tmp_path).train) == 2
+
+
+def test_a_folder_called_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes(tmp_path / "digits", one=2, two=2)
+    monkeypatch.chdir(tmp_path)
+    assert open_data("./digits").class_names == ("one", "two")
+    assert len(open_data("digits").class_names) == 10
+
+
+def test_imagenet(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match="train does not exist: pass --root"):
+        open_data("imagenet", root=tmp_path)
+    classes(tmp_path / "train", n01440764=2, n01443537=3)
+    with pytest.raises(HVTError, match="val does not exist: pass --root"):
+        open_data("imagenet", root=tmp_path)
+    classes(tmp_path / "val", n01440764=1, n01443537=1)
+    data = open_data("imagenet", root=tmp_path)
+    assert (data.class_names, len(data.train)) == (("n01440764", "n01443537"), 5)
+
+
+def test_real_folder() -> None:
+    data = open_data(real_data("imagenette-part"))
+    assert (len(data.train), len(data.val), len(data.class_names)) == (2200, 600, 10)
+    assert data.train[0][0].size == (224, 224)
+    assert list(data.class_names) == sorted(data.class_names)
+    assert Counter(data.val.labels) == dict.fromkeys(range(10), 60)  # type: ignore[union-attr]
+
+
+# Evaluation
+
+
+def test_eval_of_class_folders_is_all_of_them(tmp_path: Path) -> None:
+    classes(tmp_path, cat=3, dog=1)
+    data = open_eval(tmp_path)
+    assert (len(data.val), data.class_names) == (4, ("cat", "dog"))
+    assert not isinstance(data, Data)
+
+
+def test_eval_needs_no_train_folder(tmp_path: Path) -> None:
+    classes(tmp_path / "val", cat=3)
+    assert len(open_eval(tmp_path).val) == 3
+    with pytest.raises(HVTError, match="has no train folder"):
+        open_data(tmp_path)
+
+
+def test_eval_labels_are_places_among_the_training_classes(tmp_path: Path) -> None:
+    classes(tmp_path / "train", cat=1, dog=1, emu=1)
+    classes(tmp_path / "val", emu=2)
+    data = open_eval(tmp_path)
+    assert data.class_names == ("cat", "dog", "emu")
+    assert data.val[0][1] == 2
+
+
+def test_eval_labels_follow_the_models_classes(tmp_path: Path) -> None:
+    classes(tmp_path, dog=1, emu=2)
+    data = open_eval(tmp_path, class_names=["ant", "emu", "dog"])
+    assert [label for _, label in (data.val[i] for i in range(3))] == [2, 1, 1]
+    assert data.class_names == ("ant", "emu", "dog")
+    with pytest.raises(HVTError, match=r"the class 'emu' .* not among the model's 2 classes"):
+        open_eval(tmp_path, class_names=["ant", "dog"])
+
+
+# Bad input
+
+
+def text_file(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("words")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p / "gone", "gone does not exist: give a folder"),
+        (lambda p: p, "is empty: expected class folders such as"),
+        (lambda p: text_file(p / "words.txt"), "words.txt is a file: give the folder"),
+        (lambda p: picture(p / "a.png").parent, "has pictures but no class folders: put"),
+        (lambda p: text_file(p / "a.txt").parent, "is empty: expected class folders"),
+        (lambda p: classes(p, cat=9), "has the single class 'cat': .* at least two class folders"),
+        (
+            lambda p: text_file(classes(p, cat=2) / "dog" / "a.txt").parents[1],
+            "dog has no pictures: add some or remove the folder",
+        ),
+        (lambda p: classes(p, cat=1, dog=1), "not enough pictures to split"),
+        (
+            lambda p: classes(classes(p / "train", cat=2, dog=2).parent / "val", dug=1).parent,
+            "dug is a class that the training data does not have: .*; did you mean dog?",
+        ),
+        (
+            lambda p: picture(classes(p / "train", cat=2, dog=2).parent / "val" / "a.png").parents[
+                1
+            ],
+            "val has pictures but no class folders: put",
+        ),
+    ],
+)
+def test_bad_folders(tmp_path: Path, make: object, message: str) -> None:
+    with pytest.raises(HVTError, match=message) as caught:
+        open_data(make(tmp_path))  # type: ignore[operator]
+    sentence(caught)
+
+
+def test_unreadable_folder(tmp_path: Path) -> None:
+    classes(tmp_path, cat=2, dog=2)
+    (tmp_path / "dog").chmod(0)
+    try:
+        if os.access(tmp_path / "dog", os.R_OK):
+            pytest.skip("this user may read everything")
+        with pytest.raises(HVTError, match=r"cannot read the folder .*dog: Permission denied"):
+            open_data(tmp_path)
+    finally:
+        (tmp_path / "dog").chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "offer"),
+    [
+        ("digit", "did you mean digits?"),
+        ("cifar-100", "did you mean cifar100"),
+        ("image-net", "did you mean imagenet?"),
+        ("xyz", "known: cifar10, cifar100, digits, imagenet"),
+    ],
+)
+def test_unknown_source(name: str, offer: str) -> None:
+    expected = f"'{name}' is neither a folder nor a known source: {offer}"
+    with pytest.raises(HVTError, match=re.escape(expected)):
+        open_data(name)
+
+
+def test_other_channels_are_refused() -> None:
+    with pytest.raises(HVTError, match="in_chans=4 is not understood"):
+        open_data("digits", in_chans=4)
+
+
+# timm's factory
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [
+        ("hfds/food101", "datasets", "datasets"),
+        ("hfids/food101", "datasets", "datasets"),
+        ("wds/shards", "webdataset", "webdataset"),
+        ("tfds/mnist", "tensorflow_datasets", "tensorflow tensorflow-datasets"),
+    ],
+)
+def test_missing_package(name: str, module: str, package: str) -> None:
+    if importlib.util.find_spec(module) is not None:
+        pytest.skip(f"{module} is installed")
+    with pytest.raises(HVTError, match=f"pip install {package}$") as caught:
+        open_data(name)
+    sentence(caught)
+
+
+def test_torchvision_through_timm(cifar: Path) -> None:
+    data = open_data("torch/cifar100", root=cifar, holdout=0.1, in_chans=1)
+    assert (len(data.train), len(data.val), data.held_out) == (45000, 5000, True)
+    assert data.class_names[:2] == ("apple", "aquarium_fish")
+    image, label = data.val[0]
+    assert (image.mode, image.size) == ("L", (32, 32))
+    assert data.val.labels[0] == label  # type: ignore[union-attr]
+    turned = open_eval("torch/cifar100", root=cifar, class_names=data.class_names[::-1])
+    assert turned.val[0][1] == 99 - 49  # the first test picture is of class 49, a mountain
+
+
+def test_unknown_torchvision_name(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match=r"torch/nothing cannot be opened.*Unknown torchvision"):
+        open_data("torch/nothing", root=tmp_path)
+    with pytest.raises(HVTError, match=r"torch/mnist cannot be opened.*not found"):
+        open_data("torch/mnist", root=tmp_path)
+
+
+def test_webdataset_shards(tmp_path: Path) -> None:
+    pytest.importorskip("webdataset")
+    sizes = {"train": 20, "validation": 6}
+    for part, size in sizes.items():
+        with tarfile.open(tmp_path / f"{part}.tar", "w") as shard:
+            for number in range(size):
+                stream = io.BytesIO()
+                Image.fromarray(np.full((4, 5, 3), number, np.uint8)).save(stream, "PNG")
+                for ending, content in (
+                    ("png", stream.getvalue()),
+                    ("cls", str(number % 2).encode()),
+                ):
+                    entry = tarfile.TarInfo(f"{number:04}.{ending}")
+                    entry.size = len(content)
+                    shard.addfile(entry, io.BytesIO(content))
+    info = {
+        part: {
+            "name": part,
+            "num_samples": size,
+            "filenames": [f"{part}.tar"],
+            "shard_lengths": [size],
+        }
+        for part, size in sizes.items()
+    }
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": info}))
+    assert open_data(f"wds/{tmp_path}").class_names == ()
+    (tmp_path / "classes.txt").write_text("even\nodd\n")
+    data = open_data("wds/", root=tmp_path)
+    assert (len(data.train), len(data.val), data.class_names) == (20, 6, ("even", "odd"))
+    assert [label for _, label in data.val] == [0, 1, 0, 1, 0, 1]
+    turned = open_eval(f"wds/{tmp_path}", class_names=("odd", "even"))
+    assert [label for _, label in turned.val] == [1, 0, 1, 0, 1, 0]
+    with pytest.raises(HVTError, match="none of it can be held out"):
+        open_data(f"wds/{tmp_path}", holdout=0.1)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(HVTError, match="cannot be opened"):
+        open_data(f"wds/{tmp_path}")

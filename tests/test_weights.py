@@ -1,0 +1,522 @@
+"""Our own files: whole, exact, resizable; every bad one refused by one sentence."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import stir
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import hvt
+from hvt import HVT, CheckpointError, HVTConfig, HVTError
+from hvt.weights import FORMAT, load_into, read
+
+TINY = HVTConfig(
+    img_size=16, patch_size=4, num_heads=2, head_dim=4, depth=2, stages=1, num_classes=3
+)
+
+VARIANTS = {
+    "1d": {},
+    "2d": {"pool_dims": 2},
+    "conv": {"pool": "conv"},
+    "conv 2d": {"pool": "conv", "pool_dims": 2},
+    "avg": {"pool": "avg", "pool_kernel": 2},
+    "named blocks": {"pool_after": (1,)},
+    "deit": {"stages": 0, "class_token": True},
+    "class token and pooling": {"class_token": True},
+    "non-square": {"img_size": (16, 24)},
+    "grey": {"in_chans": 1},
+    "features": {"num_classes": 0},
+    "all dropouts": {"drop_rate": 0.1, "attn_drop_rate": 0.2, "drop_path_rate": 0.3},
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small spend their time waiting for a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tiny(**fields: Any) -> HVT:
+    return stir(HVT(TINY.replace(**fields))).eval()
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def assert_same_weights(one: HVT, other: HVT) -> None:
+    mine, theirs = one.state_dict(), other.state_dict()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert torch.equal(tensor, theirs[name]), name
+
+
+# ── there and back ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS.keys())
+def test_round_trip_is_exact(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = tiny(**fields)
+    hvt.save(model, tmp_path / "m.safetensors")
+    back = hvt.load(tmp_path / "m.safetensors")
+    assert back.config == model.config
+    assert_same_weights(model, back)
+    assert not back.training
+    images = torch.randn(2, model.config.in_chans, *model.config.image)
+    assert torch.equal(model(images), back(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_precision_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = tiny().to(dtype)
+    hvt.save(model, tmp_path / "m.safetensors")
+    assert_same_weights(model, hvt.load(tmp_path / "m.safetensors"))
+
+
+def test_a_model_in_training_is_saved_as_it_is(tmp_path: Path) -> None:
+    model = tiny().train()
+    hvt.save(model, tmp_path / "m.safetensors")
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert_same_weights(model, hvt.load(str(tmp_path / "m.safetensors")))
+
+
+def test_class_names_and_preprocessing_travel(tmp_path: Path) -> None:
+    preprocessing = {
+        "mean": (0.1, 0.2, 0.3),
+        "std": (0.4, 0.5, 0.6),
+        "interpolation": "bilinear",
+        "crop_pct": 0.9,
+        "crop_mode": "squash",
+    }
+    names = ["Käse", "zebra", "犬"]
+    hvt.save(tiny(), tmp_path / "a.safetensors", names, preprocessing)
+    first = hvt.load(tmp_path / "a.safetensors")
+    hvt.save(first, tmp_path / "b.safetensors")  # the model's own, this time
+    for model in (first, hvt.load(tmp_path / "b.safetensors")):
+        assert model.class_names == tuple(names)
+        assert {key: model.pretrained_cfg[key] for key in preprocessing} == preprocessing
+
+
+def test_without_names_there_are_none(tmp_path: Path) -> None:
+    hvt.save(tiny(), tmp_path / "m.safetensors")
+    assert hvt.load(tmp_path / "m.safetensors").class_names is None
+
+
+def test_names_must_fit_the_classes(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match="2 class names do not fit 3 classes"):
+        hvt.save(tiny(), tmp_path / "m.safetensors", ["a", "b"])
+    assert names_in(tmp_path) == []
+
+
+def test_names_do_not_outlive_their_classes(tmp_path: Path) -> None:
+    hvt.save(tiny(), tmp_path / "m.safetensors", ["a", "b", "c"])
+    assert hvt.load(tmp_path / "m.safetensors", num_classes=4).class_names is None
+
+
+def test_metadata_has_the_config(tmp_path: Path) -> None:
+    hvt.save(tiny(pool_after=(1,)), tmp_path / "m.safetensors")
+    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+        metadata = file.metadata()
+    assert metadata["format"] == "pt"  # what other readers of safetensors look for
+    described = json.loads(metadata["hvt"])
+    assert described["format"] == FORMAT
+    assert HVTConfig.from_dict(described["config"]) == TINY.replace(pool_after=(1,))
+
+
+def test_any_reader_of_safetensors_gets_the_state_dict(tmp_path: Path) -> None:
+    model = tiny()
+    hvt.save(model, tmp_path / "m.safetensors")
+    tensors, state = load_file(tmp_path / "m.safetensors"), model.state_dict()
+    assert tensors.keys() == state.keys()
+    assert all(torch.equal(tensors[name], state[name]) for name in state)
+
+
+# ── atomic writes ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_saving_replaces_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    hvt.save(tiny(), path)
+    newer = stir(tiny())
+    hvt.save(newer, path)
+    assert_same_weights(newer, hvt.load(path))
+    assert names_in(tmp_path) == ["m.safetensors"]
+
+
+def assert_a_large_model_does_not_fit(folder: Path) -> None:
+    path, small = folder / "m.safetensors", tiny()
+    hvt.save(small, path)
+    with pytest.raises(HVTError, match=r"cannot write .*m\.safetensors"):
+        hvt.save(tiny(head_dim=64), path)
+    assert names_in(folder) == ["m.safetensors"]
+    assert_same_weights(small, hvt.load(path))
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        assert_a_large_model_does_not_fit(disk)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
+    # What `ulimit -f` sets; unlike mounting, any user may do that.
+    resource = pytest.importorskip("resource", reason="file size limits are POSIX's")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256_000, hard))
+    try:
+        assert_a_large_model_does_not_fit(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match=r"the folder .*nowhere does not exist"):
+        hvt.save(tiny(), tmp_path / "nowhere" / "m.safetensors")
+
+
+# ── another size, another task ──────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    hvt.save(tiny(), tmp_path / "m.safetensors", ["a", "b", "c"])
+    return tmp_path / "m.safetensors"
+
+
+@pytest.mark.parametrize("fields", [{}, {"pool_dims": 2}, {"stages": 0, "class_token": True}])
+@pytest.mark.parametrize(
+    "size",
+    [{"img_size": 32}, {"img_size": (24, 40)}, {"patch_size": 8, "img_size": 32}],
+    ids=["square", "HxW", "patch"],
+)
+def test_load_at_another_size_is_set_input_size(
+    tmp_path: Path, fields: dict[str, Any], size: dict[str, Any]
+) -> None:
+    model = tiny(**fields)
+    hvt.save(model, tmp_path / "m.safetensors")
+    loaded = hvt.load(tmp_path / "m.safetensors", **size)
+    assert loaded.config == model.config.replace(**size)
+    model.set_input_size(**size)
+    assert_same_weights(model, loaded)
+    assert loaded.pretrained_cfg["input_size"] == (3, *loaded.config.image)
+    assert loaded(torch.randn(1, 3, *loaded.config.image)).shape == (1, 3)
+
+
+def test_another_class_count_gets_a_new_head_and_keeps_the_rest(saved: Path) -> None:
+    old, new = hvt.load(saved).state_dict(), hvt.load(saved, num_classes=7)
+    assert new.get_classifier().weight.shape == (7, 8)
+    assert new.get_classifier().weight.std() > 0
+    assert torch.equal(new.get_classifier().bias, torch.zeros(7))
+    for name, tensor in new.state_dict().items():
+        if not name.startswith("head."):
+            assert torch.equal(tensor, old[name]), name
+
+
+def test_no_classes_leave_the_features(saved: Path) -> None:
+    features, images = hvt.load(saved, num_classes=0), torch.randn(2, 3, 16, 16)
+    assert features(images).shape == (2, 8)
+    whole = hvt.load(saved)
+    pooled = whole.forward_head(whole.forward_features(images), pre_logits=True)
+    assert torch.equal(features(images), pooled)
+
+
+def test_one_channel_sums_the_filters_of_three(saved: Path) -> None:
+    model, grey = hvt.load(saved), hvt.load(saved, in_chans=1)
+    image = torch.randn(2, 1, 16, 16)
+    # What a grey picture, repeated, gave before.
+    torch.testing.assert_close(grey(image), model(image.expand(-1, 3, -1, -1)))
+
+
+def test_other_channels_cannot_be_turned(tmp_path: Path) -> None:
+    hvt.save(tiny(in_chans=2), tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match=r"m\.safetensors takes 2 channels"):
+        hvt.load(tmp_path / "m.safetensors", in_chans=5)
+
+
+def test_load_into_resizes_to_the_model(saved: Path) -> None:
+    model = tiny(img_size=24, num_classes=5)
+    head = model.get_classifier().weight.clone()
+    load_into(model, saved)
+    assert torch.equal(model.get_classifier().weight, head)
+    wanted = hvt.load(saved, img_size=24)
+    for name, tensor in model.state_dict().items():
+        if not name.startswith("head."):
+            assert torch.equal(tensor, wanted.state_dict()[name]), name
+
+
+def test_load_into_keeps_the_models_precision(saved: Path) -> None:
+    model = tiny().double()
+    load_into(model, saved)
+    assert_same_weights(model, hvt.load(saved).double())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"depth": 4}, "it lacks blocks.2."),
+        ({"depth": 1}, "it has blocks.1."),
+        ({"stages": 2}, "it lacks blocks.1.pos_embed"),
+        ({"num_heads": 3}, "it has another shape of"),
+        ({"class_token": True}, "it lacks cls_token"),
+        ({"pool": "conv"}, "it lacks blocks.0.pool.conv"),
+        ({"mlp_ratio": 2.0}, "it has another shape of blocks.0.mlp.fc1.weight"),
+    ],
+)
+def test_another_architecture_is_refused(saved: Path, fields: dict[str, Any], words: str) -> None:
+    for use in (
+        lambda: load_into(tiny(**fields), saved),
+        lambda: hvt.load(saved, **fields),
+    ):
+        with pytest.raises(CheckpointError, match="of another architecture than asked") as caught:
+            use()
+        assert words in str(caught.value)
+        assert str(saved) in str(caught.value)
+
+
+def test_a_refused_file_leaves_the_model_as_it_was(saved: Path) -> None:
+    model = tiny(depth=4)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CheckpointError):
+        load_into(model, saved)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+def test_an_unknown_override_offers_the_nearest(saved: Path) -> None:
+    with pytest.raises(HVTError, match="did you mean img_size"):
+        hvt.load(saved, image_size=32)
+
+
+# ── files that cannot be loaded ─────────────────────────────────────────────────────────────────
+
+
+def written(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """One of our files whose description was changed."""
+    model = tiny()
+    described: dict[str, Any] = {
+        "format": FORMAT,
+        "config": model.config.to_dict(),
+        "class_names": None,
+        "preprocessing": {},
+    }
+    change(described)
+    save_file(model.state_dict(), path, metadata={"hvt": json.dumps(described)})
+    return path
+
+
+def test_the_unchanged_description_loads(tmp_path: Path) -> None:
+    hvt.load(written(tmp_path / "m.safetensors", lambda described: None))
+
+
+DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "newer format": (lambda d: d.update(format=FORMAT + 1), "newer hvt"),
+    "format of text": (lambda d: d.update(format="1"), "describes no usable model"),
+    "no format": (lambda d: d.pop("format"), "describes no usable model"),
+    "no config": (lambda d: d.pop("config"), "describes no usable model"),
+    "config of another kind": (lambda d: d.update(config=[1]), "describes no usable model"),
+    "no depth": (lambda d: d["config"].pop("depth"), "describes no usable model"),
+    "unknown field": (lambda d: d["config"].update(speed=9), "unknown override 'speed'"),
+    "impossible field": (lambda d: d["config"].update(patch_size=5), "patch_size=5"),
+    "field of text": (lambda d: d["config"].update(num_heads="2"), "num_heads='2'"),
+    "endless field": (lambda d: d["config"].update(mlp_ratio=float("inf")), "mlp_ratio=inf"),
+    "endless depth": (lambda d: d["config"].update(depth=10**12), "blocks but holds 2"),
+    "depth of text": (lambda d: d["config"].update(depth="2"), "blocks but holds 2"),
+    "vast width": (lambda d: d["config"].update(num_heads=10**6), "another shape of"),
+    "vaster width": (lambda d: d["config"].update(num_classes=10**30), "larger than any machine"),
+    "vast MLP": (lambda d: d["config"].update(mlp_ratio=1e9), "another shape of"),
+    "vast image": (lambda d: d["config"].update(img_size=4 * 10**6), "another shape of"),
+    "names of another kind": (lambda d: d.update(class_names=7), "class names"),
+    "names of numbers": (lambda d: d.update(class_names=[1, 2, 3]), "class names"),
+    "preprocessing of another kind": (lambda d: d.update(preprocessing=3), "no usable model"),
+}
+
+
+@pytest.mark.parametrize("case", DESCRIPTIONS)
+def test_a_wrong_description_is_one_clear_error(tmp_path: Path, case: str) -> None:
+    change, words = DESCRIPTIONS[case]
+    path = written(tmp_path / "m.safetensors", change)
+    with pytest.raises(HVTError) as caught:
+        hvt.load(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "", "null", "[" * 100_000, '"config"'])
+def test_corrupt_metadata_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file(tiny().state_dict(), path, metadata={"hvt": text})
+    with pytest.raises(CheckpointError, match=r"m\.safetensors describes no usable model"):
+        hvt.load(path)
+
+
+@pytest.mark.parametrize("name", ["pos_embed", "patch_embed.proj.weight", "blocks.0.pos_embed"])
+def test_a_missing_tensor_is_named(tmp_path: Path, saved: Path, name: str) -> None:
+    tensors = load_file(saved)
+    del tensors[name]
+    path = tmp_path / "less.safetensors"
+    with safe_open(saved, "pt") as file:
+        save_file(tensors, path, metadata=file.metadata())
+    with pytest.raises(CheckpointError, match=rf"less\.safetensors .* it lacks {name}"):
+        hvt.load(path, img_size=32)
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path, saved: Path) -> None:
+    path = tmp_path / "int.safetensors"
+    with safe_open(saved, "pt") as file:
+        tensors = {name: t.int() for name, t in load_file(saved).items()}
+        save_file(tensors, path, metadata=file.metadata())
+    with pytest.raises(CheckpointError, match=r"int\.safetensors holds .* as torch\.int32"):
+        hvt.load(path)
+
+
+def resnet() -> dict[str, Tensor]:
+    return {
+        "conv1.weight": torch.zeros(8, 3, 7, 7),
+        "layer1.0.conv1.weight": torch.zeros(8, 8, 1, 1),
+        "fc.weight": torch.zeros(3, 8),
+    }
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "random bytes": (
+        lambda p: p.write_bytes(bytes(torch.randint(256, (5000,)).tolist())),
+        "neither a safetensors nor a PyTorch file",
+    ),
+    "text": (lambda p: p.write_text("these are no weights\n"), "neither a safetensors nor"),
+    "empty": (lambda p: p.write_bytes(b""), "neither a safetensors nor a PyTorch file"),
+    "JSON": (lambda p: p.write_text('{"a": {"b": {"c": {}}}}'), "neither a safetensors nor"),
+    "text that looks like ours": (lambda p: p.write_text("weights {}"), "damaged"),
+    "ONNX": (
+        lambda p: p.write_bytes(b"\x08\x08\x12\x07pytorch\x1a\x052.6.0:" + b"\0" * 500),
+        "neither a safetensors nor a PyTorch file",
+    ),
+    "zip": (lambda p: p.write_bytes(b"PK\x03\x04" + b"\0" * 500), "damaged or cut short"),
+    "pickle": (lambda p: p.write_bytes(b"\x80\x02]q\x00."), "damaged or cut short"),
+    "ResNet safetensors": (lambda p: save_file(resnet(), p), "is no HVT, DeiT or plain ViT"),
+    "ResNet pth": (lambda p: torch.save(resnet(), p), "is no HVT, DeiT or plain ViT"),
+    "no tensors": (lambda p: torch.save({"epoch": 3}, p), "it has no tensors"),
+    "a list": (lambda p: torch.save([torch.zeros(2)], p), "holds a list"),
+    "a tensor": (lambda p: torch.save(torch.zeros(2), p), "holds a Tensor"),
+    "empty folder": (lambda p: p.mkdir(), "has no model.safetensors or pytorch_model.bin"),
+    "missing": (lambda p: None, "No such file"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+@pytest.mark.parametrize("use", [hvt.load, lambda path: load_into(tiny(), path)])
+def test_a_file_of_another_kind_is_one_clear_error(
+    tmp_path: Path, case: str, use: Callable[[Path], object]
+) -> None:
+    write, words = FILES[case]
+    path = tmp_path / "file.bin"
+    write(path)
+    with pytest.raises(CheckpointError) as caught:
+        use(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ── damaged files ───────────────────────────────────────────────────────────────────────────────
+
+
+def _formats() -> dict[str, Callable[[HVT, Path], object]]:
+    return {
+        "safetensors": hvt.save,
+        "pth": lambda m, p: torch.save({"model": m.state_dict(), "epoch": 3}, p),
+        "legacy": lambda m, p: torch.save(m.state_dict(), p, _use_new_zipfile_serialization=False),
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The bytes of a small model in each format; heads of 64 leave nothing to guess."""
+    folder = tmp_path_factory.mktemp("whole")
+    model = HVT(TINY.replace(num_heads=1, head_dim=64, depth=1, mlp_ratio=0.25))
+    for name, write in _formats().items():
+        write(model, folder / name)
+        hvt.load(folder / name)
+    return {name: (folder / name).read_bytes() for name in _formats()}
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pth", "legacy"])
+@pytest.mark.parametrize("share", [0.0001, 0.001, 0.01, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_one_clear_error(
+    tmp_path: Path, whole: dict[str, bytes], kind: str, share: float
+) -> None:
+    path = tmp_path / "cut"
+    content = whole[kind]
+    for length in {int(len(content) * share), 9, len(content) - 1}:
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match="cut") as caught:
+            hvt.load(path)
+        assert str(path) in str(caught.value)
+        assert "damaged" in str(caught.value)
+
+
+def assert_loads_or_is_refused(path: Path) -> None:
+    try:
+        outcome: object = hvt.load(path)
+    except HVTError as error:
+        outcome = str(error)
+    assert isinstance(outcome, HVT) or str(path) in str(outcome)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), kind=st.sampled_from(["safetensors", "pth", "legacy"]))
+def test_damage_never_raises_anything_else(
+    tmp_path: Path, whole: dict[str, bytes], data: st.DataObject, kind: str
+) -> None:
+    content = bytearray(whole[kind])
+    # Where the structure is: the beginning of all, the directory at the end of a zip archive.
+    last = len(content) - 1
+    place = st.one_of(st.integers(0, 6000), st.integers(0, last), st.integers(last - 3000, last))
+    for _ in range(data.draw(st.integers(1, 4), label="bytes")):
+        at = min(data.draw(place, label="at"), last)
+        content[at] = data.draw(st.integers(0, 255), label="byte")
+    end = data.draw(st.one_of(st.none(), st.integers(0, last)), label="end")
+    path = tmp_path / "damaged"
+    path.write_bytes(content[:end])
+    assert_loads_or_is_refused(path)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_description_never_raises_anything_else(
+    tmp_path: Path, whole: dict[str, bytes], data: st.DataObject
+) -> None:
+    content = bytearray(whole["safetensors"])
+    start, end = content.index(b'"hvt"'), content.index(b"preprocessing")
+    for _ in range(data.draw(st.integers(1, 3), label="bytes")):
+        at = data.draw(st.integers(start, end), label="at")
+        content[at] = data.draw(st.sampled_from(b'0123456789eE-.,:[]{}" abn'), label="byte")
+    path = tmp_path / "damaged.safetensors"
+    path.write_bytes(content)
+    assert_loads_or_is_refused(path)
+
+
+def test_reading_tells_what_a_file_says(saved: Path) -> None:
+    checkpoint = read(saved)
+    assert checkpoint.config == TINY
+    assert checkpoint.class_names == ["a", "b", "c"]
+    assert checkpoint.tensors.keys() == HVT(TINY).state_dict().keys()

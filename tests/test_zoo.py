@@ -1,0 +1,556 @@
+"""The paper's models by name, here and in timm, meeting timm's contract."""
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hvt
+from hvt import HVT, CheckpointError, HVTConfig, HVTError
+from hvt.zoo import MODELS, WEIGHTS
+
+# After hvt: it makes torchvision, which timm imports, load where its operators are missing.
+import timm  # isort: skip
+from timm.data import resolve_model_data_config  # isort: skip
+from timm.optim import create_optimizer_v2, param_groups_layer_decay  # isort: skip
+from timm.optim import param_groups_weight_decay  # isort: skip
+
+NAMES = hvt.list_models()
+Build = Callable[..., HVT]
+
+
+# ── names ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_models_of_the_paper_have_names() -> None:
+    names = [
+        *("deit_ti", "deit_s", "deit_b"),
+        *("hvt_ti_0", "hvt_ti_1", "hvt_ti_2", "hvt_ti_3", "hvt_ti_4"),
+        *("hvt_s_0", "hvt_s_1", "hvt_s_2", "hvt_s_3", "hvt_s_4"),
+        *("hvt_b_1", "hvt_b_2", "hvt_b_3", "hvt_b_4"),
+        *("scale_hvt_ti_4", "hvt_s_2_2d"),
+    ]
+    assert hvt.list_models() == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("deit_*", ["deit_ti", "deit_s", "deit_b"]),
+        ("hvt_s_?", ["hvt_s_0", "hvt_s_1", "hvt_s_2", "hvt_s_3", "hvt_s_4"]),
+        ("*_4", ["hvt_ti_4", "hvt_s_4", "hvt_b_4", "scale_hvt_ti_4"]),
+        ("*2d", ["hvt_s_2_2d"]),
+        ("hvt_s_1", ["hvt_s_1"]),
+        ("resnet*", []),
+    ],
+)
+def test_patterns_keep_the_order(pattern: str, names: list[str]) -> None:
+    assert hvt.list_models(pattern) == names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_says_the_size_and_the_stages(name: str) -> None:
+    config = hvt.get_config(name)
+    size = "s" if name == "scale_hvt_ti_4" else re.search("_(ti|s|b)", name).group(1)
+    assert config.width == {"ti": 192, "s": 384, "b": 768}[size]
+    stages = 0 if "deit" in name else int(re.search(r"_(\d)", name).group(1))
+    assert len(config.pool_blocks) == stages
+    assert config.class_token == ("deit" in name)
+    assert (config.patch_size, config.pool_dims) == ((8, 2) if "2d" in name else (16, 1))
+    assert (config.head_dim, config.depth, config.image) == (64, 12, (224, 224))
+
+
+def test_the_scaled_tiny_model_is_hvt_s_4() -> None:
+    assert hvt.get_config("scale_hvt_ti_4") == hvt.get_config("hvt_s_4")
+
+
+def test_overrides_reach_every_field() -> None:
+    with torch.device("meta"):
+        model = hvt.create_model("hvt_s_4", depth=24, num_classes=100)
+    assert model.config == HVTConfig(num_heads=6, stages=4, depth=24, num_classes=100)
+    assert len(model.blocks) == 24
+    assert [i for i, block in enumerate(model.blocks) if block.pool] == [0, 6, 12, 18]
+    assert model.head.out_features == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "offer"),
+    [("hvt_s_9", "hvt_s_"), ("hvt_s1", "hvt_s_1"), ("deit_tiny", "deit_ti"), ("xyz", "known: ")],
+)
+def test_an_unknown_model_is_answered_with_the_nearest(name: str, offer: str) -> None:
+    with pytest.raises(HVTError, match=f"^unknown model '{name}': .*{offer}") as caught:
+        hvt.create_model(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("create", [hvt.create_model, timm.create_model], ids=["hvt", "timm"])
+def test_an_unknown_override_is_answered_with_the_nearest(create: Callable) -> None:
+    with pytest.raises(HVTError, match="unknown override 'num_class': did you mean num_classes"):
+        create("hvt_s_1", num_class=10)
+    with pytest.raises(HVTError, match="stages=5 does not divide depth=12"):
+        create("hvt_s_1", stages=5)
+    with pytest.raises(HVTError, match="depth='12' must be a whole number"):
+        create("hvt_s_1", depth="12")
+
+
+# ── timm's registry ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_timm_creates_them_with_overrides(name: str, small: dict, images: Tensor) -> None:
+    model = timm.create_model(name, drop_path_rate=0.2, **small)
+    assert isinstance(model, HVT)
+    assert model.config == MODELS[name].replace(drop_path_rate=0.2, **small)
+    assert model(images).shape == (2, 10)
+
+
+def test_timm_lists_them() -> None:
+    listed = set(timm.list_models("*hvt_*")) | set(timm.list_models("deit_*"))
+    assert set(NAMES) <= listed
+    assert all(timm.is_model(name) for name in NAMES)
+    published = set(timm.list_models("*hvt_*", pretrained=True))
+    assert published == {name for name in WEIGHTS if "hvt" in name}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_default_cfg(name: str) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    cfg = model.default_cfg
+    assert cfg is model.pretrained_cfg
+    assert (cfg["architecture"], cfg["num_classes"], cfg["input_size"]) == (
+        name,
+        1000,
+        (3, 224, 224),
+    )
+    assert cfg.get("url") == WEIGHTS.get(name)
+    assert model.get_submodule(cfg["classifier"]) is model.get_classifier()
+    assert isinstance(model.get_submodule(cfg["first_conv"]), nn.Conv2d)
+
+
+def test_the_data_config_is_deits_evaluation() -> None:
+    with torch.device("meta"):
+        model = hvt.create_model("hvt_s_1")
+    assert resolve_model_data_config(model) == {
+        "input_size": (3, 224, 224),
+        "interpolation": "bicubic",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "crop_pct": 0.875,
+        "crop_mode": "center",
+    }
+
+
+def test_the_data_config_follows_the_size(build: Build) -> None:
+    model = build("hvt_s_1", img_size=(64, 96), in_chans=1)
+    assert resolve_model_data_config(model)["input_size"] == (1, 64, 96)
+    model.set_input_size(48)
+    assert resolve_model_data_config(model)["input_size"] == (1, 48, 48)
+    assert resolve_model_data_config(build("hvt_s_1"))["input_size"] == (3, 64, 64)
+
+
+# ── features and head ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["hvt_s_2", "hvt_s_2_2d", "deit_s"])
+def test_forward_is_head_of_features(name: str, build: Build, images: Tensor) -> None:
+    model = build(name)
+    with torch.no_grad():
+        features = model.forward_features(images)
+        before = model.forward_head(features, pre_logits=True)
+        logits = model(images)
+    assert features.shape == (2, model.config.tokens[-1], model.num_features)
+    pooled = features[:, 0] if model.config.class_token else features.mean(1)
+    assert torch.equal(before, pooled)
+    assert torch.equal(model.get_classifier()(before), logits)
+    assert torch.equal(model.forward_head(features), logits)
+    assert (before.shape, logits.shape) == ((2, model.head_hidden_size), (2, model.num_classes))
+
+
+def test_reset_classifier(build: Build, images: Tensor) -> None:
+    model = build("hvt_s_2", depth=2)
+    with torch.no_grad():
+        features = model.forward_features(images)
+        model.reset_classifier(5)
+        assert isinstance(model.get_classifier(), nn.Linear)
+        assert model(images).shape == (2, 5)
+        assert (model.num_classes, model.config.num_classes) == (5, 5)
+        assert torch.equal(model.forward_features(images), features)
+
+        model.reset_classifier(0)
+        assert isinstance(model.get_classifier(), nn.Identity)
+        assert torch.equal(model(images), features.mean(1))
+
+        model.reset_classifier(0, global_pool="")
+        assert torch.equal(model(images), features)
+        with pytest.raises(HVTError, match="global_pool='token' needs class_token=True"):
+            model.reset_classifier(5, global_pool="token")
+        assert torch.equal(model(images), features)
+
+
+def test_reset_classifier_moves_deit_to_the_mean(build: Build, images: Tensor) -> None:
+    model = build("deit_s", depth=2).to(torch.float64)
+    model.reset_classifier(7, global_pool="avg")
+    assert model.head.weight.dtype == torch.float64
+    with torch.no_grad():
+        features = model.forward_features(images.double())
+        assert torch.equal(model(images.double()), model.head(features[:, 1:].mean(1)))
+
+
+# ── intermediates ───────────────────────────────────────────────────────────────────────────────
+
+# hvt_s_4 at 64 tokens, 12 blocks: the length after each.
+LENGTHS = [31] * 3 + [15] * 3 + [7] * 3 + [3] * 3
+
+
+@pytest.mark.parametrize(
+    ("indices", "blocks"),
+    [
+        (None, list(range(12))),
+        (1, [11]),
+        (3, [9, 10, 11]),
+        ([0, 3, 11], [0, 3, 11]),
+        ((2, -1), [2, 11]),
+        ([5, 1], [1, 5]),
+        ([4, 4], [4]),
+    ],
+)
+@pytest.mark.parametrize("norm", [False, True])
+def test_intermediates_are_the_blocks_outputs(
+    indices: Any, blocks: list[int], norm: bool, build: Build, images: Tensor
+) -> None:
+    model = build("hvt_s_4")
+    seen: list[Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _m, _i, y: seen.append(y))
+    with torch.no_grad():
+        final, outputs = model.forward_intermediates(images, indices, norm=norm, output_fmt="NLC")
+        want = [model.norm(seen[i]) if norm else seen[i] for i in blocks]
+        assert torch.equal(final, model.norm(seen[11]))
+    assert [y.shape[1] for y in outputs] == [LENGTHS[i] for i in blocks]
+    torch.testing.assert_close(outputs, want, rtol=0, atol=0)
+
+
+def test_stop_early_runs_no_further_block(build: Build, images: Tensor) -> None:
+    model = build("hvt_s_4")
+    runs: list[int] = []
+    for i, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda _m, _i, _y, i=i: runs.append(i))
+    early = model.forward_intermediates(images, [1, 4], stop_early=True, intermediates_only=True)
+    assert runs == [0, 1, 2, 3, 4]
+    late = model.forward_intermediates(images, [1, 4], intermediates_only=True)
+    assert runs[5:] == list(range(12))
+    torch.testing.assert_close(early, late, rtol=0, atol=0)
+
+
+def test_output_dict(build: Build, images: Tensor) -> None:
+    model = build("hvt_s_4")
+    final, outputs = model.forward_intermediates(images, 2)
+    named = model.forward_intermediates(images, 2, output_dict=True)
+    assert set(named) == {"image_features", "image_intermediates"}
+    assert torch.equal(named["image_features"], final)
+    torch.testing.assert_close(named["image_intermediates"], outputs, rtol=0, atol=0)
+    only = model.forward_intermediates(images, 2, output_dict=True, intermediates_only=True)
+    assert set(only) == {"image_intermediates"}
+
+
+def test_a_pooled_sequence_is_one_row_or_stretched_to_the_grid(
+    build: Build, images: Tensor
+) -> None:
+    model = build("hvt_s_4", pool_after=(1, 4))
+    take = {"indices": [0, 1, 4], "intermediates_only": True}
+    grid, row, shorter = model.forward_intermediates(images, **take)
+    assert (grid.shape, row.shape, shorter.shape) == ((2, 24, 8, 8), (2, 24, 1, 31), (2, 24, 1, 15))
+    tokens = model.forward_intermediates(images, output_fmt="NLC", **take)
+    for picture, sequence in zip((grid, row, shorter), tokens, strict=True):
+        assert picture.is_contiguous()
+        assert torch.equal(picture.flatten(2).transpose(1, 2), sequence)
+
+    stretched = model.forward_intermediates(images, interpolate=True, **take)
+    assert [y.shape for y in stretched] == [(2, 24, 8, 8)] * 3
+    assert torch.equal(stretched[0], grid)
+    linear = nn.functional.interpolate(shorter.squeeze(2), 64, mode="linear")
+    torch.testing.assert_close(stretched[2].flatten(2), linear)
+
+
+def test_a_pooled_grid_stays_a_grid(build: Build, images: Tensor) -> None:
+    model = build("hvt_s_2_2d", img_size=(64, 32))
+    images = images[..., :32]
+    shapes = [y.shape[2:] for y in model.forward_intermediates(images, intermediates_only=True)]
+    assert shapes == [(4, 2)] * 6 + [(2, 1)] * 6
+    stretched = model.forward_intermediates(images, 1, intermediates_only=True, interpolate=True)
+    assert stretched[0].shape == (2, 24, 8, 4)
+
+
+def test_unknown_formats_are_refused(build: Build, images: Tensor) -> None:
+    with pytest.raises(HVTError, match="output_fmt='NHWC' must be 'NCHW' or 'NLC'"):
+        build("hvt_s_1", depth=1).forward_intermediates(images, output_fmt="NHWC")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"indices": 2},
+        {"indices": [0, 2], "norm": True},
+        {"indices": [1], "stop_early": True},
+        {"output_fmt": "NLC"},
+        {"return_prefix_tokens": True},
+        {"return_prefix_tokens": True, "output_fmt": "NLC", "intermediates_only": True},
+        {"intermediates_only": True},
+        {"output_dict": True},
+        {"output_dict": True, "return_prefix_tokens": True, "indices": [2]},
+        {"output_dict": True, "intermediates_only": True},
+    ],
+    ids=str,
+)
+def test_every_option_means_what_it_means_in_timm(
+    options: dict, build: Build, images: Tensor
+) -> None:
+    shape = {"img_size": 64, "patch_size": 8, "depth": 3, "num_heads": 3}
+    theirs = timm.create_model("deit_tiny_patch16_224", embed_dim=24, num_classes=10, **shape)
+    ours = build("deit_ti", depth=3)
+    theirs.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours.forward_intermediates(images, **options),
+            theirs.eval().forward_intermediates(images, **options),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+# ── timm's feature extraction ───────────────────────────────────────────────────────────────────
+
+
+def test_features_only_on_grids(small: dict, images: Tensor) -> None:
+    net = timm.create_model("hvt_s_2_2d", features_only=True, **small)
+    outputs = net(images)
+    assert net.feature_info.out_indices in ([3, 7, 11], (3, 7, 11))
+    assert net.feature_info.channels() == [24, 24, 24]
+    assert net.feature_info.reduction() == [16, 32, 32]
+    for y, reduction in zip(outputs, net.feature_info.reduction(), strict=True):
+        assert y.shape == (2, 24, 64 // reduction, 64 // reduction)
+    assert resolve_model_data_config(net)["input_size"] == (3, 64, 64)
+
+
+def test_features_only_on_sequences(small: dict, images: Tensor) -> None:
+    net = timm.create_model("hvt_s_4", features_only=True, out_indices=(0, 5, -1), **small)
+    assert net.feature_info.get_dicts(["tokens", "sequence"]) == [
+        {"tokens": 31, "sequence": True},
+        {"tokens": 15, "sequence": True},
+        {"tokens": 3, "sequence": True},
+    ]
+    assert [y.shape for y in net(images)] == [(2, 24, 1, 31), (2, 24, 1, 15), (2, 24, 1, 3)]
+
+
+def test_features_only_drops_what_it_does_not_need(small: dict, images: Tensor) -> None:
+    whole = timm.create_model("hvt_s_4", **small).eval()
+    net = timm.create_model("hvt_s_4", features_only=True, out_indices=(1, 4), **small).eval()
+    assert len(net.model.blocks) == 5
+    assert isinstance(net.model.norm, nn.Identity)
+    assert isinstance(net.model.head, nn.Identity)
+    assert net.model.load_state_dict(whole.state_dict(), strict=False).missing_keys == []
+    want = whole.forward_intermediates(images, [1, 4], intermediates_only=True)
+    torch.testing.assert_close(net(images), want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("depth", "blocks"), [(1, [0]), (2, [0, 1]), (6, [1, 3, 5]), (24, [7, 15, 23])]
+)
+def test_features_only_at_another_depth(depth: int, blocks: list[int], small: dict) -> None:
+    net = timm.create_model("hvt_s_1", features_only=True, depth=depth, **small)
+    assert net.feature_info.module_name() == [f"blocks.{i}" for i in blocks]
+
+
+# ── timm.optim ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["hvt_s_4", "deit_s"])
+def test_no_weight_decay_on_positions_norms_and_biases(name: str, build: Build) -> None:
+    model = build(name)
+    names = {n for n, _ in model.named_parameters()}
+    pooled = {f"blocks.{i}.pos_embed" for i in (0, 3, 6, 9)} if name == "hvt_s_4" else {"cls_token"}
+    assert model.no_weight_decay() == {"pos_embed"} | pooled
+    assert model.no_weight_decay() <= names
+
+    groups = param_groups_weight_decay(model, 0.025, no_weight_decay_list=model.no_weight_decay())
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    for n, parameter in model.named_parameters():
+        free = "norm" in n or n.endswith(("bias", "pos_embed", "cls_token"))
+        assert decay[id(parameter)] == (0 if free else 0.025), n
+
+
+def test_layer_decay_follows_the_blocks(build: Build) -> None:
+    model = build("hvt_s_4")
+    groups = param_groups_layer_decay(model, layer_decay=0.5)
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    scales = {n: scale[id(p)] for n, p in model.named_parameters()}
+
+    layers = [
+        {s for n, s in scales.items() if n.startswith(("pos_embed", "patch_embed"))},
+        *({s for n, s in scales.items() if n.startswith(f"blocks.{i}.")} for i in range(12)),
+        {s for n, s in scales.items() if n.startswith("head")},
+    ]
+    # One scale per layer, halved from each to the one below: pooled positions go with their block.
+    assert layers == [{0.5 ** (13 - i)} for i in range(14)]
+    assert scales["blocks.3.pos_embed"] == scales["blocks.3.attn.qkv.weight"]
+    assert scales["norm.weight"] == scales["blocks.11.attn.qkv.weight"]  # as in timm's ViT
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.75])
+def test_timms_optimizer_trains_them(
+    layer_decay: float | None, build: Build, images: Tensor
+) -> None:
+    model = build("hvt_s_2", depth=4).train()
+    optimizer = create_optimizer_v2(
+        model, "adamw", lr=1e-3, weight_decay=0.05, layer_decay=layer_decay
+    )
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p in held} == {id(p) for p in model.parameters()}
+    decayed = {
+        id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]
+    }
+    assert id(model.pos_embed) not in decayed
+    assert id(model.head.weight) in decayed
+    before = [p.detach().clone() for p in held]
+    nn.functional.cross_entropy(model(images), torch.tensor([1, 2])).backward()
+    optimizer.step()
+    assert not any(map(torch.equal, held, before))
+
+
+# ── timm's weights ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("deit_ti", "deit_tiny_patch16_224"),
+        ("deit_s", "deit_small_patch16_224"),
+        ("deit_ti", "vit_tiny_patch16_224"),
+    ],
+)
+def test_deit_with_timms_weights_gives_timms_logits(ours: str, theirs: str) -> None:
+    reference = timm.create_model(theirs).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():  # biases are zero until trained
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    model = hvt.create_model(ours).eval()
+    model.load_state_dict(reference.state_dict())
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        want = reference(images)
+        assert want.std() > 0.1
+        torch.testing.assert_close(model(images), want, rtol=0, atol=1e-5)
+
+
+# ── published weights ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty cache, and no way out."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(torch.hub, "urlopen", refuse)
+
+
+def authors_file(path: Path, model: HVT) -> Path:
+    """Weights as the authors' training script saves them."""
+    content = {
+        "model": model.state_dict(),
+        "optimizer": {"state": {}, "param_groups": [{"lr": 1e-4}]},
+        "epoch": 299,
+        "args": argparse.Namespace(num_heads=3, head_dim=8, input_size=64, pool_stride=2),
+    }
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("create", [hvt.create_model, timm.create_model], ids=["hvt", "timm"])
+@pytest.mark.parametrize("name", ["hvt_ti_1", "deit_ti"])
+def test_pretrained_without_a_network_says_so(create: Callable, name: str) -> None:
+    with pytest.raises(HVTError) as caught:
+        create(name, pretrained=True)
+    message = str(caught.value)
+    assert message.startswith(f"the pretrained weights of {name} could not be fetched")
+    assert WEIGHTS[name] in message
+    assert "no route to host" in message
+    assert "check the network" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("create", [hvt.create_model, timm.create_model], ids=["hvt", "timm"])
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(WEIGHTS)))
+def test_pretrained_where_nothing_is_published_says_so(create: Callable, name: str) -> None:
+    with pytest.raises(HVTError, match=f"no weights are published for {name}: .*hvt_ti_1"):
+        create(name, pretrained=True)
+
+
+def test_the_published_files() -> None:
+    releases = "https://github.com/zhuang-group/HVT/releases/download"
+    for name in ("hvt_ti_1", "scale_hvt_ti_4", "hvt_s_0", "hvt_s_2", "hvt_s_3"):
+        assert WEIGHTS[name] == f"{releases}/v1.0/{name}.pth"
+    assert WEIGHTS["hvt_s_1"] == f"{releases}/v1.1/hvt_s_1.pth"
+
+
+@pytest.mark.parametrize("name", ["hvt_s_1", "hvt_ti_4"])
+def test_pretrained_from_the_authors_file(
+    name: str, build: Build, small: dict, images: Tensor, tmp_path: Path
+) -> None:
+    """Whether or not weights are published under the name."""
+    trained = build(name, depth=4)
+    file = str(authors_file(tmp_path / "weights.pth", trained))
+    source = {"pretrained": True, "pretrained_cfg_overlay": {"file": file}}
+    model = timm.create_model(name, depth=4, **source, **small).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), trained(images))
+
+    fewer = timm.create_model(name, depth=4, **source, **small | {"num_classes": 3})
+    assert fewer(images).shape == (2, 3)
+    assert torch.equal(fewer.norm.weight, trained.norm.weight)
+
+    larger = timm.create_model(name, depth=4, **source, **small | {"img_size": 96})
+    trained.set_input_size(96)
+    torch.testing.assert_close(dict(larger.state_dict()), dict(trained.state_dict()))
+
+
+def test_pretrained_by_timms_download(
+    build: Build, small: dict, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same path as the published addresses take, from an address on this disk."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    trained = build("hvt_s_1", depth=4)
+    url = authors_file(tmp_path / "weights.pth", trained).as_uri()
+    model = timm.create_model(
+        "hvt_s_1", pretrained=True, pretrained_cfg_overlay={"url": url}, depth=4, **small
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(images), trained(images))
+
+
+def test_pretrained_from_a_missing_file_names_it(small: dict, tmp_path: Path) -> None:
+    for name in ("hvt_s_1", "hvt_ti_4"):
+        overlay = {"file": str(tmp_path / "absent.pth")}
+        with pytest.raises(CheckpointError, match=r"cannot read .*absent\.pth"):
+            timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **small)
+
+
+def test_pretrained_of_another_architecture_is_refused(
+    build: Build, small: dict, tmp_path: Path
+) -> None:
+    file = str(authors_file(tmp_path / "weights.pth", build("hvt_s_1", depth=4)))
+    with pytest.raises(CheckpointError, match="another architecture"):
+        timm.create_model(
+            "hvt_s_2", pretrained=True, pretrained_cfg_overlay={"file": file}, depth=4, **small
+        )
