@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     add("--device", help="cpu, cuda, …; CUDA where there is one by default")
     add("--threads", type=int, help="CPU threads; torch's own choice by default")
     add("--batch", type=int, nargs="+", default=[1, 16], help="batch sizes")
-    add("--rounds", type=int, default=5, help="rounds: one training step and two inferences each")
+    add("--rounds", type=int, default=5, help="rounds: one training step and four inferences each")
     add(
         "--models",
         nargs="+",
@@ -100,16 +100,17 @@ def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, ob
         memory |= peak_memory(name, args.batch, device)
 
     inference, train = prepare(args.models, extra, args.batch, device)
+    compared = {case: run for case, run in inference.items() if case.model in args.models}
     warm_up(inference, train)
     times: Times = {}
     products = matmuls(device)
     product_times: dict[int, list[float]] = {}
     for turn in range(args.rounds):
         note(f"round {turn + 1} of {args.rounds}")
-        # Inference is cheap beside training, so it gets two turns a round.
-        for sweep, runs in enumerate((inference, train, inference)):
+        # Inference is cheap beside training, so it gets four turns a round; extra models get one.
+        for sweep, runs in enumerate((compared, compared, train, compared, inference)):
             in_turns(products, device, turn, LEAST / 5, product_times)
-            in_turns(runs, device, 2 * turn + sweep // 2, LEAST, times)
+            in_turns(runs, device, 4 * turn + sweep, LEAST, times)
     peak = matmul_peak(product_times)
     note(f"matrix products reach {peak:.0f} GFLOP/s")
     return [row(case, times, price[case.model], peak, memory.get(case)) for case in times]
@@ -229,7 +230,8 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
                 ours = contenders.library(name) == "hvt"
                 at, ratio = y - 0.4 + height * (i + 0.5), value[Case(name, mode, batch)]
                 axis.barh(at, ratio, height, color="#0969da" if ours else "#8c959f", alpha=1 / 2**i)
-                axis.text(ratio + 0.04, at, f"{ratio:.2f}", va="center", fontsize=8)
+                ink = "black" if i else "white"
+                axis.text(0.05, at, f"{ratio:.2f}", va="center", fontsize=8, color=ink)
         for y, name in enumerate(trained):
             promised = price[contenders.BASELINE] / price[name]
             axis.plot([promised, promised], [y - 0.45, y + 0.45], color="black", linewidth=1.5)

@@ -112,14 +112,13 @@ PAPER_TOKENS = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_after_each_block_at_full_size(name: str) -> None:
-    """Pooled after the first block of each stage; on the meta device, so shapes alone."""
-    with torch.device("meta"):
-        model = hvt.create_model(name)
-        images = torch.empty(2, 3, 224, 224)
+    """Pooled after the first block of each stage; thin tokens, whose number is what counts."""
+    model = hvt.create_model(name, num_heads=1, head_dim=4)
     lengths: list[int] = []
     for block in model.blocks:
         block.register_forward_hook(lambda _m, _i, y: lengths.append(y.shape[1]))
-    assert model(images).shape == (2, 1000)
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 224, 224)).shape == (1, 1000)
     assert lengths == PAPER_TOKENS["deit" if "deit" in name else name.rsplit("_")[-1]]
 
 
@@ -283,7 +282,7 @@ def test_one_picture_gives_what_it_gives_in_a_batch(model: HVT) -> None:
 # ── compilers ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("model", ["max", "conv", "2D", "pooled class token"], indirect=True)
+@pytest.mark.parametrize("model", ["max", "2D", "pooled class token"], indirect=True)
 def test_compiles_as_one_graph(model: HVT) -> None:
     torch.compiler.reset()
     images = pictures(model)
@@ -301,7 +300,7 @@ def test_compiles_as_one_graph(model: HVT) -> None:
 
 def test_compiles_as_one_graph_in_training(build: Build, images: Tensor) -> None:
     torch.compiler.reset()
-    model = build("hvt_s_1", depth=2, drop_rate=0.1, attn_drop_rate=0.1).train()
+    model = build("hvt_s_1", depth=1, drop_rate=0.1, attn_drop_rate=0.1).train()
     model.set_grad_checkpointing()
     logits = torch.compile(model, backend="aot_eager", fullgraph=True)(images)
     logits.square().sum().backward()
