@@ -1,5 +1,7 @@
 """hvt: vision transformers that get cheaper as they get deeper."""
 
+from typing import TYPE_CHECKING, Any
+
 from ._compat import import_torchvision
 
 import_torchvision()
@@ -13,12 +15,16 @@ from .model import HVT  # noqa: E402
 from .weights import load, save  # noqa: E402
 from .zoo import create_model, get_config, list_models  # noqa: E402
 
+if TYPE_CHECKING:
+    from .predict import Predictor
+
 __all__ = [
     "HVT",
     "CheckpointError",
     "Cost",
     "HVTConfig",
     "HVTError",
+    "Predictor",
     "__version__",
     "cost",
     "create_model",
@@ -28,3 +34,11 @@ __all__ = [
     "load",
     "save",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Predictor":  # its own imports would slow down `hvt models`
+        from .predict import Predictor
+
+        return Predictor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,15 +34,21 @@ class Score:
     @property
     def per_class(self) -> list[float | None]:
         """Top-1 of each class, None where it has no picture."""
-        totals = self.confusion.sum(dim=1).tolist()
         right = self.confusion.diagonal().tolist()
-        return [100 * r / n if n else None for r, n in zip(right, totals, strict=True)]
+        return [100 * r / n if n else None for r, n in zip(right, self.class_pictures, strict=True)]
+
+    @property
+    def class_pictures(self) -> list[int]:
+        """How many pictures of each class there were."""
+        return self.confusion.sum(dim=1).tolist()
 
     @property
     def images_per_second(self) -> float:
         return self.pictures / self.seconds if self.seconds else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, class_names: Sequence[str]) -> dict[str, Any]:
+        """Plain values; classes without pictures are left out, and two may have the same name."""
+        rows = zip(class_names, self.per_class, self.class_pictures, strict=True)
         return {
             "top1": self.top1,
             "top5": self.top5,
@@ -50,7 +56,7 @@ class Score:
             "pictures": self.pictures,
             "skipped": self.skipped,
             "images_per_second": self.images_per_second,
-            "per_class": self.per_class,
+            "per_class": [{"class": c, "top1": t, "pictures": n} for c, t, n in rows if n],
         }
 
 
@@ -108,20 +114,29 @@ def evaluate(
 
 
 def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None:
-    """A picture of which classes are taken for which, by row in shares of the true class."""
+    """A picture of which classes are taken for which, by row in shares of the true class.
+
+    Only classes that have pictures are shown; answers that are none of them share the last column.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
-    totals = score.confusion.sum(dim=1, keepdim=True).clamp(min=1)
-    shares = (score.confusion / totals).numpy()
-    side = min(14.0, 3 + 0.28 * len(class_names))
+    shown = [i for i, n in enumerate(score.class_pictures) if n]
+    rows = score.confusion[shown].double()
+    shares = rows[:, shown] / rows.sum(dim=1, keepdim=True)
+    names = [class_names[i] for i in shown]
+    answers = list(names)
+    if len(shown) < len(class_names):
+        shares = torch.cat((shares, 1 - shares.sum(dim=1, keepdim=True)), dim=1)
+        answers.append("another class")
+    side = min(14.0, 3 + 0.28 * len(names))
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.subplots()
-    drawn = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    if len(class_names) <= 40:
-        axes.set_xticks(range(len(class_names)), class_names, rotation=90, fontsize=8)
-        axes.set_yticks(range(len(class_names)), class_names, fontsize=8)
+    drawn = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    if len(names) <= 40:
+        axes.set_xticks(range(len(answers)), answers, rotation=90, fontsize=8, parse_math=False)
+        axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     axes.set_xlabel("answer")
     axes.set_ylabel("true class")
     axes.set_title(f"top-1 {score.top1:.1f} %")

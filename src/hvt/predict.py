@@ -6,12 +6,12 @@ import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
-from .data.pictures import BrokenPicture, read_picture
+from .data.pictures import BrokenPicture, picture_extensions, read_picture, to_channels
 from .errors import HVTError
 from .model import HVT
 from .train.pipeline import eval_transform
@@ -47,26 +47,32 @@ class Predictor:
     def __init__(
         self,
         checkpoint: str | Path | HVT | None = None,
-        device: str | torch.device | None = None,
+        device: str | torch.device = "auto",
         top: int = 5,
         batch_size: int = 64,
     ) -> None:
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device, self.top, self.batch_size = torch.device(device), top, batch_size
+        for name, value in (("top", top), ("batch_size", batch_size)):
+            if value < 1:
+                raise HVTError(f"{name}={value} must be at least 1")
+        self.device, self.top, self.batch_size = find_device(device), top, batch_size
         if isinstance(checkpoint, HVT):
             self.model = checkpoint.to(self.device).eval()
         else:
-            self.model = load(checkpoint or built_in(), self.device)
+            self.model = load(checkpoint or built_in(), self.device).float()
         if not self.model.num_classes:
-            raise HVTError(f"{checkpoint} has no classifier, so it cannot name what it sees")
+            what = "the model" if isinstance(checkpoint, HVT) else checkpoint
+            raise HVTError(f"{what} has no classifier, so it cannot name what it sees")
         self.transform = eval_transform(self.model)
         names = self.model.class_names
         self.class_names = names or tuple(str(i) for i in range(self.model.num_classes))
 
+    @overload
+    def __call__(self, pictures: Picture) -> Answer: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, pictures: Sequence[Picture]) -> list[Answer]: ...
     def __call__(self, pictures: Picture | Sequence[Picture]) -> Answer | list[Answer]:
         """The answer for one picture, or a list for many; pictures are paths or PIL images."""
-        if isinstance(pictures, (str, Path, Image.Image)):
+        if isinstance(pictures, str | Path | Image.Image):
             return next(self.stream([pictures]))
         return list(self.stream(pictures))
 
@@ -77,33 +83,58 @@ class Predictor:
 
     @torch.inference_mode()
     def _batch(self, pictures: Sequence[Picture]) -> list[Answer]:
-        answers: list[Answer | None] = []
+        errors: list[str | None] = []
         tensors = []
         for picture in pictures:
             try:
                 tensors.append(self.transform(self._open(picture)))
-                answers.append(None)
+                errors.append(None)
             except BrokenPicture as error:
-                answers.append(Answer(str(picture), error=str(error)))
+                errors.append(error.reason)
+        rows: Iterator[tuple[list[float], list[int]]] = iter(())
         if tensors:
-            logits = self.model(torch.stack(tensors).to(self.device)).float()
+            images = torch.stack(tensors).to(self.device, self.model.pos_embed.dtype)
+            logits = self.model(images).float()
             best = logits.softmax(dim=1).topk(min(self.top, logits.shape[1]), dim=1)
             rows = iter(zip(best.values.tolist(), best.indices.tolist(), strict=True))
-        done = []
-        for picture, answer in zip(pictures, answers, strict=True):
-            if answer is None:
-                values, indices = next(rows)
-                source = "picture" if isinstance(picture, Image.Image) else str(picture)
-                names = tuple(self.class_names[i] for i in indices)
-                answer = Answer(source, names, tuple(values))
-            done.append(answer)
-        return done
+        answers = []
+        for picture, reason in zip(pictures, errors, strict=True):
+            if reason is not None:
+                answers.append(Answer(_name(picture), error=reason))
+            else:
+                values, places = next(rows)
+                names = tuple(self.class_names[place] for place in places)
+                answers.append(Answer(_name(picture), names, tuple(values)))
+        return answers
 
     def _open(self, picture: Picture) -> Image.Image:
         channels = self.model.config.in_chans
-        if isinstance(picture, Image.Image):
-            return picture.convert("RGB" if channels == 3 else "L")
-        return read_picture(picture, channels)
+        if not isinstance(picture, Image.Image):
+            return read_picture(picture, channels)
+        try:  # what was opened and not yet read may be broken too
+            return to_channels(ImageOps.exif_transpose(picture), channels)
+        except (OSError, SyntaxError, ValueError) as error:
+            if isinstance(error, HVTError):
+                raise
+            raise BrokenPicture.of(_name(picture), " ".join(str(error).split())) from error
+
+
+def _name(picture: Picture) -> str:
+    if isinstance(picture, Image.Image):
+        return str(getattr(picture, "filename", "")) or "picture"
+    return str(picture)
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """The device of a name; `auto` is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        raise HVTError(f"the device {str(name)!r} is not there: use auto, cpu or cuda") from error
+    return device
 
 
 def built_in() -> Path:
@@ -124,22 +155,42 @@ def is_checkpoint(path: str) -> bool:
 
 def find_pictures(patterns: Sequence[str]) -> list[str]:
     """The files behind paths, folders and glob patterns, in order; each must give some."""
-    extensions = Image.registered_extensions()
     found: list[str] = []
     for pattern in patterns:
-        path = Path(pattern)
+        path = Path(pattern).expanduser()
         if path.is_dir():
-            files = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in extensions]
+            files = _below(path)
             if not files:
                 raise HVTError(f"the folder {path} has no pictures in it")
-            found += map(str, files)
-        elif path.exists() or not glob.has_magic(pattern):
-            if not path.exists():
-                raise HVTError(f"there is no file {pattern}")
-            found.append(pattern)
+        elif path.exists():
+            files = [path]
+        elif not glob.has_magic(pattern):
+            raise HVTError(f"there is no file {pattern}")
         else:
-            matches = sorted(glob.glob(pattern, recursive=True))
-            if not matches:
-                raise HVTError(f"no file matches {pattern}")
-            found += [m for m in matches if Path(m).is_file()]
+            files = _matching(path)
+            if not files:
+                raise HVTError(f"no picture matches {pattern}")
+        found += map(str, files)
     return found
+
+
+def _below(folder: Path) -> list[Path]:
+    """Every picture below a folder, without what is hidden."""
+    paths = sorted(path for path in folder.rglob("*") if _is_picture(path))
+    return [p for p in paths if not any(n.startswith(".") for n in p.relative_to(folder).parts)]
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """What a glob pattern stands for; of folders it is the pictures below them."""
+    # Path.glob takes no absolute patterns, and hidden files, which no shell does.
+    matches = [Path(path) for path in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
+    files = [path for path in matches if path.is_file()]
+    if not pattern.suffix:  # it does not say itself which files it means
+        files = [path for path in files if _is_picture(path)]
+        files += [path for folder in matches if folder.is_dir() for path in _below(folder)]
+    return sorted(set(files))
+
+
+def _is_picture(path: Path) -> bool:
+    known = path.suffix.lower() in picture_extensions()
+    return known and not path.name.startswith(".") and path.is_file()

@@ -91,7 +91,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
     """
     checkpoint = read(path, overrides)
     config = checkpoint.config.replace(**overrides)
-    tensors = _fitted(checkpoint, config, _shapes(config, checkpoint.path))
+    tensors = _fitted(checkpoint, config)
     model = HVT(config).to(checkpoint.dtype)
     model.load_state_dict(tensors, strict=False)  # a new head is not in them
     model.pretrained_cfg.update(checkpoint.preprocessing)
@@ -103,8 +103,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
 def load_into(model: HVT, path: str | Path) -> None:
     """Take a checkpoint's weights into a model of the same architecture, resizing them to it."""
     checkpoint = read(path, model.config.to_dict())
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    model.load_state_dict(_fitted(checkpoint, model.config, shapes), strict=False)
+    model.load_state_dict(_fitted(checkpoint, model.config), strict=False)
 
 
 def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
@@ -224,25 +223,45 @@ def _names(names: Any) -> list[str] | None:
 # ── fitting ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _shapes(config: HVTConfig, path: Path) -> dict[str, torch.Size]:
-    """The parameters of a config's model by name; a model on `meta` takes no memory."""
-    try:
-        with torch.device("meta"):
-            return {name: tensor.shape for name, tensor in HVT(config).state_dict().items()}
-    except (RuntimeError, TypeError) as error:
-        raise CheckpointError(f"{path} describes a model larger than any machine") from error
+def parameter_shapes(config: HVTConfig) -> dict[str, tuple[int, ...]]:
+    """The parameters of a config's model; nothing is built, so a false config costs no memory."""
+    d, tokens = config.width, config.tokens
+    shapes: dict[str, tuple[int, ...]] = {"pos_embed": (1, tokens[0], d)}
+    if config.class_token:
+        shapes["cls_token"] = (1, 1, d)
+
+    def add(name: str, *weight: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = weight, weight[:1]
+
+    add("patch_embed.proj", d, config.in_chans, config.patch_size, config.patch_size)
+    for i in range(config.depth):
+        add(f"blocks.{i}.norm1", d)
+        add(f"blocks.{i}.attn.qkv", 3 * d, d)
+        add(f"blocks.{i}.attn.proj", d, d)
+        add(f"blocks.{i}.norm2", d)
+        add(f"blocks.{i}.mlp.fc1", config.mlp_width, d)
+        add(f"blocks.{i}.mlp.fc2", d, config.mlp_width)
+    for i, pooled in zip(config.pool_blocks, tokens[1:], strict=True):
+        shapes[f"blocks.{i}.pos_embed"] = (1, pooled, d)
+        if config.pool == "conv":
+            rows = config.pool_kernel if config.pool_dims == 2 else 1
+            add(f"blocks.{i}.pool.conv", d, d, rows, config.pool_kernel)
+    add("norm", d)
+    if config.num_classes:
+        add("head", config.num_classes, d)
+    return shapes
 
 
-def _fitted(
-    checkpoint: Checkpoint, config: HVTConfig, shapes: dict[str, torch.Size]
-) -> dict[str, Tensor]:
+def _fitted(checkpoint: Checkpoint, config: HVTConfig) -> dict[str, Tensor]:
     """The tensors as a model of `config` takes them, without the head where the classes differ."""
     old, tensors, path = checkpoint.config, checkpoint.tensors, checkpoint.path
-    _compare(tensors, _shapes(old, path), f"{path} is incomplete or of an unknown architecture")
+    verdict = f"{path} is incomplete or of an unknown architecture"
+    _compare(tensors, parameter_shapes(old), verdict)
     strange = [k for k, v in tensors.items() if not v.is_floating_point() or v.is_sparse]
     if strange:
         raise CheckpointError(f"{path} holds {strange[0]} as {tensors[strange[0]].dtype}")
     tensors = _resized(checkpoint, config)
+    shapes = parameter_shapes(config)
     if config.num_classes != old.num_classes:
         tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")}
         shapes = {k: v for k, v in shapes.items() if not k.startswith("head.")}
@@ -250,7 +269,7 @@ def _fitted(
     return tensors
 
 
-def _compare(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], verdict: str) -> None:
+def _compare(tensors: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], verdict: str) -> None:
     missing = [k for k in shapes if k not in tensors]
     surplus = [k for k in tensors if k not in shapes]
     misfits = [k for k in shapes if k in tensors and tensors[k].shape != shapes[k]]

@@ -141,7 +141,8 @@ def _read(option: Any, text: str) -> Any:
         return option(text)
     if typing.get_origin(option) is tuple:
         of, *rest = typing.get_args(option)
-        parts = [p for p in re.split(r"[x,\s]+", text.strip("()[] ")) if p]
+        inner = text.strip("()[] ").removesuffix(",")
+        parts = re.split(r"[x,]\s*|\s+", inner) if inner else []
         if rest and rest[0] is not Ellipsis and len(parts) != 1 + len(rest):
             raise ValueError
         return tuple(_read(of, part) for part in parts)

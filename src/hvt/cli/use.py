@@ -6,13 +6,18 @@ import argparse
 import csv
 import json
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import HVTError
+
+if TYPE_CHECKING:
+    from ..predict import Answer
 
 
 def register(commands: Any) -> None:
@@ -29,8 +34,21 @@ def register(commands: Any) -> None:
     parser.add_argument("checkpoint", help="a checkpoint, in any form that hvt.load reads")
     parser.add_argument("--data", required=True, help="digits, cifar100, imagenet or a folder")
     parser.add_argument("--root", help="folder that has the named data set in it")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="(default: 64)")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="(default: 2)")
+    parser.add_argument("--download", action="store_true", help="fetch the named data set")
+    parser.add_argument(
+        "--batch-size",
+        type=_at_least(1),
+        default=64,
+        metavar="N",
+        help="pictures at once (default: 64)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=_at_least(0),
+        default=1,
+        metavar="N",
+        help="processes that read (default: 1)",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
     parser.add_argument("--skip-broken", action="store_true", help="pass over unreadable pictures")
     parser.add_argument("--confusion", metavar="PNG", help="draw the confusion of classes")
@@ -41,8 +59,8 @@ def register(commands: Any) -> None:
         "predict",
         help="say what is in pictures",
         description=(
-            "The likeliest classes of pictures: files, folders or globs. The first argument may be "
-            "a checkpoint; without one, the built-in model answers, which knows CIFAR-100's classes."
+            "The likeliest classes of pictures: files, folders or globs. The first argument may\n"
+            "be a checkpoint; without one, the built-in model answers: CIFAR-100's classes."
         ),
         epilog=(
             "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors PICTURES --csv\n"
@@ -51,34 +69,62 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("inputs", nargs="+", metavar="[CHECKPOINT] PICTURE", help="what to look at")
     parser.add_argument(
-        "--top", type=int, default=5, metavar="N", help="classes to name (default: 5)"
+        "--top", type=_at_least(1), default=5, metavar="N", help="classes to name (default: 5)"
     )
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="(default: 64)")
-    parser.add_argument("--device", default=None, help="cpu, cuda … (default: what there is)")
+    parser.add_argument(
+        "--batch-size",
+        type=_at_least(1),
+        default=64,
+        metavar="N",
+        help="pictures at once (default: 64)",
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
     parser.set_defaults(run=run_predict, parser=parser)
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            message = f"{text!r} must be a whole number of at least {least}"
+            raise argparse.ArgumentTypeError(message)
+        return int(text)
+
+    return convert
+
+
 def run_eval(args: argparse.Namespace) -> int:
     from ..data.loader import EvalBatches
     from ..data.sources import ArrayPictures, open_eval
     from ..evaluate import draw_confusion, evaluate
+    from ..predict import find_device
     from ..train import distributed
     from ..train.pipeline import SMALL, as_files, eval_transform
     from ..weights import load
 
+    find_device(args.device)
     team, device = distributed.join(args.device)
     try:
-        model = load(args.checkpoint, device)
-        data = open_eval(args.data, root=args.root, in_chans=model.config.in_chans)
-        if data.class_names and len(data.class_names) != model.num_classes:
+        model = load(args.checkpoint, device).float()
+        if not model.num_classes:
+            raise HVTError(f"{args.checkpoint} has no classifier, so there is nothing to measure")
+        data = open_eval(
+            args.data,
+            root=args.root,
+            download=args.download,
+            class_names=model.class_names,
+            in_chans=model.config.in_chans,
+        )
+        names = model.class_names or data.class_names or tuple(map(str, range(model.num_classes)))
+        if len(names) != model.num_classes:
             raise HVTError(
-                f"{args.checkpoint} knows {model.num_classes} classes, "
-                f"{args.data} has {len(data.class_names)}"
+                f"{args.checkpoint} knows {model.num_classes} classes without their names, "
+                f"{args.data} has {len(names)}"
             )
-        small = isinstance(data.val, ArrayPictures) and model.config.image[0] <= SMALL
+        height, width = model.config.image
+        small = isinstance(data.val, ArrayPictures) and height == width <= SMALL
         batches = EvalBatches(
             data.val if small else as_files(data.val),
             eval_transform(model, arrays=small),
@@ -93,32 +139,28 @@ def run_eval(args: argparse.Namespace) -> int:
         distributed.leave()
     if not team.leads:
         return 0
-    names = data.class_names or model.class_names or tuple(map(str, range(model.num_classes)))
     if args.confusion:
         draw_confusion(Path(args.confusion), score, names)
     if args.json:
-        described = {"checkpoint": args.checkpoint, "data": args.data, **score.to_dict()}
-        described["per_class"] = dict(zip(names, score.per_class, strict=True))
+        described = {"checkpoint": args.checkpoint, "data": args.data, **score.to_dict(names)}
         print(json.dumps(described, indent=2))
         return 0
-    console = Console()
-    console.print(
+    print(
         f"top-1 {score.top1:.2f} %   top-5 {score.top5:.2f} %   loss {score.loss:.4f}   "
-        f"{score.pictures} pictures   {score.images_per_second:.0f} images/s on {device}",
-        highlight=False,
-        soft_wrap=True,
+        f"{score.pictures} pictures   {score.images_per_second:.0f} images/s on {device}"
     )
     if score.skipped:
-        console.print(f"{score.skipped} unreadable pictures were passed over")
-    known = [(t, n) for t, n in zip(score.per_class, names, strict=True) if t is not None]
-    ranked = sorted(known, key=lambda pair: pair[0])
+        print(f"{score.skipped} unreadable pictures were passed over")
+    rows = zip(score.per_class, names, score.class_pictures, strict=True)
+    ranked = sorted((t, n, c) for t, n, c in rows if t is not None)
     shown = ranked if len(ranked) <= 20 else [*ranked[:5], *ranked[-5:]]
     title = None if shown is ranked else f"the 5 hardest and 5 easiest of {len(ranked)} classes"
     table = Table("class", title=title, box=None, header_style="bold", title_justify="left")
     table.add_column("top-1", justify="right")
-    for top1, name in shown:
-        table.add_row(name, f"{top1:.1f} %")
-    console.print(table)
+    table.add_column("pictures", justify="right")
+    for top1, name, pictures in shown:
+        table.add_row(Text(name), f"{top1:.1f} %", str(pictures))
+    _console().print(table)
     return 0
 
 
@@ -132,28 +174,47 @@ def run_predict(args: argparse.Namespace) -> int:
             raise HVTError(f"no picture is named: use hvt predict {checkpoint} PICTURE")
     pictures = find_pictures(inputs)
     predictor = Predictor(checkpoint, args.device, args.top, args.batch_size)
-    answers = predictor.stream(pictures)
+    show = _print_json if args.json else _print_csv if args.csv else _print_table
+    return 1 if show(predictor.stream(pictures)) else 0
+
+
+def _print_json(answers: Iterable[Answer]) -> int:
+    """Print answers and count the broken pictures, as the other two do."""
+    listed = list(answers)
+    print(json.dumps([answer.to_dict() for answer in listed], indent=2))
+    return sum(answer.error is not None for answer in listed)
+
+
+def _print_csv(answers: Iterable[Answer]) -> int:
     broken = 0
-    if args.json:
-        listed = list(answers)
-        broken = sum(a.error is not None for a in listed)
-        print(json.dumps([a.to_dict() for a in listed], indent=2))
-    elif args.csv:
-        writer = csv.writer(sys.stdout)
-        writer.writerow(["source", "rank", "class", "probability", "error"])
-        for answer in answers:
-            broken += answer.error is not None
-            if answer.error:
-                writer.writerow([answer.source, "", "", "", answer.error])
-            pairs = zip(answer.classes, answer.probabilities, strict=True)
-            for rank, (name, probability) in enumerate(pairs, 1):
-                writer.writerow([answer.source, rank, name, f"{probability:.4f}", ""])
-    else:
-        table = Table("picture", "", box=None, header_style="bold")
-        for answer in answers:
-            broken += answer.error is not None
-            pairs = zip(answer.classes, answer.probabilities, strict=True)
-            said = "  ".join(f"{name} {100 * p:.0f} %" for name, p in pairs)
-            table.add_row(answer.source, answer.error or said)
-        Console().print(table)
-    return 1 if broken else 0
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["source", "rank", "class", "probability", "error"])
+    for answer in answers:
+        if answer.error is not None:
+            broken += 1
+            writer.writerow([answer.source, "", "", "", answer.error])
+        pairs = zip(answer.classes, answer.probabilities, strict=True)
+        for rank, (name, probability) in enumerate(pairs, 1):
+            writer.writerow([answer.source, rank, name, f"{probability:.6f}", ""])
+    return broken
+
+
+def _print_table(answers: Iterable[Answer]) -> int:
+    broken = 0
+    table = Table("picture", "what it shows", box=None, header_style="bold")
+    for answer in answers:
+        pairs = zip(answer.classes, answer.probabilities, strict=True)
+        said = "  ".join(f"{name} {100 * p:.0f} %" for name, p in pairs)
+        if answer.error is not None:
+            broken += 1
+            said = f"cannot be read: {answer.error}"
+        # Text, not str: brackets in a file's name are no colours.
+        table.add_row(Text(answer.source, overflow="fold"), Text(said))
+    _console().print(table)
+    return broken
+
+
+def _console() -> Console:
+    """A table in a file or a pipe is as wide as it needs to be."""
+    console = Console()
+    return console if console.is_terminal else Console(width=10_000)

@@ -3,24 +3,27 @@
 Nothing here has a state. The order of an epoch follows from (seed, epoch), and what happens to a
 picture from its key, which follows from (seed, epoch, position). So a run can stop and go on at any
 step, with any number of reading processes, and several processes see what one would have seen.
+Streams, which have no order to choose from, promise less: see `TrainBatches`.
 """
 
 from __future__ import annotations
 
+import itertools
 import queue
-import random
+import signal
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import HVTError
 from .augment import keys_for, normalise
+from .keyed import Item, KeyedPictures, KeyedStream, stream_length
 from .pictures import BrokenPicture
 from .sources import ArrayPictures
 
@@ -33,6 +36,10 @@ class Batch:
     labels: Tensor  # int64 (b,)
     broken: int = 0
     """Unreadable pictures that were passed over."""
+
+    def pin_memory(self) -> Batch:
+        """What `DataLoader` calls, so that copies to a GPU need not wait."""
+        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
 
 
 def rows_of_share(batch_size: int, shares: int, share: int) -> np.ndarray:
@@ -50,6 +57,10 @@ class TrainBatches:
 
     `share_of` is (first share, number of shares this process takes, shares in all): the processes
     times the pieces each cuts its part into.
+
+    A stream (`wds/…`, `hfids/…`) is shuffled by its own reader and divided among the processes by
+    files, so other processes or workers see it in another order, and `start` reads and drops what
+    comes before. `repeats` then take each picture so many times in a row and end an epoch early.
     """
 
     def __init__(
@@ -70,31 +81,39 @@ class TrainBatches:
         self.batch_size, self.share_of = batch_size, share_of
         self.workers, self.skip_broken = workers, skip_broken
         self.prefetch, self.pin_memory = prefetch, pin_memory
+        self.stream = isinstance(dataset, IterableDataset)
+        self.pictures = stream_length(dataset) if self.stream else len(dataset)
         unit = 2 * share_of[2]
         if batch_size % unit:
             raise HVTError(
                 f"batch_size={batch_size} must be a multiple of {unit} (2 × processes × accumulate)"
             )
-        if len(dataset) < batch_size:
+        if self.pictures < unit:
             raise HVTError(
-                f"batch_size={batch_size} is more than the {len(dataset)} training pictures: "
-                f"use at most {len(dataset) // unit * unit}"
+                f"{self.pictures} training pictures are too few for {share_of[2]} shares of two or "
+                "more: use more pictures, fewer processes or less accumulation"
+            )
+        if self.pictures < batch_size:
+            raise HVTError(
+                f"batch_size={batch_size} is more than the {self.pictures} training pictures: "
+                f"use at most {self.pictures // unit * unit}"
             )
 
     @property
     def steps(self) -> int:
         """Global batches in an epoch; pictures that do not fill the last one wait for another."""
-        return len(self.dataset) // self.batch_size
+        return self.pictures // self.batch_size
 
     def order(self, epoch: int) -> np.ndarray:
         """The pictures of an epoch. With repeats, each comes so many times in a row and the epoch
         keeps its length, so another part of the data is seen each time."""
-        n = len(self.dataset)
-        shuffled = np.random.default_rng((self.seed, epoch)).permutation(n)
-        return np.repeat(shuffled, self.repeats)[:n]
+        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.pictures)
+        return np.repeat(shuffled, self.repeats)[: self.pictures]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This process's shares of the global batches from step `start` on, in order."""
+        if self.stream:
+            return self._from_stream(epoch, start)
         plan = self._plan(epoch, start)
         if isinstance(self.dataset, ArrayPictures):
             batches = (self._from_arrays(indices, keys) for indices, keys in plan)
@@ -117,19 +136,54 @@ class TrainBatches:
         return Batch(images, self.dataset.labels[chosen])
 
     def _from_files(self, plan: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[Batch]:
-        loader = DataLoader(
-            _Keyed(self.dataset, self.augment, self.skip_broken),
-            batch_sampler=[list(zip(i.tolist(), k.tolist(), strict=True)) for i, k in plan],
-            num_workers=self.workers,
-            collate_fn=_collate,
-            pin_memory=self.pin_memory,
-            worker_init_fn=_one_thread,
+        pictures = KeyedPictures(
+            self.dataset, self.augment, skip_broken=self.skip_broken, substitute=True
         )
-        return iter(loader)
+        return _load(
+            pictures, self.workers, batch_sampler=_Sampler(plan), pin_memory=self.pin_memory
+        )
+
+    def _from_stream(self, epoch: int, start: int) -> Iterator[Batch]:
+        _, count, shares = self.share_of
+        size = self.batch_size // shares
+        pieces = _rechunk(self._passes(epoch, size), size)
+        return itertools.islice(pieces, start * count, self.steps * count)
+
+    def _passes(self, epoch: int, size: int) -> Iterator[Batch]:
+        """A stream over and over: files of unequal length may end before the epoch does."""
+        first, count, shares = self.share_of
+        rank, processes = first // count, shares // count
+        seed_of_workers = int(keys_for(self.seed, epoch, np.array([rank]))[0] >> np.uint64(1))
+        while True:
+            stream = KeyedStream(
+                self.dataset,
+                self.augment,
+                rank=rank,
+                size=processes,
+                seed=self.seed,
+                epoch=epoch,
+                repeats=self.repeats,
+            )
+            workers = stream.workers(self.workers)
+            draw = torch.Generator().manual_seed(seed_of_workers)
+            pictures = 0
+            for batch in _load(
+                stream, workers, batch_size=size, generator=draw, pin_memory=self.pin_memory
+            ):
+                pictures += len(batch.labels)
+                yield batch
+            if not pictures:
+                raise HVTError(
+                    f"the stream has no picture for process {rank} of {processes}: "
+                    "use no more processes than it has files"
+                )
 
 
 class EvalBatches:
-    """Each picture exactly once over all processes, in order, without augmentation."""
+    """Each picture exactly once over all processes, in order, without augmentation.
+
+    Of a stream every process reads the whole and keeps its part.
+    """
 
     def __init__(
         self,
@@ -143,28 +197,26 @@ class EvalBatches:
         skip_broken: bool = False,
     ) -> None:
         self.dataset, self.transform, self.batch_size = dataset, transform, batch_size
-        self.indices = np.arange(rank, len(dataset), size)
+        self.rank, self.size = rank, size
         self.workers, self.skip_broken = workers, skip_broken
 
-    def __len__(self) -> int:
-        return -(-len(self.indices) // self.batch_size)
-
     def __iter__(self) -> Iterator[Batch]:
-        starts = range(0, len(self.indices), self.batch_size)
-        pieces = [self.indices[i : i + self.batch_size] for i in starts]
+        if isinstance(self.dataset, IterableDataset):
+            stream = KeyedStream(self.dataset, self.transform, rank=self.rank, size=self.size)
+            workers = stream.workers(self.workers)
+            return _load(stream, workers, batch_size=self.batch_size)
+        indices = np.arange(self.rank, len(self.dataset), self.size)
+        starts = range(0, len(indices), self.batch_size)
+        pieces = [indices[i : i + self.batch_size] for i in starts]
         if isinstance(self.dataset, ArrayPictures):
-            for piece in pieces:
-                chosen = torch.from_numpy(piece)
-                images = self.transform(self.dataset.images[chosen])
-                yield Batch(images, self.dataset.labels[chosen])
-            return
-        yield from DataLoader(
-            _Keyed(self.dataset, self.transform, self.skip_broken, substitute=False),
-            batch_sampler=[[(int(i), 0) for i in piece] for piece in pieces],
-            num_workers=self.workers,
-            collate_fn=_collate,
-            worker_init_fn=_one_thread,
-        )
+            return map(self._from_arrays, pieces)
+        pictures = KeyedPictures(self.dataset, self.transform, skip_broken=self.skip_broken)
+        plan = [(piece, None) for piece in pieces]
+        return _load(pictures, self.workers, batch_sampler=_Sampler(plan))
+
+    def _from_arrays(self, indices: np.ndarray) -> Batch:
+        chosen = torch.from_numpy(indices)
+        return Batch(self.transform(self.dataset.images[chosen]), self.dataset.labels[chosen])
 
 
 class ArrayTransform:
@@ -177,47 +229,74 @@ class ArrayTransform:
         return normalise(images, self.mean, self.std, self.size)
 
 
-class _Keyed(Dataset[Any]):
-    """A picture by (index, key): all randomness of its transform follows from the key."""
+class _Sampler:
+    """A plan as `DataLoader` wants it, batch by batch: a million tuples at once would be heavy."""
 
-    def __init__(
-        self, dataset: Any, transform: Any, skip_broken: bool, substitute: bool = True
-    ) -> None:
-        self.dataset, self.transform = dataset, transform
-        self.skip_broken, self.substitute = skip_broken, substitute
+    def __init__(self, plan: Sequence[tuple[np.ndarray, np.ndarray | None]]) -> None:
+        self.plan = plan
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.plan)
 
-    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor | None, int, int]:
-        index, key = item
-        broken = 0
-        while True:
-            try:
-                picture, label = self.dataset[index]
-                break
-            except BrokenPicture:
-                broken += 1
-                if not self.skip_broken or broken > 100:
-                    raise
-                if not self.substitute:
-                    return None, 0, 1
-                index = (index + 1) % len(self.dataset)
-        random.seed(key)
-        np.random.seed(key % 2**32)
-        torch.manual_seed(key % 2**63)
-        return self.transform(picture), label, broken
+    def __iter__(self) -> Iterator[list[tuple[int, int | None]]]:
+        for indices, keys in self.plan:
+            listed = [None] * len(indices) if keys is None else keys.tolist()
+            yield list(zip(indices.tolist(), listed, strict=True))
 
 
-def _collate(items: list[tuple[Tensor | None, int, int]]) -> Batch:
-    good = [(image, label) for image, label, _ in items if image is not None]
+def _load(pictures: Any, workers: int, **options: Any) -> Iterator[Batch]:
+    loader: DataLoader[Any] = DataLoader(
+        pictures,
+        num_workers=workers,
+        collate_fn=_collate,
+        worker_init_fn=_start_worker,
+        **options,
+    )
+    return map(_or_raise, loader)
+
+
+def _collate(items: list[Item]) -> Batch | BrokenPicture:
+    good: list[tuple[Tensor, int]] = []
+    passed_over = 0
+    for item in items:
+        if isinstance(item, BrokenPicture):
+            return item
+        image, label, broken = item
+        passed_over += broken
+        if image is not None:
+            good.append((image, label))
     images = torch.stack([image for image, _ in good]) if good else torch.empty(0)
     labels = torch.tensor([label for _, label in good], dtype=torch.int64)
-    return Batch(images, labels, sum(broken for *_, broken in items))
+    return Batch(images, labels, passed_over)
 
 
-def _one_thread(_: int) -> None:
+def _or_raise(batch: Batch | BrokenPicture) -> Batch:
+    if isinstance(batch, BrokenPicture):
+        raise batch
+    return batch
+
+
+def _start_worker(_: int) -> None:
+    """Reading processes use one core each, and leave Ctrl-C and SIGTERM to the one that trains.
+
+    Both reach the whole group of processes, and a run that is to save itself still needs batches.
+    """
     torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _rechunk(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
+    """The same pictures in pieces of equal size; a reading process's last one may be smaller."""
+    rest: Batch | None = None
+    for batch in batches:
+        images, labels = batch.images, batch.labels
+        if rest is not None:
+            images, labels = torch.cat((rest.images, images)), torch.cat((rest.labels, labels))
+        while len(labels) >= size:
+            yield Batch(images[:size], labels[:size])
+            images, labels = images[size:], labels[size:]
+        rest = Batch(images, labels) if len(labels) else None
 
 
 def _ahead(batches: Iterator[Batch], depth: int = 3) -> Iterator[Batch]:

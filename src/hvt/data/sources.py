@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,8 +131,7 @@ def open_eval(
 ) -> EvalData:
     """Open a source's validation part alone; of a folder of class folders that is all of it.
 
-    With a model's `class_names` the labels are places among them, so a folder may have fewer
-    classes than the model, and one that the model does not know is an error.
+    With a model's `class_names` the labels are places among them (see `class_places`).
     """
     name = str(name)
     parts = open_parts(
@@ -145,20 +145,34 @@ def open_eval(
     val = parts.val if parts.val is not None else parts.train
     assert val is not None
     names = parts.class_names
-    if class_names is not None and names and tuple(class_names) != names:
-        unknown = [n for n in names if n not in class_names]
-        if unknown:
-            raise HVTError(
-                f"the class {unknown[0]!r} of {name} is not among the model's "
-                f"{len(class_names)} classes: {nearest(unknown[0], class_names)}"
-            )
-        mapping = [list(class_names).index(n) for n in names]
-        if isinstance(val, Pictures):
-            val = val.relabel(mapping)
-        else:  # timm's streams have a place for it
-            val.target_transform = mapping.__getitem__
+    if class_names is not None and names:
+        places = class_places(names, class_names, name)
+        if places != list(range(len(names))):
+            if isinstance(val, Pictures):
+                val = val.relabel(places)
+            else:  # timm's streams have a place for it
+                val.target_transform = places.__getitem__
         names = tuple(class_names)
     return EvalData(name=name, val=val, class_names=names, image_size=parts.image_size)
+
+
+def class_places(names: Sequence[str], known: Sequence[str], where: str) -> list[int]:
+    """For each class of some data, its place among the classes that a model knows, by name.
+
+    The data may have fewer classes, in any order; one that the model does not know is an error.
+    Where no name at all is shared and the numbers agree, the names are of another kind (ImageNet's
+    `n01440764` and `tench`) and the order decides.
+    """
+    places = {name: place for place, name in reversed(list(enumerate(known)))}
+    unknown = [name for name in names if name not in places]
+    if list(names) == list(known) or len(unknown) == len(names) == len(known):
+        return list(range(len(names)))
+    if unknown:
+        raise HVTError(
+            f"the class {unknown[0]!r} of {where} is not among the model's {len(known)} classes: "
+            f"{textwrap.shorten(nearest(unknown[0], known), 200, placeholder=' …')}"
+        )
+    return [places[name] for name in names]
 
 
 def open_parts(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import timm
 import torch
 import torch.nn.functional as F
+from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from ..errors import HVTError, nearest
+from ..model import HVT
 from ..weights import load
+
+Normal = tuple[Sequence[float], Sequence[float]]
 
 
 def label_loss(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
@@ -27,24 +32,44 @@ class Teacher(nn.Module):
     """A frozen model whose logits a student follows; DeiT's soft and hard distillation.
 
     There is no distillation token: the student's own head, on its averaged tokens, is taught.
+    `size` is that of the teacher's pictures. `normal` and `student_normal` are the mean and
+    standard deviation, channel by channel, that teacher and student want pictures normalised by.
     """
 
-    def __init__(self, model: nn.Module, size: tuple[int, int], kind: str, tau: float) -> None:
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kind: str,
+        tau: float,
+        size: tuple[int, int],
+        normal: Normal,
+        student_normal: Normal,
+    ) -> None:
         super().__init__()
-        self.model, self.size, self.kind, self.tau = (
-            model.eval().requires_grad_(False),
-            size,
-            kind,
-            tau,
-        )
+        self.model = model.float().eval().requires_grad_(False)
+        self.kind, self.tau, self.size = kind, tau, size
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in normal)
+        own_mean, own_std = (torch.tensor(values).view(-1, 1, 1) for values in student_normal)
+        self.register_buffer("scale", own_std / std)
+        self.register_buffer("shift", (own_mean - mean) / std)
+
+    def train(self, mode: bool = True) -> Teacher:
+        """Stay in evaluation mode, whatever is asked."""
+        return super().train(False)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        if images.shape[-2:] != self.size:
+        """The teacher's logits for pictures as the student sees them."""
+        images = images * self.scale + self.shift
+        if tuple(images.shape[-2:]) != self.size:
             images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
         return self.model(images)
 
     def loss(self, logits: Tensor, images: Tensor) -> Tensor:
+        """How far the student's logits are from the teacher's opinion of the same pictures."""
         opinion = self(images).float()
         if self.kind == "hard":
             return F.cross_entropy(logits.float(), opinion.argmax(dim=1))
@@ -57,24 +82,35 @@ class Teacher(nn.Module):
         ) * (tau * tau)
 
 
-def find_teacher(name: str, num_classes: int, kind: str, tau: float) -> Teacher:
-    """A teacher from a checkpoint of ours or, by name, from timm with its published weights."""
+def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
+    """A teacher from a checkpoint of ours or, by name, from timm with its published weights.
+
+    timm's names may have its prefixes `hf-hub:` and `local-dir:`.
+    """
     if Path(name).exists():
-        loaded = load(name)
-        model: nn.Module = loaded
-        size = loaded.config.image
-    elif timm.is_model(name):
+        model: nn.Module = load(name)
+    elif name.startswith(("hf-hub:", "local-dir:")) or timm.is_model(name):
         try:
             model = timm.create_model(name, pretrained=True)
         except (OSError, RuntimeError, ValueError) as error:
-            raise HVTError(f"the weights of teacher {name} cannot be fetched: {error}") from error
-        size = timm.data.resolve_model_data_config(model)["input_size"][1:]
+            raise HVTError(f"the weights of teacher {name} cannot be had: {error}") from error
     else:
         raise HVTError(
             f"teacher {name!r} is neither a file nor a timm model: "
             f"{nearest(name, timm.list_models())[:200]}"
         )
-    outputs = getattr(model, "num_classes", num_classes)
-    if outputs != num_classes:
-        raise HVTError(f"teacher {name} knows {outputs} classes, the data has {num_classes}")
-    return Teacher(model, size, kind, tau)
+    outputs = getattr(model, "num_classes", student.num_classes)
+    if outputs != student.num_classes:
+        raise HVTError(
+            f"teacher {name} knows {outputs} classes, the data has {student.num_classes}"
+        )
+    wants = resolve_model_data_config(model)
+    channels, *size = wants["input_size"]
+    if channels not in (3, student.config.in_chans):
+        raise HVTError(
+            f"teacher {name} takes {channels} channels, the student {student.config.in_chans}"
+        )
+    own = student.pretrained_cfg
+    return Teacher(
+        model, kind, tau, tuple(size), (wants["mean"], wants["std"]), (own["mean"], own["std"])
+    )

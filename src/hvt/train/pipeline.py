@@ -47,7 +47,8 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
     """The data, and the model for its classes: new, or from a checkpoint."""
     if recipe.data is None:
         raise HVTError("no data is named: use --data with digits, cifar100 or a folder")
-    channels = recipe.overrides.get("in_chans", 3)
+    checkpoint = recipe.init if recipe.init not in (None, "pretrained") else None
+    found = read(checkpoint, recipe.overrides).config if checkpoint else None
     data = open_data(
         recipe.data,
         root=recipe.root,
@@ -55,29 +56,34 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
         holdout=recipe.holdout,
         seed=recipe.seed,
         download=recipe.download,
-        in_chans=channels,
+        in_chans=recipe.overrides.get("in_chans", found.in_chans if found else 3),
     )
+    if not data.class_names:
+        raise HVTError(
+            f"{data.name} does not name its classes: put their names, one in a line, into a file "
+            "classes.txt beside the shards"
+        )
     overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
-    if recipe.init is None:
-        if recipe.model is None:
-            raise HVTError("no model is named: use --model (see hvt models) or --init CHECKPOINT")
-        model = create_model(recipe.model, **overrides)
-    elif recipe.init == "pretrained":
-        if recipe.model is None:
-            raise HVTError("--init pretrained needs --model (see hvt models)")
-        model = create_model(recipe.model, pretrained=True, **overrides)
-    else:
+    if found and checkpoint:
         if recipe.model is not None:
-            _same_architecture(recipe.init, recipe.model, overrides)
-        model = load(recipe.init, **overrides).train()
+            _check_architecture(checkpoint, found, recipe.model, overrides)
+        model = load(checkpoint, **overrides).float().train()
+    elif recipe.model is not None:
+        model = create_model(recipe.model, pretrained=recipe.init == "pretrained", **overrides)
+    else:
+        raise HVTError("no model is named: use --model (see hvt models) or --init CHECKPOINT")
     model.pretrained_cfg["label_names"] = data.class_names
     model.pretrained_cfg["num_classes"] = len(data.class_names)
     if model.config.image[0] <= SMALL:
         model.pretrained_cfg["crop_pct"] = 1.0
+    for name in ("mean", "std"):
+        if model.config.in_chans == 1:  # grey pictures have the colours' average
+            values = model.pretrained_cfg[name]
+            model.pretrained_cfg[name] = (sum(values) / len(values),)
     return model, data
 
 
-def _same_architecture(path: str, name: str, overrides: dict[str, Any]) -> None:
+def _check_architecture(path: str, found: HVTConfig, name: str, overrides: dict[str, Any]) -> None:
     """Refuse a checkpoint that is not of the named model, apart from what can be resized."""
     free = {
         "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 10, "drop_rate": 0.0,
@@ -89,7 +95,6 @@ def _same_architecture(path: str, name: str, overrides: dict[str, Any]) -> None:
         return config.replace(**free, embed_dim=None, pool_after=after, global_pool=None)
 
     asked = get_config(name, **{k: v for k, v in overrides.items() if k not in free})
-    found = read(path).config
     if shape(asked) != shape(found):
         raise HVTError(
             f"{path} is of another architecture than {name}: leave --model out to use the "
@@ -105,7 +110,8 @@ def open_pipeline(
     if workers < 0:
         spare = (os.cpu_count() or 1) // team.size - (device.type == "cpu")
         workers = max(1, min(8, spare))
-    small = isinstance(data.train, ArrayPictures) and model.config.image[0] <= SMALL
+    height, width = model.config.image
+    small = isinstance(data.train, ArrayPictures) and height == width <= SMALL
     train = TrainBatches(
         data.train if small else as_files(data.train),
         _small_augmentation(recipe, model) if small else _augmentation(recipe, model),
@@ -133,16 +139,23 @@ def open_pipeline(
 def eval_transform(model: HVT, arrays: bool = False) -> Any:
     """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole."""
     cfg, config = model.pretrained_cfg, model.config
+    mean, std = (_per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
     if arrays:
-        return ArrayTransform(config.image[0], cfg["mean"], cfg["std"])
+        return ArrayTransform(config.image[0], mean, std)
     return create_transform(
         (config.in_chans, *config.image),
         is_training=False,
         interpolation=cfg["interpolation"],
-        mean=cfg["mean"],
-        std=cfg["std"],
+        mean=mean,
+        std=std,
         crop_pct=cfg["crop_pct"],
+        crop_mode=cfg["crop_mode"],
     )
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Grey pictures have the colours' average."""
+    return values if len(values) == channels else (sum(values) / len(values),) * channels
 
 
 def _augmentation(recipe: Recipe, model: HVT) -> Any:

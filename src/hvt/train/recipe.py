@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import typing
 from dataclasses import dataclass
@@ -20,8 +21,18 @@ else:
 FOLDER = Path(__file__).parents[1] / "recipes"
 
 
-def _field(default: Any, help: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help})
+def _field(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    limits = {"least": least, "above": above, "most": most, "below": below, "choices": choices}
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
 @dataclass(frozen=True)
@@ -33,89 +44,89 @@ class Recipe:
     data: str | None = _field(None, "digits, cifar10, cifar100, imagenet or a folder")
     root: str | None = _field(None, "folder that has the named data set in it")
     download: bool = _field(False, "fetch the named data set if it is absent")
-    val_fraction: float = _field(0.1, "validation share of a folder that has no split")
-    holdout: float = _field(0.0, "validate on this share of the training pictures instead")
+    val_fraction: float = _field(
+        0.1, "validation share of a folder that has no split", above=0, below=1
+    )
+    holdout: float = _field(
+        0.0, "validate on this share of the training pictures instead", least=0, below=1
+    )
     skip_broken: bool = _field(False, "pass over unreadable pictures and count them")
     output: str | None = _field(None, "the run's folder (default: runs/RECIPE-MODEL)")
 
-    epochs: int = _field(300, "passes over the training data")
-    batch_size: int = _field(1024, "pictures per step over all processes")
-    accumulate: int = _field(1, "pieces a process cuts its share of a batch into, to save memory")
-    lr: float = _field(5e-4, "learning rate at a batch of 512; scales with the batch")
-    warmup_lr: float = _field(1e-6, "learning rate at the first step")
-    min_lr: float = _field(1e-5, "learning rate at the last step")
-    warmup_epochs: float = _field(5, "epochs of linear warm-up")
-    weight_decay: float = _field(0.025, "AdamW's; none on biases, norms and positions")
-    layer_decay: float | None = _field(None, "rate of a block over that of the next one")
-    clip_grad: float | None = _field(None, "largest gradient norm")
+    epochs: int = _field(300, "passes over the training data", least=1)
+    batch_size: int = _field(1024, "pictures per step over all processes", least=2)
+    accumulate: int = _field(
+        1, "pieces a process cuts its share of a batch into, to save memory", least=1
+    )
+    lr: float = _field(5e-4, "learning rate at a batch of 512; scales with the batch", above=0)
+    warmup_lr: float = _field(1e-6, "learning rate at the first step", least=0)
+    min_lr: float = _field(1e-5, "learning rate at the last step", least=0)
+    warmup_epochs: float = _field(5, "epochs of linear warm-up", least=0)
+    weight_decay: float = _field(0.025, "AdamW's; none on biases, norms and positions", least=0)
+    layer_decay: float | None = _field(
+        None, "rate of a block over that of the next one", above=0, most=1
+    )
+    clip_grad: float | None = _field(None, "largest gradient norm", above=0)
 
-    smoothing: float = _field(0.1, "label smoothing")
-    mixup: float = _field(0.8, "mixup's alpha; 0 is off")
-    cutmix: float = _field(1.0, "CutMix's alpha; 0 is off")
-    mixup_prob: float = _field(1.0, "share of batches that are mixed")
-    mixup_switch: float = _field(0.5, "share of mixed batches that use CutMix")
+    smoothing: float = _field(0.1, "label smoothing", least=0, below=1)
+    mixup: float = _field(0.8, "mixup's alpha; 0 is off", least=0)
+    cutmix: float = _field(1.0, "CutMix's alpha; 0 is off", least=0)
+    mixup_prob: float = _field(1.0, "share of batches that are mixed", least=0, most=1)
+    mixup_switch: float = _field(0.5, "share of mixed batches that use CutMix", least=0, most=1)
     rand_augment: str = _field("rand-m9-mstd0.5-inc1", "timm's RandAugment; '' is off")
-    color_jitter: float = _field(0.4, "colour jitter where RandAugment is off")
-    erase: float = _field(0.25, "share of pictures with a random patch of noise")
-    repeats: int = _field(3, "augmented copies of a picture in an epoch of equal length")
-    flip: float = _field(0.5, "share of pictures flipped left to right")
-    padding: int = _field(4, "padding of random crops, for pictures up to 64 pixels")
-    interpolation: str = _field("bicubic", "resizing: bicubic, bilinear or random")
-    ema: float = _field(0.99996, "decay of the averaged weights; 0 is off")
+    color_jitter: float = _field(0.4, "colour jitter where RandAugment is off", least=0)
+    erase: float = _field(0.25, "share of pictures with a random patch of noise", least=0, most=1)
+    repeats: int = _field(3, "augmented copies of a picture in an epoch of equal length", least=1)
+    flip: float = _field(0.5, "share of pictures flipped left to right", least=0, most=1)
+    padding: int = _field(4, "padding of random crops, for pictures up to 64 pixels", least=0)
+    interpolation: str = _field(
+        "bicubic",
+        "resizing: bicubic, bilinear or random",
+        choices=("bicubic", "bilinear", "random"),
+    )
+    ema: float = _field(0.99996, "decay of the averaged weights; 0 is off", least=0, below=1)
 
     teacher: str | None = _field(
         None, "teacher to distil from: a checkpoint or a timm model's name"
     )
-    distill: str = _field("soft", "distillation with a teacher: soft or hard")
-    distill_alpha: float = _field(0.5, "weight of the teacher against the labels")
-    distill_tau: float = _field(3.0, "temperature of soft distillation")
+    distill: str = _field(
+        "soft", "distillation with a teacher: soft or hard", choices=("soft", "hard")
+    )
+    distill_alpha: float = _field(0.5, "weight of the teacher against the labels", least=0, most=1)
+    distill_tau: float = _field(3.0, "temperature of soft distillation", above=0)
 
     device: str = _field("auto", "auto, cpu, cuda, mps …")
-    amp: str = _field("auto", "mixed precision: auto (bfloat16 on GPUs), off, bfloat16, float16")
+    amp: str = _field(
+        "auto",
+        "mixed precision: auto (bfloat16 on GPUs), off, bfloat16, float16",
+        choices=("auto", "off", "bfloat16", "float16"),
+    )
     compile: bool = _field(False, "torch.compile the model")
     grad_checkpointing: bool = _field(False, "recompute blocks in the backward pass")
-    workers: int = _field(-1, "processes that read pictures; -1 chooses")
-    threads: int | None = _field(None, "CPU threads of each process")
-    seed: int = _field(0, "seed of weights, order, augmentation and splits")
-    eval_every: int = _field(1, "epochs between evaluations; the last is always evaluated")
-    checkpoint_minutes: float = _field(10.0, "minutes between checkpoints within an epoch")
-    max_bad_steps: int = _field(5, "stop after so many losses in a row that are not finite")
+    workers: int = _field(-1, "processes that read pictures; -1 chooses", least=-1)
+    threads: int | None = _field(None, "CPU threads of each process", least=1)
+    seed: int = _field(0, "seed of weights, order, augmentation and splits", least=0)
+    eval_every: int = _field(1, "epochs between evaluations; the last is always evaluated", least=1)
+    checkpoint_minutes: float = _field(10.0, "minutes between checkpoints within an epoch", least=0)
+    max_bad_steps: int = _field(
+        5, "stop after so many losses in a row that are not finite", least=1
+    )
     tensorboard: bool = _field(True, "write TensorBoard logs where it is installed")
 
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of `HVTConfig` to replace."""
 
     def __post_init__(self) -> None:
+        hints = typing.get_type_hints(Recipe)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            _check_type(field.name, value, hints[field.name])
+            if field.metadata and value is not None:
+                _check_value(field.name, value, **field.metadata)
         check_fields(self.overrides)
-        self._check()
-
-    def _check(self) -> None:
-        least: dict[str, float] = {
-            "epochs": 1, "batch_size": 2, "accumulate": 1, "repeats": 1, "padding": 0,
-            "eval_every": 1, "max_bad_steps": 1, "workers": -1,
-        }  # fmt: skip
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < bound:
-                raise HVTError(f"{name}={value!r} must be a whole number of at least {bound}")
-        for name in ("val_fraction", "holdout", "smoothing", "ema", "erase", "flip",
-                     "mixup_prob", "mixup_switch", "distill_alpha"):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise HVTError(f"{name}={value!r} must be a number from 0 to 1")
-        for name in ("lr", "warmup_lr", "min_lr", "warmup_epochs", "weight_decay", "mixup", "cutmix",
-                     "color_jitter", "distill_tau", "checkpoint_minutes"):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or value < 0:
-                raise HVTError(f"{name}={value!r} must be a number of at least 0")
-        choices = {
-            "distill": ("soft", "hard"),
-            "amp": ("auto", "off", "bfloat16", "float16"),
-            "interpolation": ("bicubic", "bilinear", "random"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise HVTError(f"{name}={getattr(self, name)!r} must be {' or '.join(allowed)}")
+        hints = typing.get_type_hints(HVTConfig)
+        for name, value in self.overrides.items():
+            _check_type(name, value, hints[name])
 
     @property
     def scaled_lr(self) -> float:
@@ -127,6 +138,9 @@ class Recipe:
 
     def replace(self, overrides: dict[str, Any] | None = None, **values: Any) -> Recipe:
         """The same recipe with other values; model overrides are merged."""
+        for name in values:
+            if name not in RECIPE_FIELDS:
+                raise HVTError(f"unknown field {name!r}: {_place_of(name)}")
         merged = self.overrides | (overrides or {})
         return dataclasses.replace(self, overrides=merged, **values)
 
@@ -139,50 +153,89 @@ def list_recipes() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def load_recipe(name: str) -> Recipe:
+def load_recipe(name: str | Path) -> Recipe:
     """A built-in recipe by name, or a recipe file by path."""
     path = FOLDER / f"{name}.toml"
-    if not path.is_file():
+    if str(name) not in list_recipes():
         path = Path(name)
         if path.suffix != ".toml" or not path.is_file():
             raise HVTError(
-                f"unknown recipe {name!r}: {nearest(name, list_recipes())} "
+                f"unknown recipe {str(name)!r}: {nearest(str(name), list_recipes())} "
                 "(or give the path of a .toml file)"
             )
     try:
-        values = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise HVTError(f"recipe {path} is not valid TOML: {error}") from error
-    return from_dict(values, str(path))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HVTError(f"cannot read the recipe {name}: {error.strerror}") from error
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
+        raise HVTError(f"the recipe {name} is not valid TOML: {error}") from error
+    return from_dict(values, f"the recipe {name}")
 
 
 def from_dict(values: dict[str, Any], where: str) -> Recipe:
     """A recipe from plain values; a mistyped name is answered with the nearest right one."""
     values = dict(values)
     overrides = values.pop("overrides", {})
-    hints = typing.get_type_hints(Recipe)
-    for name, value in values.items():
+    if not isinstance(overrides, dict):
+        raise HVTError(f"{where}: overrides={overrides!r} must be a table of the model's fields")
+    for name in values:
         if name not in RECIPE_FIELDS:
-            hint = nearest(name, RECIPE_FIELDS)
-            if name in FIELDS:
-                hint = "it belongs under [overrides], beside the model's other fields"
-            raise HVTError(f"{where} has an unknown field {name!r}: {hint}")
-        _check_type(name, value, hints[name], where)
-    model_hints = typing.get_type_hints(HVTConfig)
-    for name, value in overrides.items():
+            raise HVTError(f"{where} has an unknown field {name!r}: {_place_of(name)}")
+    for name in overrides:
         if name not in FIELDS:
-            raise HVTError(f"{where} has an unknown override {name!r}: {nearest(name, FIELDS)}")
-        if isinstance(value, list):
-            overrides[name] = value = tuple(value)
-        _check_type(name, value, model_hints[name], where)
-    return Recipe(**values, overrides=overrides)
+            hint = nearest(name, FIELDS)
+            if name in RECIPE_FIELDS:
+                hint = "it is the recipe's, so it belongs above [overrides]"
+            raise HVTError(f"{where} has an unknown override {name!r}: {hint}")
+    # TOML and JSON have lists where the model's fields are tuples.
+    tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in overrides.items()}
+    try:
+        return Recipe(**values, overrides=tuples)
+    except HVTError as error:
+        raise HVTError(f"{where}: {error}") from error
 
 
-def _check_type(name: str, value: Any, hint: Any, where: str) -> None:
-    allowed = typing.get_args(hint) or (hint,)
-    kinds = tuple(tuple if typing.get_origin(a) is tuple else a for a in allowed)
+def _place_of(name: str) -> str:
+    """What to do about a name that is no field of a recipe."""
+    if name in FIELDS:
+        return "it is the model's, so it belongs under [overrides]"
+    return nearest(name, RECIPE_FIELDS)
+
+
+def _check_type(name: str, value: Any, hint: Any) -> None:
+    allowed = (hint,) if typing.get_origin(hint) is dict else typing.get_args(hint) or (hint,)
+    kinds = tuple(typing.get_origin(one) or one for one in allowed)
     if float in kinds:
         kinds += (int,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        wanted = " or ".join(getattr(k, "__name__", str(k)) for k in kinds)
-        raise HVTError(f"{where}: {name} = {value!r} is not of type {wanted}")
+        words = {int: "a whole number", float: "a number", str: "text", bool: "true or false",
+                 tuple: "a list", dict: "a table", type(None): "nothing"}  # fmt: skip
+        wanted = " or ".join(words[k] for k in kinds if k is not int or float not in kinds)
+        raise HVTError(f"{name}={value!r} must be {wanted}")
+
+
+def _check_value(
+    name: str,
+    value: Any,
+    *,
+    help: str,
+    least: float | None,
+    above: float | None,
+    most: float | None,
+    below: float | None,
+    choices: tuple[str, ...],
+) -> None:
+    if choices and value not in choices:
+        raise HVTError(f"{name}={value!r} must be {' or '.join(choices)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise HVTError(f"{name}={value!r} must be a finite number")
+    limits = (
+        (least, "at least", lambda limit: value >= limit),
+        (above, "above", lambda limit: value > limit),
+        (most, "at most", lambda limit: value <= limit),
+        (below, "below", lambda limit: value < limit),
+    )
+    given = [(words, limit, holds) for limit, words, holds in limits if limit is not None]
+    if not all(holds(limit) for _, limit, holds in given):
+        wanted = " and ".join(f"{words} {limit:g}" for words, limit, _ in given)
+        raise HVTError(f"{name}={value!r} must be {wanted}")

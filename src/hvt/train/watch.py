@@ -67,7 +67,7 @@ class Watcher:
             self.last_line = time.monotonic()
             self.say(f"  step {step}/{steps}  loss {loss:.4f}  {speed:.0f} images/s")
 
-    def epoch(self, row: Row, step: int, epochs: int, speed: float, seconds_left: float) -> None:
+    def epoch(self, row: Row, epochs: int, speed: float, seconds_left: float) -> None:
         """An epoch is done."""
         if self.quiet:
             return
@@ -85,6 +85,10 @@ class Watcher:
             parts.append(f"top-1 {row['val_top1']:.2f} %")
         if row.get("ema_top1") not in (None, ""):
             parts.append(f"averaged {row['ema_top1']:.2f} %")
+        if row["bad_steps"]:
+            parts.append(f"{row['bad_steps']} bad steps")
+        if row["broken"]:
+            parts.append(f"{row['broken']} broken pictures")
         parts += [f"{speed:.0f} images/s", f"{clock(seconds_left)} left"]
         self.say("  ".join(parts))
 

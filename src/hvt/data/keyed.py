@@ -1,0 +1,141 @@
+"""Pictures by key: all that is random about a picture follows from its own 64-bit key.
+
+These are what PyTorch's reading processes run. A picture that cannot be read travels back as a
+`BrokenPicture`, because an exception that crosses the border of a process brings its traceback.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from .augment import keys_for
+from .pictures import BrokenPicture
+
+MAX_BROKEN_IN_A_ROW = 100
+
+Item = tuple[Tensor | None, int, int] | BrokenPicture
+"""The picture (None where it is passed over), its label, and the broken ones passed over for it."""
+
+
+def transform_by_key(transform: Any, picture: Any, key: int) -> Tensor:
+    """Augment a picture: timm's transforms draw from all three generators, which the key seeds."""
+    random.seed(key)
+    np.random.seed(key % 2**32)
+    torch.manual_seed(key % 2**63)
+    return transform(picture)
+
+
+class KeyedPictures(Dataset[Item]):
+    """A picture by (index, key); without a key its transform has nothing random.
+
+    With `skip_broken`, an unreadable picture is left out (None) or, with `substitute`, replaced by
+    the next one that can be read.
+    """
+
+    def __init__(
+        self, dataset: Any, transform: Any, *, skip_broken: bool, substitute: bool = False
+    ) -> None:
+        self.dataset, self.transform = dataset, transform
+        self.skip_broken, self.substitute = skip_broken, substitute
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, item: tuple[int, int | None]) -> Item:
+        index, key = item
+        broken = 0
+        while True:
+            try:
+                picture, label = self.dataset[index]
+                break
+            except BrokenPicture as error:
+                broken += 1
+                if not self.skip_broken:
+                    return error
+                if not self.substitute:
+                    return None, 0, 1
+                if broken == min(MAX_BROKEN_IN_A_ROW, len(self)):
+                    return BrokenPicture(
+                        f"{broken} pictures in a row are unreadable, lastly {error}"
+                    )
+                index = (index + 1) % len(self)
+        if key is None:
+            return self.transform(picture), label, broken
+        return transform_by_key(self.transform, picture, key), label, broken
+
+
+class KeyedStream(IterableDataset[Item]):
+    """One process's part of one pass over a stream.
+
+    For training, timm's readers give each process and reading process files of its own. Elsewhere
+    each of the `size` processes reads everything and keeps one in `size`, which is what makes an
+    evaluation exact: timm's own division of an evaluation repeats and loses pictures. Which
+    pictures of a stream are broken, and whether it passes over them, is its reader's business.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        transform: Any,
+        *,
+        rank: int,
+        size: int,
+        seed: int = 0,
+        epoch: int | None = None,
+        repeats: int = 1,
+    ) -> None:
+        self.transform, self.seed, self.epoch, self.repeats = transform, seed, epoch, repeats
+        self.rank, self.size = rank, size
+        self.dataset = copy.copy(dataset)
+        reader = getattr(dataset, "reader", None)
+        self.divided = epoch is not None and hasattr(reader, "dist_num_replicas")
+        if reader is not None:
+            # A reader keeps an opened pipeline, and its random state with it: a copy begins anew.
+            reader = self.dataset.reader = copy.copy(reader)
+            reader.ds = None
+            reader.dist_rank, reader.dist_num_replicas = (rank, size) if self.divided else (0, 1)
+            reader.worker_seed = seed + (epoch or 0)  # replaced in reading processes
+        if epoch is not None and hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def workers(self, wanted: int) -> int:
+        """As many reading processes as have files to read."""
+        reader = getattr(self.dataset, "reader", None)
+        files = getattr(getattr(reader, "split_info", None), "filenames", None)
+        if isinstance(files, list | tuple):
+            wanted = min(wanted, max(1, len(files) // (self.size if self.divided else 1)))
+        if hasattr(self.dataset, "set_loader_cfg"):
+            self.dataset.set_loader_cfg(num_workers=max(1, wanted))
+        return wanted
+
+    def __iter__(self) -> Iterator[Item]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        count = 0
+        try:
+            for number, (picture, label) in enumerate(self.dataset):
+                if not self.divided and number % self.size != self.rank:
+                    continue
+                if self.epoch is None:
+                    yield self.transform(picture), int(label), 0
+                    continue
+                for _ in range(self.repeats):
+                    place = (count * workers + worker) * self.size + self.rank
+                    key = int(keys_for(self.seed, self.epoch, np.array([place]))[0])
+                    yield transform_by_key(self.transform, picture, key), int(label), 0
+                    count += 1
+        except (OSError, SyntaxError) as error:  # what Pillow raises where the reader lets it
+            yield BrokenPicture.of("a picture of the stream", " ".join(str(error).split()))
+
+
+def stream_length(dataset: Any) -> int:
+    """The pictures of a stream over all processes, as far as its description tells."""
+    return getattr(getattr(dataset, "reader", None), "num_samples", None) or len(dataset)

@@ -1,0 +1,176 @@
+"""What learns: a model with its average, optimizer and teacher, one global batch at a time.
+
+Nothing random has a state: every step seeds itself from (seed, step), every picture from its key.
+So what `Learner.state` gives, and the number of steps done, is all there is to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from ..data.loader import Batch
+from ..model import HVT
+from .distributed import Team
+from .losses import Teacher, find_teacher, label_loss
+from .optimize import choose_precision, make_mixup, make_optimizer, make_schedule, seed_all
+from .pipeline import Pipeline
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Step:
+    """What came of one global batch, over all processes."""
+
+    loss: float
+    taken: bool
+    """False where the loss or a gradient was not finite: nothing has changed then."""
+    broken: int
+    """Unreadable pictures that others stood in for."""
+
+
+class Learner:
+    """One process's part in learning."""
+
+    def __init__(
+        self, recipe: Recipe, model: HVT, pipeline: Pipeline, team: Team, device: torch.device
+    ) -> None:
+        self.recipe, self.pipeline, self.team, self.device = recipe, pipeline, team, device
+        self.model = model.to(device)
+        self.model.set_grad_checkpointing(recipe.grad_checkpointing)
+        self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
+        self.optimizer = make_optimizer(self.model, recipe, device)
+        self.schedule = make_schedule(self.optimizer, recipe, pipeline.train.steps)
+        self.mixup = make_mixup(recipe, model.num_classes)
+        self.teacher: Teacher | None = None
+        if recipe.teacher:
+            kind, tau = recipe.distill, recipe.distill_tau
+            self.teacher = find_teacher(recipe.teacher, self.model, kind, tau).to(device)
+        self.amp = choose_precision(recipe.amp, device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
+        self.network: nn.Module = self.model
+        if recipe.compile:
+            self.network = torch.compile(self.network)  # type: ignore[assignment]
+        if team.size > 1:
+            ids = [device.index] if device.type == "cuda" else None
+            self.network = DistributedDataParallel(self.network, device_ids=ids)
+
+    def step(self, batches: Iterator[Batch], update: int) -> Step:
+        """Learn from the next global batch, after `update` steps before it."""
+        self.network.train()
+        self.schedule.step_update(update)
+        pieces = self.recipe.accumulate
+        loss, broken = 0.0, 0
+        for piece in range(pieces):
+            batch = next(batches)
+            broken += batch.broken
+            with self._sync(last=piece == pieces - 1):
+                part = self._loss(batch, piece, update) / pieces
+                self.scaler.scale(part).backward()
+            loss += part.item()
+        norm = self._gradient_norm()
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        # float64, so that whole numbers stay whole
+        wire = torch.tensor([loss / self.team.size, broken, not finite], dtype=torch.float64)
+        loss, broken, bad = self.team.sum(wire.to(self._wire())).tolist()
+        if not bad:
+            self.scaler.step(self.optimizer)
+            if self.ema:
+                self.ema.update(self.model)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return Step(loss, not bad, int(broken))
+
+    def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
+        recipe = self.recipe
+        images = batch.images.to(self.device, non_blocking=True)
+        target = batch.labels.to(self.device, non_blocking=True)
+        # All processes and pieces draw alike, for the whole batch, and each uses its part.
+        seed_all(recipe.seed, update)
+        self.model.set_batch_rows(*self.pipeline.rows(piece))
+        if self.mixup:
+            images, target = self.mixup(images, target)
+        with self._autocast():
+            logits = self.network(images)
+            loss = label_loss(logits, target, recipe.smoothing)
+            if self.teacher:
+                alpha = recipe.distill_alpha
+                loss = (1 - alpha) * loss + alpha * self.teacher.loss(logits, images)
+        return loss
+
+    def _gradient_norm(self) -> float:
+        """The norm of all gradients, which are then clipped where the recipe says so."""
+        self.scaler.unscale_(self.optimizer)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = get_total_norm(gradients)
+        if self.recipe.clip_grad:
+            clip_grads_with_norm_(self.model.parameters(), self.recipe.clip_grad, norm)
+        # The scaler finds gradients that are not finite itself, and lowers its scale.
+        return 0.0 if self.scaler.is_enabled() else norm.item()
+
+    def seconds_per_step(self) -> float:
+        """How long a step takes without its update; changes nothing.
+
+        One to warm up, one measured. Under DDP the first also settles how gradients are bundled,
+        so that a run that goes on adds them up as it would have.
+        """
+        rows, total = self.pipeline.rows(0)
+        size = self.recipe.batch_size if rows is None else len(rows)
+        config = self.model.config
+        images = torch.zeros(size, config.in_chans, *config.image, device=self.device)
+        self.network.train()
+        self.model.set_batch_rows(rows, total)
+        seconds = 0.0
+        for _ in range(2):
+            began = time.perf_counter()
+            with self._autocast():
+                loss = self.network(images).float().logsumexp(1).mean()
+            loss.backward()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - began
+        self.optimizer.zero_grad(set_to_none=True)
+        return seconds * self.recipe.accumulate
+
+    def candidates(self) -> dict[str, HVT]:
+        """The last weights as `val` and, where they are kept, the averaged ones as `ema`."""
+        return {"val": self.model} | ({"ema": self.ema.module} if self.ema else {})
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "ema": self.ema.module.state_dict() if self.ema else None,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        if self.ema:
+            self.ema.module.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, self.amp, enabled=self.amp is not None)
+
+    def _sync(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Processes add up their gradients once a step, with the last piece."""
+        if isinstance(self.network, DistributedDataParallel) and not last:
+            return self.network.no_sync()
+        return contextlib.nullcontext()
+
+    def _wire(self) -> torch.device:
+        """Where tensors must lie to travel between processes."""
+        return self.device if self.device.type == "cuda" else torch.device("cpu")

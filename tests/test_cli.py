@@ -1,0 +1,293 @@
+"""The commands that list and price models; bad input is one sentence and exit code 2."""
+
+import json
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import hvt
+from hvt.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(capsys: Captured, *argv: str) -> str:
+    """What a command that succeeds prints; rich is left no reason to say anything elsewhere."""
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def run_json(capsys: Captured, *argv: str) -> Any:
+    return json.loads(run(capsys, *argv, "--json"))
+
+
+def refused(capsys: Captured, *argv: str) -> str:
+    """The one line that a command which fails leaves on stderr."""
+    try:
+        code = main(argv)
+    except SystemExit as stop:  # how argparse leaves
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def help_of(capsys: Captured, *command: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+# ── hvt models ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_models_lists_every_model_on_a_line_of_its_own(capsys: Captured) -> None:
+    lines = run(capsys, "models").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == hvt.list_models()
+    (row,) = [line for line in lines if line.split()[0] == "hvt_s_4"]
+    assert row.split() == [
+        "hvt_s_4",
+        "196",
+        "→",
+        "97",
+        "→",
+        "48",
+        "→",
+        "23",
+        "→",
+        "11",
+        "1.39",
+        "22.12",
+        "3.28×",
+    ]
+
+
+def test_models_takes_a_pattern(capsys: Captured) -> None:
+    lines = run(capsys, "models", "hvt_s_?").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [f"hvt_s_{m}" for m in range(5)]
+
+
+def test_models_as_json(capsys: Captured) -> None:
+    rows = run_json(capsys, "models")
+    assert [row["name"] for row in rows] == hvt.list_models()
+    for row in rows:
+        priced = hvt.cost(row["name"])
+        assert row == {
+            "name": row["name"],
+            "gflops": priced.gflops,
+            "params_m": priced.params_m,
+            "tokens": priced.tokens,
+        }
+
+
+def test_models_as_json_takes_a_pattern(capsys: Captured) -> None:
+    assert [row["name"] for row in run_json(capsys, "models", "deit_*")] == [
+        "deit_ti",
+        "deit_s",
+        "deit_b",
+    ]
+
+
+def test_a_pattern_without_a_match_offers_the_nearest(capsys: Captured) -> None:
+    assert "no model matches 'hvt_s_9': did you mean hvt_s_" in refused(capsys, "models", "hvt_s_9")
+
+
+# ── hvt cost ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_cost_prints_totals_and_a_bar_per_block(capsys: Captured) -> None:
+    out = run(capsys, "cost", "hvt_s_4")
+    assert "196 → 97 → 48 → 23 → 11 tokens" in out
+    assert "1.39 GFLOPs (multiply-adds), 22.12 M parameters" in out
+    assert f"{hvt.cost('hvt_s_4').activation_mb:.1f} MB" in out
+    assert "3.28× cheaper than without pooling" in out
+    assert "pooling after block 3: 97 → 48 tokens, 2.06× cheaper blocks (Eq. 8: α = 2.04)" in out
+    bars = [line for line in out.splitlines() if "█" in line]
+    assert [int(line.split()[0]) for line in bars] == list(range(12))
+    assert [int(line.split()[1]) for line in bars] == [196, *[97] * 3, *[48] * 3, *[23] * 3, 11, 11]
+    lengths = [line.count("█") for line in bars]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > 2 * lengths[1] - 2 > lengths[-1] > 0
+
+
+def test_no_line_is_wider_than_a_terminal(capsys: Captured) -> None:
+    for command in (("models",), ("cost", "hvt_s_4"), ("cost", "hvt_s_4", "--layers")):
+        assert max(len(line) for line in run(capsys, *command).splitlines()) <= 80
+
+
+def test_an_unpooled_model_says_nothing_of_pooling(capsys: Captured) -> None:
+    out = run(capsys, "cost", "deit_s")
+    assert "4.60 GFLOPs" in out
+    assert "pooling" not in out
+
+
+def test_cost_by_layers(capsys: Captured) -> None:
+    rows = run(capsys, "cost", "hvt_s_1", "--layers").splitlines()
+    names = [layer.name for layer in hvt.cost("hvt_s_1").layers]
+    shown = [row.split() for row in rows if row.split() and row.split()[0] in names]
+    assert [row[0] for row in shown] == names
+    (pool,) = [row for row in shown if row[0] == "blocks.0.pool"]
+    assert pool[1:3] == ["196", "97"]
+
+
+def test_cost_as_json(capsys: Captured) -> None:
+    report, priced = run_json(capsys, "cost", "hvt_s_4"), hvt.cost("hvt_s_4")
+    assert report["name"] == "hvt_s_4"
+    assert report["gflops"] == priced.gflops
+    assert report["params_m"] == priced.params_m
+    assert report["tokens"] == [196, 97, 48, 23, 11]
+    assert [layer["name"] for layer in report["layers"]] == [row.name for row in priced.layers]
+    assert set(report["layers"][0]) == {
+        "name",
+        "tokens_in",
+        "tokens_out",
+        "macs",
+        "params",
+        "activation_bytes",
+    }
+    assert sum(layer["macs"] for layer in report["layers"]) == priced.macs
+    assert report["ratio"] == priced.ratio
+    assert hvt.HVTConfig.from_dict(report["config"]) == hvt.get_config("hvt_s_4")
+
+
+@pytest.mark.parametrize(
+    ("words", "overrides"),
+    [
+        (["--depth", "24"], {"depth": 24}),
+        (["--depth=24"], {"depth": 24}),
+        (["depth=24"], {"depth": 24}),
+        (["--num-classes", "100"], {"num_classes": 100}),
+        (["--num_classes", "100"], {"num_classes": 100}),
+        (["num-classes=100"], {"num_classes": 100}),
+        (["--img-size", "384"], {"img_size": 384}),
+        (["--img-size", "192x256"], {"img_size": (192, 256)}),
+        (["img_size=192,256"], {"img_size": (192, 256)}),
+        (["--pool-after", "0,6"], {"pool_after": (0, 6)}),
+        (["pool_after=0,6"], {"pool_after": (0, 6)}),
+        (["pool_after=5"], {"pool_after": (5,)}),
+        (["pool_after=(5,)"], {"pool_after": (5,)}),
+        (["pool_after=[0, 6]"], {"pool_after": (0, 6)}),
+        (["pool_after="], {"pool_after": ()}),
+        (["--stages", "none"], {"stages": None}),
+        (["--class-token"], {"class_token": True}),
+        (["--class_token"], {"class_token": True}),
+        (["class_token=yes"], {"class_token": True}),
+        (["--no-class-token"], {"class_token": False}),
+        (["class_token=false"], {"class_token": False}),
+        (["--mlp-ratio", "2.5"], {"mlp_ratio": 2.5}),
+        (["--pool", "conv"], {"pool": "conv"}),
+        (["--global-pool", ""], {"global_pool": ""}),
+        (["--depth", "24", "img_size=384", "--pool", "avg", "patch_size=32"],
+         {"depth": 24, "img_size": 384, "pool": "avg", "patch_size": 32}),
+    ],
+)  # fmt: skip
+def test_fields_as_flags_and_as_pairs(
+    capsys: Captured, words: list[str], overrides: dict[str, Any]
+) -> None:
+    report = run_json(capsys, "cost", "hvt_s_4", *words)
+    config = hvt.get_config("hvt_s_4", **overrides)
+    assert hvt.HVTConfig.from_dict(report["config"]) == config
+    assert report["gflops"] == hvt.cost(config).gflops
+
+
+def test_every_field_has_a_flag_with_help(capsys: Captured) -> None:
+    text = " ".join(help_of(capsys, "cost").split())
+    for name, field in hvt.HVTConfig.__dataclass_fields__.items():
+        assert f"--{name.replace('_', '-')}" in text
+        assert field.metadata["help"] in text
+    assert "--num_classes" not in text  # works, but one spelling is enough to read
+
+
+# ── bad input ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("cst", "unknown command 'cst': did you mean cost?"),
+        ("model", "unknown command 'model': did you mean models?"),
+        ("zzzzzz", "unknown command 'zzzzzz': known: "),
+        ("--versoin", "unknown flag '--versoin': did you mean --version?"),
+        ("models --jsn", "unknown flag '--jsn': did you mean --json?"),
+        ("models a b", "'b' is one argument too many"),
+        ("models 'hvt_x_*'", "no model matches 'hvt_x_*'"),
+        ("cost", "required: NAME ("),
+        ("cost hvt_s1", "unknown model 'hvt_s1': did you mean hvt_s_1"),
+        ("cost resnet50", "unknown model 'resnet50': known: deit_b"),
+        ("cost hvt_s_1 --depht 24", "unknown flag '--depht': did you mean --depth?"),
+        ("cost hvt_s_1 --num_clases=3", "unknown flag '--num_clases': did you mean --num-classes"),
+        ("cost hvt_s_1 --dep 24", "unknown flag '--dep'"),
+        ("cost hvt_s_1 depht=24", "unknown override 'depht': did you mean depth?"),
+        ("cost hvt_s_1 24", "'24' is not understood: write name=value, such as depth=24"),
+        ("cost hvt_s_1 --depth 24 25", "'25' is not understood: write name=value"),
+        ("cost hvt_s_1 --depth", "--depth: expected one argument"),
+        ("cost hvt_s_1 --depth many", ": depth='many' must be a whole number ("),
+        ("cost hvt_s_1 depth=many", ": depth='many' must be a whole number\n"),
+        ("cost hvt_s_1 depth=2.5", "depth='2.5' must be a whole number"),
+        ("cost hvt_s_1 depth=", "depth='' must be a whole number"),
+        ("cost hvt_s_1 mlp_ratio=big", "mlp_ratio='big' must be a number"),
+        ("cost hvt_s_1 img_size=1x2x3", "img_size='1x2x3' must be a whole number or two such as"),
+        ("cost hvt_s_1 stages=few", "stages='few' must be a whole number or none"),
+        ("cost hvt_s_1 img_size=224x", "img_size='224x' must be"),
+        ("cost hvt_s_1 pool_after=0,,6", "pool_after='0,,6' must be whole numbers"),
+        ("cost hvt_s_1 pool_after=0,x", "must be whole numbers such as 0,6 or none"),
+        ("cost hvt_s_1 class_token=maybe", "class_token='maybe' must be true or false"),
+        ("cost hvt_s_1 --class-token=true", "--class-token"),
+        ("cost hvt_s_1 --pool mx", "pool='mx' is unknown: did you mean max?"),
+        ("cost hvt_s_1 --stages 5", "stages=5 does not divide depth=12"),
+        ("cost hvt_s_1 --depth -3", "depth=-3 must be a whole number of at least 1"),
+        ("cost hvt_s_1 --patch-size 15", "patch_size=15 does not divide img_size=224"),
+        ("cost hvt_s_4 --patch-size 56", "pooling after block 9 would leave no token"),
+        ("cost hvt_s_1 --embed-dim 100", "embed_dim=100 disagrees with num_heads"),
+        ("cost hvt_s_1 --mlp-ratio inf", "mlp_ratio=inf must be a finite number"),
+        ("cost hvt_s_1 --drop-rate nan", "drop_rate=nan must be a number in"),
+    ],
+)
+def test_bad_input_is_one_sentence(capsys: Captured, line: str, words: str) -> None:
+    assert words in refused(capsys, *shlex.split(line))
+
+
+def test_the_sentence_names_the_command_and_its_help(capsys: Captured) -> None:
+    err = refused(capsys, "cost", "hvt_s_1", "--nothing")
+    assert err.startswith("hvt cost: ")
+    assert err.endswith("(see hvt cost --help)\n")
+
+
+# ── help ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_command_shows_the_help(capsys: Captured) -> None:
+    out = run(capsys)
+    assert out.startswith("usage: hvt")
+    assert "models" in out
+    assert "cost" in out
+
+
+@pytest.mark.parametrize("command", [(), ("models",), ("cost",)])
+def test_examples_in_the_help_run(capsys: Captured, command: tuple[str, ...]) -> None:
+    lines = help_of(capsys, *command).splitlines()
+    examples = lines[lines.index("examples:") + 1 :]
+    written = [line.split("   ")[0] for line in (e.strip() for e in examples) if line]
+    assert all(line.startswith("hvt ") for line in written)
+    # The other commands' examples need pictures or weights.
+    priced = [line for line in written if line.split()[1] in ("models", "cost")]
+    assert len(priced) >= 2
+    for line in priced:
+        assert run(capsys, *shlex.split(line)[1:]) != ""
+
+
+def test_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hvt", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"hvt {hvt.__version__}\n", "")

@@ -1,0 +1,397 @@
+"""`hvt eval` and `hvt predict` from the command line: tables, JSON, CSV, exit codes, bad input."""
+
+import csv
+import io
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hvt
+from hvt.cli import GROUPS, main
+from hvt.cli.flags import Parser, given_fields
+from hvt.config import HVTConfig
+from hvt.data.loader import EvalBatches
+from hvt.data.sources import open_eval
+from hvt.evaluate import evaluate
+from hvt.train.pipeline import eval_transform
+from hvt.train.recipe import Recipe, list_recipes, load_recipe
+
+Build = Callable[..., hvt.HVT]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command; gives the exit code and what it printed to either stream."""
+
+    def command(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return command
+
+
+@pytest.fixture
+def digits(build: Build, tmp_path: Path) -> Path:
+    """A checkpoint for the digits, with their names."""
+    model = build("hvt_ti_1", img_size=8, patch_size=1)
+    model.pretrained_cfg.update(crop_pct=1.0, label_names=tuple("0123456789"))
+    hvt.save(model, tmp_path / "digits.safetensors")
+    return tmp_path / "digits.safetensors"
+
+
+@pytest.fixture
+def animals(build: Build, tmp_path: Path) -> Path:
+    """A checkpoint that knows four animals."""
+    model = build("hvt_ti_1", num_classes=4)
+    hvt.save(model, tmp_path / "animals.safetensors", class_names=["ant", "bee", "cat", "dog"])
+    return tmp_path / "animals.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three pictures of ants and five of cats: two of the classes that the model knows."""
+    draw = np.random.default_rng(0)
+    for name, count in (("ant", 3), ("cat", 5)):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = draw.integers(0, 256, (80, 70, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+def break_one(folder: Path) -> Path:
+    path = folder / "cat" / "2.png"
+    path.write_bytes(path.read_bytes()[:500])
+    return path
+
+
+# eval
+
+
+def test_eval_as_json(run: Run, digits: Path) -> None:
+    code, out, err = run("eval", digits, "--data", "digits", "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    data = open_eval("digits")
+    model = hvt.load(digits)
+    batches = EvalBatches(data.val, eval_transform(model, arrays=True), batch_size=64)
+    score = evaluate(model, batches, 10)
+    assert said.pop("images_per_second") > 0
+    expected = score.to_dict(data.class_names)
+    expected.pop("images_per_second")
+    assert said == {"checkpoint": str(digits), "data": "digits", **expected}
+    assert said["pictures"] == len(data.val) == 359
+    assert [one["class"] for one in said["per_class"]] == list("0123456789")
+    assert sum(one["pictures"] for one in said["per_class"]) == 359
+
+
+def test_eval_as_a_table(run: Run, digits: Path) -> None:
+    code, out, _ = run("eval", digits, "--data", "digits", "--batch-size", 100)
+    assert code == 0
+    first, *table = out.splitlines()
+    assert first.startswith("top-1 ")
+    assert "359 pictures" in first
+    shares = [float(line.split()[1]) for line in table[1:]]
+    assert len(shares) == 10
+    assert shares == sorted(shares)  # the hardest first
+    assert {line.split()[0] for line in table[1:]} == set("0123456789")
+
+
+def test_eval_on_some_of_the_classes(run: Run, animals: Path, folder: Path) -> None:
+    """Labels go by name: the folder's second class is the model's third."""
+    code, out, _ = run("eval", animals, "--data", folder, "--json", "--workers", 0)
+    assert code == 0
+    said = json.loads(out)
+    answers = [hvt.Predictor(animals)(str(path)) for path in sorted(folder.rglob("*.png"))]
+    right = [answer.classes[0] == Path(answer.source).parent.name for answer in answers]
+    assert said["top1"] == pytest.approx(100 * sum(right) / 8)
+    assert said["top5"] == 100
+    assert [(one["class"], one["pictures"]) for one in said["per_class"]] == [
+        ("ant", 3),
+        ("cat", 5),
+    ]
+    loss = -sum(
+        np.log(a.probabilities[a.classes.index(Path(a.source).parent.name)]) for a in answers
+    )
+    assert said["loss"] == pytest.approx(loss / 8, rel=1e-5)
+
+
+def test_eval_draws_the_confusion(run: Run, animals: Path, folder: Path, tmp_path: Path) -> None:
+    code, *_ = run("eval", animals, "--data", folder, "--confusion", tmp_path / "confusion.png")
+    assert code == 0
+    with Image.open(tmp_path / "confusion.png") as image:
+        assert image.format == "PNG"
+
+
+def test_eval_without_names_goes_by_order(
+    run: Run, build: Build, folder: Path, tmp_path: Path
+) -> None:
+    two, three = tmp_path / "two.safetensors", tmp_path / "three.safetensors"
+    hvt.save(build("hvt_ti_1", num_classes=2), two)
+    hvt.save(build("hvt_ti_1", num_classes=3), three)
+    code, out, _ = run("eval", two, "--data", folder, "--json")
+    assert code == 0
+    assert [one["class"] for one in json.loads(out)["per_class"]] == ["ant", "cat"]
+    code, out, err = run("eval", three, "--data", folder)
+    assert (code, out) == (2, "")
+    assert err == f"hvt: {three} knows 3 classes without their names, {folder} has 2\n"
+
+
+def test_eval_of_a_class_the_model_does_not_know(run: Run, animals: Path, folder: Path) -> None:
+    (folder / "ant").rename(folder / "aunt")
+    code, _, err = run("eval", animals, "--data", folder)
+    assert code == 2
+    assert err == (
+        f"hvt: the class 'aunt' of {folder} is not among the model's 4 classes: did you mean ant?\n"
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_eval_stops_at_a_broken_picture(
+    run: Run, animals: Path, folder: Path, workers: int
+) -> None:
+    broken = break_one(folder)
+    code, out, err = run("eval", animals, "--data", folder, "--workers", workers)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"hvt: {broken} cannot be read as a picture: ")
+    assert err.count("\n") == 1
+    code, out, _ = run(
+        "eval", animals, "--data", folder, "--skip-broken", "--json", "--workers", workers
+    )
+    assert code == 0
+    assert (json.loads(out)["pictures"], json.loads(out)["skipped"]) == (7, 1)
+    code, out, _ = run("eval", animals, "--data", folder, "--skip-broken", "--workers", workers)
+    assert "1 unreadable pictures were passed over" in out
+
+
+def test_eval_of_half_precision(run: Run, digits: Path, tmp_path: Path) -> None:
+    hvt.save(hvt.load(digits).half(), tmp_path / "half.safetensors")
+    whole = json.loads(run("eval", digits, "--data", "digits", "--json")[1])
+    code, out, _ = run("eval", tmp_path / "half.safetensors", "--data", "digits", "--json")
+    assert code == 0
+    assert json.loads(out)["loss"] == pytest.approx(whole["loss"], rel=0.02)
+
+
+def test_eval_of_bad_input(run: Run, build: Build, digits: Path, tmp_path: Path) -> None:
+    hvt.save(build("hvt_ti_1", num_classes=0), tmp_path / "features.safetensors")
+    (tmp_path / "text.safetensors").write_text("no weights")
+    (tmp_path / "void").mkdir()
+    cases = [
+        (("nothing.safetensors", "--data", "digits"), "cannot read nothing.safetensors"),
+        ((tmp_path / "text.safetensors", "--data", "digits"), "neither a safetensors nor a PyTor"),
+        ((tmp_path / "features.safetensors", "--data", "digits"), "has no classifier"),
+        ((digits, "--data", "digit"), "did you mean digits?"),
+        ((digits, "--data", tmp_path / "void"), "is empty"),
+        ((digits, "--data", "digits", "--device", "gpu"), "the device 'gpu' is not there"),
+        (
+            (digits, "--data", "digits", "--confusion", tmp_path / "no" / "c.png"),
+            "does not exist",
+        ),
+    ]
+    for words, message in cases:
+        code, out, err = run("eval", *words)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.startswith("hvt: ")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        (("--batch-size", "0"), "must be a whole number of at least 1"),
+        (("--batch-size", "many"), "must be a whole number of at least 1"),
+        (("--workers", "-1"), "must be a whole number of at least 0"),
+        (("--skip-brokn",), "did you mean --skip-broken?"),
+    ],
+)
+def test_eval_flags(capsys: pytest.CaptureFixture[str], flag: tuple[str], message: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["eval", "model.safetensors", "--data", "digits", *flag])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+# predict
+
+
+def test_predict_as_json(run: Run, animals: Path, folder: Path) -> None:
+    code, out, err = run("predict", animals, folder, "--json", "--top", 9)
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    paths = [str(path) for path in sorted(folder.rglob("*.png"))]
+    assert said == [answer.to_dict() for answer in hvt.Predictor(animals, top=9)(paths)]
+    assert [len(one["top"]) for one in said] == [4] * 8  # four classes are all there are
+
+
+def test_predict_as_csv(run: Run, animals: Path, folder: Path) -> None:
+    broken = break_one(folder)
+    code, out, _ = run("predict", animals, folder / "cat", "--csv", "--top", 2)
+    assert code == 1
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert list(rows[0]) == ["source", "rank", "class", "probability", "error"]
+    assert "\r" not in out
+    assert len(rows) == 4 * 2 + 1
+    (bad,) = (row for row in rows if row["error"])
+    assert (bad["source"], bad["rank"], bad["class"]) == (str(broken), "", "")
+    for row in rows:
+        if row is not bad:
+            answer = hvt.Predictor(animals, top=2)(row["source"])
+            place = int(row["rank"]) - 1
+            assert row["class"] == answer.classes[place]
+            assert float(row["probability"]) == pytest.approx(answer.probabilities[place], abs=1e-5)
+
+
+def test_predict_as_a_table(run: Run, animals: Path, folder: Path) -> None:
+    odd = folder / "ant" / "[red]a very long name that no table may cut or wrap[1].png"
+    (folder / "ant" / "0.png").rename(odd)
+    broken = break_one(folder)
+    code, out, err = run("predict", animals, folder / "ant", folder / "cat" / "*.png")
+    assert (code, err) == (1, "")
+    heading, *lines = out.splitlines()
+    assert heading.split()[0] == "picture"
+    assert len(lines) == 8
+    for line, path in zip(lines, [*sorted((folder / "ant").iterdir()),
+                                  *sorted((folder / "cat").iterdir())], strict=True):  # fmt: skip
+        assert line.strip().startswith(str(path))
+        if path == broken:
+            assert "cannot be read: " in line
+        else:
+            best = hvt.Predictor(animals)(str(path))
+            share = f"{best.classes[0]} {100 * best.probabilities[0]:.0f} %"
+            assert line.strip().removeprefix(str(path)).strip().startswith(share)
+
+
+def test_predict_all_broken(run: Run, animals: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_text("no picture")
+    code, out, _ = run("predict", animals, tmp_path / "bad.png", "--json")
+    assert code == 1
+    assert json.loads(out) == [
+        {
+            "source": str(tmp_path / "bad.png"),
+            "top": [],
+            "error": "its content is not in a picture format",
+        }
+    ]
+
+
+def test_predict_from_a_folder_of_a_run(run: Run, animals: Path, folder: Path) -> None:
+    run_folder = animals.parent / "run"
+    run_folder.mkdir()
+    animals.rename(run_folder / "model.safetensors")
+    code, out, _ = run("predict", run_folder, folder / "ant", "--csv", "--top", 1)
+    assert code == 0
+    assert len(out.splitlines()) == 4
+
+
+def test_predict_without_a_checkpoint(run: Run, folder: Path) -> None:
+    """The built-in model answers where there is one; else the sentence says so."""
+    code, out, err = run("predict", folder / "ant", "--json", "--top", 3)
+    if (Path(hvt.__file__).parent / "assets" / "cifar100.safetensors").exists():
+        assert (code, err) == (0, "")
+        assert [len(one["top"]) for one in json.loads(out)] == [3, 3, 3]
+    else:
+        assert (code, out) == (2, "")
+        assert "this installation has no built-in model" in err
+
+
+def test_predict_of_bad_input(run: Run, build: Build, animals: Path, tmp_path: Path) -> None:
+    hvt.save(build("hvt_ti_1", num_classes=0), tmp_path / "features.safetensors")
+    (tmp_path / "void").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
+    good = tmp_path / "good.png"
+    (tmp_path / "other.safetensors").write_bytes(animals.read_bytes()[:-100])
+    cases = [
+        ((animals,), "no picture is named"),
+        ((animals, "none.png"), "there is no file none.png"),
+        ((animals, good, tmp_path / "void"), "has no pictures in it"),
+        ((animals, tmp_path / "*.tiff"), "no picture matches"),
+        (("none.safetensors", good), "cannot read none.safetensors"),
+        ((tmp_path / "other.safetensors", good), "is damaged or cut short"),
+        ((tmp_path / "features.safetensors", good), "has no classifier"),
+        ((animals, good, "--device", "gpu"), "the device 'gpu' is not there"),
+    ]
+    for words, message in cases:
+        code, out, err = run("predict", *words)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_predict_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["a.png", "--top", "0"], "must be a whole number of at least 1"),
+        (["a.png", "--json", "--csv"], "not allowed with"),
+        ([], "required"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(["predict", *words])
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+# the whole
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    for command in ("models", "cost", "check", "train", "eval", "predict"):
+        assert f"\n    {command} " in out
+        assert f"  hvt {command} " in out  # with an example
+        with pytest.raises(SystemExit) as caught:
+            main([command, "--help"])
+        assert caught.value.code == 0
+        assert f"hvt {command}" in capsys.readouterr().out.split("examples:")[1]
+
+
+def test_trained_evaluated_and_asked(run: Run, tmp_path: Path) -> None:
+    """One epoch on the digits, then both commands on what it leaves."""
+    where = tmp_path / "run"
+    code, _, err = run(
+        "train", "digits", "--epochs", 1, "--depth", 4, "--num-heads", 1, "--head-dim", 16,
+        "--patch-size", 2, "--model", "hvt_ti_2", "--output", where, "--no-tensorboard",
+        "--device", "cpu",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    code, out, _ = run("eval", where / "model.safetensors", "--data", "digits", "--json")
+    assert code == 0
+    said = json.loads(out)
+    last = (where / "metrics.csv").read_text().splitlines()
+    row = dict(zip(last[0].split(","), last[-1].split(","), strict=True))
+    assert f"{said['top1']:.6f}" in (f"{float(row[k]):.6f}" for k in ("val_top1", "ema_top1"))
+    Image.fromarray(np.zeros((30, 40), np.uint8)).save(tmp_path / "black.png")
+    code, out, _ = run("predict", where / "model.safetensors", tmp_path / "black.png", "--json")
+    assert code == 0
+    assert {one["class"] for one in json.loads(out)[0]["top"]} < set("0123456789")
+    assert torch.is_grad_enabled()
+
+
+DOCS = Path(__file__).parents[1] / "docs" / "training.md"
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="a source distribution has no docs/")
+def test_commands_in_the_documentation_are_understood() -> None:
+    parser = Parser(prog="hvt")
+    commands = parser.add_subparsers(parser_class=Parser)
+    for group in GROUPS:
+        group.register(commands)
+    blocks = re.findall(r"^```\w*\n(.*?)^```", DOCS.read_text(encoding="utf-8"), flags=re.M | re.S)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    found = [line.split("hvt ", 1)[1] for line in lines if re.search(r"(^|-m )hvt ", line)]
+    assert len(found) > 10
+    for command in found:
+        args = parser.parse_args(shlex.split(command))
+        if command.startswith("train") and args.recipe in list_recipes():
+            values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
+            load_recipe(args.recipe).replace(overrides, **values)

@@ -1,0 +1,645 @@
+"""Real trainings of a tiny model: what moves, is measured, is written and is refused."""
+
+import csv
+import json
+import logging
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.models import save_for_hf
+from torch import Tensor
+from training import PLAIN, assert_same_run, quiet, run, said, small_disk, tiny, weights
+
+import hvt
+from hvt import HVTError
+from hvt.cli import main
+from hvt.data.sources import open_data
+from hvt.evaluate import evaluate
+from hvt.train.distributed import Team
+from hvt.train.engine import Result, Trainer, resume, train
+from hvt.train.optimize import make_optimizer, make_schedule
+from hvt.train.recipe import Recipe
+from hvt.train.state import newest_state
+
+CPU = torch.device("cpu")
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def losses(result: Result) -> list[float]:
+    return [row["train_loss"] for row in result.rows]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A finished run that has learned something."""
+    folder = tmp_path_factory.mktemp("done") / "run"
+    values = PLAIN | {"ema": 0.9, "epochs": 6, "batch_size": 120, "lr": 0.05}
+    return run(folder, **values, overrides={"drop_path_rate": 0.0})
+
+
+# ── what a run leaves ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_learns(done: Result) -> None:
+    assert losses(done)[-1] < losses(done)[0] - 0.3
+    assert done.top1 > 30  # by chance 10
+
+
+def test_the_folder_says_everything(done: Result) -> None:
+    names = {path.name for path in done.folder.iterdir()}
+    assert names == {
+        "best.safetensors", "model.safetensors", "checkpoints", "config.json", "curves.png",
+        "metrics.csv", "recipe.json",
+    }  # fmt: skip
+    assert len(list((done.folder / "checkpoints").iterdir())) == 2
+    described = json.loads((done.folder / "recipe.json").read_text())
+    assert described["output"] == str(done.folder)
+    assert described["overrides"]["head_dim"] == 16
+    config = json.loads((done.folder / "config.json").read_text())
+    assert hvt.HVTConfig.from_dict(config) == done.model.config
+    with Image.open(done.folder / "curves.png") as picture:
+        assert picture.format == "PNG"
+
+
+def test_the_table_is_the_rows(done: Result) -> None:
+    rows = table(done.folder)
+    assert [int(row["epoch"]) for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [float(row["train_loss"]) for row in rows] == losses(done)
+    assert all(row["bad_steps"] == row["broken"] == "0" for row in rows)
+
+
+def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
+    for row in table(done.folder):
+        assert float(row["ema_loss"]) != float(row["val_loss"])
+    data = open_data("digits", holdout=0.1)
+    assert len(data.val) % 2
+    state = newest_state(done.folder / "checkpoints")[1]
+    pictures = Trainer(tiny(done.folder), done.folder, Team(), CPU, quiet()).pipeline.val
+    for kind, prefix in (("model", "val"), ("ema", "ema")):
+        model = hvt.load(done.folder / "model.safetensors")
+        model.load_state_dict(state[kind])
+        score = evaluate(model, pictures, 10)
+        assert score.pictures == len(data.val)
+        assert score.top1 == done.rows[-1][f"{prefix}_top1"]
+        assert score.loss == pytest.approx(done.rows[-1][f"{prefix}_loss"], rel=1e-6)
+
+
+def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
+    trainer = Trainer(tiny(tmp_path, ema=0.75), tmp_path, Team(), CPU, quiet())
+    learner, name = trainer.learner, "blocks.0.attn.qkv.weight"
+    expected = learner.model.get_parameter(name).detach().clone()
+    batches = trainer.pipeline.train.epoch(0)
+    for update in range(3):
+        learner.step(batches, update)
+        expected = 0.75 * expected + 0.25 * learner.model.get_parameter(name).detach()
+    averaged = learner.candidates()["ema"].get_parameter(name)
+    assert torch.allclose(averaged, expected, atol=1e-7)
+    assert not torch.allclose(averaged, learner.model.get_parameter(name), atol=1e-7)
+
+
+def test_best_is_the_best_of_both_and_of_all_epochs(done: Result) -> None:
+    figures = [row[key] for row in done.rows for key in ("val_top1", "ema_top1")]
+    assert done.best_top1 == max(figures)
+    trainer = Trainer(tiny(done.folder), done.folder, Team(), CPU, quiet())
+    best = hvt.load(done.folder / "best.safetensors")
+    assert evaluate(best, trainer.pipeline.val, 10).top1 == done.best_top1
+
+
+def test_the_result_is_the_better_of_both_at_the_end(done: Result) -> None:
+    last = done.rows[-1]
+    assert done.top1 == max(last["val_top1"], last["ema_top1"])
+    written = weights(done.folder / "model.safetensors")
+    assert all(torch.equal(written[k], v) for k, v in done.model.state_dict().items())
+    assert not done.model.training
+    assert hvt.load(done.folder / "model.safetensors").class_names == tuple("0123456789")
+
+
+def test_without_an_average_its_figures_are_empty(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", **PLAIN, epochs=2, eval_every=2)
+    first, last = table(result.folder)
+    assert first["val_top1"] == first["ema_top1"] == last["ema_top1"] == ""
+    assert float(last["val_top1"]) == result.top1  # the last epoch is evaluated in any case
+
+
+def test_what_is_to_come_is_said_first(tmp_path: Path) -> None:
+    console = quiet()
+    train(tiny(tmp_path / "run", epochs=1, accumulate=2), console=console)
+    first, second, epoch, summary = said(console).splitlines()
+    assert "hvt_ti_2: 8×8, tokens 16 → 7 → 3; digits: 1293 training and 145" in first
+    assert "batch 240 = 1 process(es) × 2 × 120; learning rate 9.37e-03" in second
+    assert "5 steps an epoch, 5 to go; about" in second
+    assert epoch.startswith("epoch 1/1  loss ")
+    assert "weights in model.safetensors" in summary
+
+
+def test_tensorboard_where_it_is_wanted(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    result = run(tmp_path / "run", epochs=1, tensorboard=True)
+    assert any((result.folder / "tensorboard").iterdir())
+
+
+# ── how the weights move ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def model() -> hvt.HVT:
+    return hvt.create_model("hvt_ti_2", img_size=32, patch_size=4, depth=6, num_classes=10)
+
+
+def groups_of(model: hvt.HVT, **values: Any) -> dict[str, dict[str, Any]]:
+    """The optimizer's group of each parameter."""
+    recipe = Recipe(weight_decay=0.1, lr=1.0, batch_size=512, **values)
+    optimizer = make_optimizer(model, recipe, CPU)
+    make_schedule(optimizer, recipe, steps=100).step_update(500)  # at the peak
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
+    assert groups.keys() == dict(model.named_parameters()).keys()
+    return groups
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_weights_decay_and_the_rest_does_not(model: hvt.HVT, layer_decay: float | None) -> None:
+    decays = {
+        name: group["weight_decay"]
+        for name, group in groups_of(model, layer_decay=layer_decay).items()
+    }
+    pooled = [name for name in decays if name.startswith("blocks") and name.endswith("pos_embed")]
+    assert len(pooled) == 2
+    for name, decay in decays.items():
+        free = name.endswith((".bias", "pos_embed")) or "norm" in name
+        assert decay == (0.0 if free else 0.1), name
+
+
+def test_layer_decay_slows_the_early_layers(model: hvt.HVT) -> None:
+    rates = {name: group["lr"] for name, group in groups_of(model, layer_decay=0.5).items()}
+    assert rates["head.weight"] == pytest.approx(1.0)
+    assert rates["norm.weight"] == rates["blocks.5.norm1.weight"]  # timm counts it to the block
+    for block in range(6):
+        assert rates[f"blocks.{block}.mlp.fc1.weight"] == pytest.approx(0.5 ** (6 - block))
+    assert rates["blocks.0.pos_embed"] == pytest.approx(0.5**6)
+    assert rates["patch_embed.proj.weight"] == rates["pos_embed"] == pytest.approx(0.5**7)
+
+
+@pytest.mark.parametrize("batch_size", [64, 512, 1024])
+def test_the_schedule(model: hvt.HVT, batch_size: int) -> None:
+    recipe = Recipe(epochs=10, warmup_epochs=2.5, batch_size=batch_size)
+    optimizer = make_optimizer(model, recipe, CPU)
+    schedule = make_schedule(optimizer, recipe, steps=20)
+    rates = []
+    for update in range(200):
+        schedule.step_update(update)
+        rates.append(optimizer.param_groups[0]["lr"])
+    peak = 5e-4 * batch_size / 512
+    assert rates[0] == pytest.approx(1e-6)
+    assert rates[25] == pytest.approx((peak + 1e-6) / 2)
+    assert rates[50] == max(rates) == pytest.approx(peak)
+    for update in (51, 100, 150, 198):
+        cosine = 0.5 * (1 + math.cos(math.pi * (update - 50) / 149))
+        assert rates[update] == pytest.approx(1e-5 + (peak - 1e-5) * cosine)
+    assert rates[199] == min(rates[50:]) == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 30])
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_short_schedules_warn_of_nothing(
+    model: hvt.HVT, caplog: pytest.LogCaptureFixture, steps: int, warmup: int
+) -> None:
+    recipe = Recipe(epochs=1, warmup_epochs=warmup, batch_size=512)
+    optimizer = make_optimizer(model, recipe, CPU)
+    with caplog.at_level(logging.WARNING):
+        schedule = make_schedule(optimizer, recipe, steps)
+    assert not caplog.records
+    rates = []
+    for update in range(steps):
+        schedule.step_update(update)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert all(1e-6 * 0.999 <= rate <= 5e-4 * 1.001 for rate in rates)
+    if steps >= 3:
+        assert max(rates) == pytest.approx(5e-4)
+        assert rates[-1] == pytest.approx(1e-5)
+
+
+def test_the_rate_in_the_table_is_that_of_the_last_step(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", **PLAIN)
+    assert result.rows[-1]["lr"] == pytest.approx(1e-5)
+    middle = 1e-5 + (0.02 * 240 / 512 - 1e-5) * 0.5 * (1 + math.cos(math.pi * 4 / 4))
+    assert result.rows[0]["lr"] != pytest.approx(middle)  # at step 5 of 10 it is still warming up
+
+
+def first_step(folder: Path, **values: Any) -> dict[str, Tensor]:
+    """How far the first step moves each parameter."""
+    trainer = Trainer(tiny(folder, **values), folder, Team(), CPU, quiet())
+    model = trainer.learner.model
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer.learner.step(trainer.pipeline.train.epoch(0), 0)
+    return {name: p.detach() - before[name] for name, p in model.named_parameters()}
+
+
+def test_clipping_shortens_the_gradient(tmp_path: Path) -> None:
+    # Adam's first step is g / (|g| + 1e-8): only gradients near 1e-8 show their length in it.
+    def length(clip: float | None) -> float:
+        moved = first_step(tmp_path, **PLAIN, clip_grad=clip, layer_decay=None, weight_decay=0.0)
+        return math.sqrt(sum(float((m**2).sum()) for m in moved.values()))
+
+    free, loose, tight = length(None), length(1e6), length(1e-9)
+    assert free == loose
+    assert 0 < tight < free / 5
+
+
+# ── pieces, precision, memory ───────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A lively run with each batch in one piece."""
+    return run(tmp_path_factory.mktemp("whole") / "run")
+
+
+def assert_close(left: Result, right: Result) -> None:
+    assert losses(left) == pytest.approx(losses(right), rel=1e-5)
+    for name, tensor in left.model.state_dict().items():
+        assert torch.allclose(tensor, right.model.state_dict()[name], atol=2e-5), name
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_pieces_of_a_batch_add_up(whole: Result, tmp_path: Path, pieces: int) -> None:
+    assert_close(run(tmp_path / "run", accumulate=pieces), whole)
+
+
+def test_the_comparison_can_tell_runs_apart(whole: Result, tmp_path: Path) -> None:
+    other = run(tmp_path / "run", overrides={"drop_path_rate": 0.2})
+    with pytest.raises(AssertionError):
+        assert_close(other, whole)
+
+
+def test_recomputing_blocks_changes_nothing(whole: Result, tmp_path: Path) -> None:
+    other = run(tmp_path / "run", grad_checkpointing=True)
+    assert losses(other) == losses(whole)
+    assert all(
+        torch.equal(tensor, whole.model.state_dict()[name])
+        for name, tensor in other.model.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("amp", ["bfloat16", "float16"])
+def test_mixed_precision(whole: Result, tmp_path: Path, amp: str) -> None:
+    result = run(tmp_path / "run", amp=amp)
+    assert losses(result) == pytest.approx(losses(whole), rel=0.02)
+    assert losses(result) != losses(whole)
+    assert all(p.dtype == torch.float32 for p in result.model.parameters())
+    assert result.rows[-1]["bad_steps"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled(whole: Result, tmp_path: Path) -> None:
+    result = run(tmp_path / "run", compile=True)
+    assert losses(result) == pytest.approx(losses(whole), rel=1e-3)
+    assert result.model.state_dict().keys() == whole.model.state_dict().keys()
+
+
+# ── losses that are not finite ──────────────────────────────────────────────────────────────────
+
+
+def poisoned(trainer: Trainer, value: float) -> None:
+    """Spoil one training picture's worth of everything: a bias of the head."""
+    with torch.no_grad():
+        trainer.learner.model.get_parameter("head.bias")[0] = value
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
+    trainer = Trainer(tiny(tmp_path, accumulate=pieces), tmp_path, Team(), CPU, quiet())
+    learner, batches = trainer.learner, trainer.pipeline.train.epoch(0)
+    assert learner.step(batches, 0).taken
+    poisoned(trainer, math.inf)
+    before = {kind: {k: v.clone() for k, v in state.items()} for kind, state in
+              (("model", learner.model.state_dict()), ("ema", learner.state()["ema"]))}  # fmt: skip
+    moments = [s["exp_avg"].clone() for s in learner.optimizer.state_dict()["state"].values()]
+    step = learner.step(batches, 1)
+    assert not step.taken
+    assert not math.isfinite(step.loss)
+    after = learner.state()
+    assert all(torch.equal(after[kind][k], v) for kind in before for k, v in before[kind].items())
+    now = [s["exp_avg"] for s in learner.optimizer.state_dict()["state"].values()]
+    assert all(torch.equal(a, b) for a, b in zip(moments, now, strict=True))
+    assert all(p.grad is None for p in learner.model.parameters())
+    poisoned(trainer, 0.0)
+    assert learner.step(batches, 2).taken
+
+
+def test_a_gradient_that_is_not_finite_is_a_bad_step(tmp_path: Path) -> None:
+    trainer = Trainer(tiny(tmp_path, **PLAIN), tmp_path, Team(), CPU, quiet())
+    learner = trainer.learner
+    bias = learner.model.get_parameter("head.bias")
+    bias.register_hook(lambda gradient: gradient * math.nan)
+    before = bias.detach().clone()
+    step = learner.step(trainer.pipeline.train.epoch(0), 0)
+    assert math.isfinite(step.loss)
+    assert not step.taken
+    assert torch.equal(bias, before)
+
+
+def test_a_rate_beyond_all_measure_ends_with_a_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    values = PLAIN | {"lr": 1e30, "warmup_lr": 1e-9, "warmup_epochs": 2, "clip_grad": None}
+    with pytest.raises(HVTError, match=r"not finite 3 times in a row \(epoch 1, step \d\): lower"):
+        run(folder, **values, epochs=4, max_bad_steps=3, checkpoint_minutes=0.0)
+    # Of what was written nothing is lost: the checkpoint before the fall is among those kept.
+    oldest = sorted((folder / "checkpoints").iterdir())[0]
+    state = torch.load(oldest, weights_only=True)
+    assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
+    assert state["progress"]["bad_in_a_row"] == 0
+
+
+def test_bad_steps_are_counted_and_a_few_are_borne(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path / "run", **PLAIN, max_bad_steps=3)
+    console = quiet()
+    trainer = Trainer(recipe, tmp_path / "run", Team(), CPU, console)
+    # Two gradients of ten, the second and third, are not finite.
+    calls: list[int] = []
+
+    def spoil(gradient: Tensor) -> Tensor:
+        calls.append(1)
+        # The first two are those of the estimate of the time.
+        return gradient * math.inf if len(calls) in (4, 5) else gradient
+
+    trainer.learner.model.get_parameter("head.bias").register_hook(spoil)
+    result = trainer.run(resume=False)
+    assert len(calls) == 12
+    assert [row["bad_steps"] for row in table(result.folder)] == ["2", "2"]
+    assert "2 bad steps" in said(console)
+    assert all(math.isfinite(loss) for loss in losses(result))
+
+
+# ── distillation ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_a_student_follows_its_teacher(done: Result, tmp_path: Path, kind: str) -> None:
+    teacher = str(done.folder / "best.safetensors")
+    before = Path(teacher).read_bytes()
+    values = PLAIN | {"lr": 0.05, "epochs": 4, "batch_size": 120, "seed": 5}
+    # Labels alone count for nothing here: all that is learned is learned from the teacher.
+    taught = run(tmp_path / "run", **values, teacher=teacher, distill=kind, distill_alpha=1.0)
+    assert taught.top1 > 25
+    assert Path(teacher).read_bytes() == before
+
+
+def test_alpha_weighs_the_teacher_against_the_labels(done: Result, tmp_path: Path) -> None:
+    teacher = str(done.folder / "best.safetensors")
+
+    def loss(alpha: float) -> float:
+        recipe = tiny(tmp_path, teacher=teacher, distill_alpha=alpha)
+        trainer = Trainer(recipe, tmp_path, Team(), CPU, quiet())
+        return trainer.learner.step(trainer.pipeline.train.epoch(0), 0).loss
+
+    labels, opinion = loss(0.0), loss(1.0)
+    assert labels != pytest.approx(opinion, rel=1e-3)
+    assert loss(0.25) == pytest.approx(0.75 * labels + 0.25 * opinion, rel=1e-5)
+    alone = Trainer(tiny(tmp_path), tmp_path, Team(), CPU, quiet())
+    assert alone.learner.step(alone.pipeline.train.epoch(0), 0).loss == pytest.approx(labels)
+
+
+def test_a_timm_teacher(tmp_path: Path) -> None:
+    save_for_hf(timm.create_model("test_vit", num_classes=10), tmp_path / "vit")
+    teacher = f"local-dir:{tmp_path / 'vit'}"
+    result = run(tmp_path / "run", epochs=1, teacher=teacher, batch_size=48, holdout=0.9)
+    assert all(math.isfinite(loss) for loss in losses(result))
+
+
+def test_a_teacher_of_other_classes_is_refused(tmp_path: Path) -> None:
+    save_for_hf(timm.create_model("test_vit", num_classes=7), tmp_path / "vit")
+    with pytest.raises(HVTError, match="knows 7 classes, the data has 10"):
+        run(tmp_path / "run", teacher=f"local-dir:{tmp_path / 'vit'}")
+    assert not (tmp_path / "run").exists()
+
+
+# ── starting from a checkpoint ──────────────────────────────────────────────────────────────────
+
+REFERENCE = Path(__file__).parent / "fixtures" / "reference_hvt.pth"
+
+
+def draw(path: Path, colour: int, size: int = 20) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (size, size), (colour, 255 - colour, 128)).save(path)
+
+
+@pytest.fixture
+def folder_of_pictures(tmp_path: Path) -> Path:
+    """Two classes of twelve and a validation part; one training picture is broken."""
+    for index in range(12):
+        draw(tmp_path / "pictures" / "train" / "dark" / f"{index}.png", 10 * index)
+        draw(tmp_path / "pictures" / "train" / "light" / f"{index}.png", 255 - 10 * index)
+    for name, colour in (("dark", 5), ("light", 250)):
+        for index in range(3):
+            draw(tmp_path / "pictures" / "val" / name / f"{index}.png", colour + index)
+    (tmp_path / "pictures" / "train" / "dark" / "4.png").write_bytes(b"\x89PNG no more")
+    return tmp_path / "pictures"
+
+
+def test_another_head_and_size(done: Result, folder_of_pictures: Path, tmp_path: Path) -> None:
+    init = done.folder / "best.safetensors"
+    recipe = Recipe(
+        init=str(init), data=str(folder_of_pictures), output=str(tmp_path / "run"), epochs=1,
+        batch_size=8, lr=1e-9, warmup_lr=0.0, min_lr=0.0, ema=0.0, skip_broken=True, device="cpu",
+        threads=1, tensorboard=False, workers=0, overrides={"img_size": 16},
+    )  # fmt: skip
+    result = train(recipe, console=quiet())
+    assert result.model.config.image == (16, 16)
+    assert result.model.class_names == ("dark", "light")
+    old = weights(init)
+    for name, tensor in result.model.state_dict().items():
+        if name.startswith("head"):
+            assert tensor.shape[0] == 2
+        elif not name.endswith("pos_embed"):  # with next to no learning rate they are the same
+            assert torch.allclose(tensor, old[name], atol=1e-6), name
+    assert result.model.pos_embed.shape[1] == 64
+
+
+def test_the_authors_checkpoint(tmp_path: Path) -> None:
+    recipe = Recipe(
+        init=str(REFERENCE), data="digits", output=str(tmp_path / "run"), epochs=1, batch_size=240,
+        holdout=0.2, device="cpu", threads=1, tensorboard=False, overrides={"img_size": 32},
+        lr=1e-9, warmup_lr=0.0, min_lr=0.0, ema=0.0,
+    )  # fmt: skip
+    result = train(recipe, console=quiet())
+    given = hvt.load(REFERENCE, img_size=32).state_dict()
+    for name, tensor in result.model.state_dict().items():
+        assert torch.allclose(tensor, given[name], atol=1e-6), name
+
+
+def test_half_precision_weights_are_trained_in_full(done: Result, tmp_path: Path) -> None:
+    hvt.save(hvt.load(done.folder / "best.safetensors").half(), tmp_path / "half.safetensors")
+    init = str(tmp_path / "half.safetensors")
+    result = run(tmp_path / "run", **PLAIN, init=init, epochs=1, lr=1e-4)
+    assert {p.dtype for p in result.model.parameters()} == {torch.float32}
+    assert result.top1 == pytest.approx(done.best_top1, abs=3)
+
+
+def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> None:
+    init = str(done.folder / "best.safetensors")
+    for index, change in enumerate(
+        ({"model": "hvt_ti_4"}, {"model": "hvt_ti_2", "overrides": {"depth": 6}})
+    ):
+        with pytest.raises(HVTError, match=r"best\.safetensors is of another architecture than"):
+            run(tmp_path / str(index), init=init, **change)
+    assert run(tmp_path / "same", init=init, epochs=1).top1 > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"model": None}, "no model is named"),
+        ({"data": None}, "no data is named"),
+        ({"model": None, "init": "pretrained"}, "no model is named"),
+        ({"init": "nowhere.pth"}, r"cannot read nowhere\.pth"),
+        ({"batch_size": 2000}, "is more than the 1293 training pictures"),
+        ({"batch_size": 30, "accumulate": 4}, "must be a multiple of 8"),
+    ],
+)
+def test_what_cannot_be_trained_leaves_no_folder(
+    tmp_path: Path, change: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(HVTError, match=match):
+        run(tmp_path / "run", **change)
+    assert not (tmp_path / "run").exists()
+
+
+def test_grey_pictures(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", epochs=1, overrides={"in_chans": 1})
+    assert result.model.config.in_chans == 1
+    assert len(result.model.pretrained_cfg["mean"]) == 1
+    again = run(
+        tmp_path / "again", init=str(result.folder / "model.safetensors"), model=None, epochs=1
+    )
+    assert again.model.config.in_chans == 1
+
+
+# ── pictures that cannot be read ────────────────────────────────────────────────────────────────
+
+
+def on_pictures(folder: Path, pictures: Path, **values: Any) -> Recipe:
+    return tiny(
+        folder, data=str(pictures), holdout=0.0, batch_size=8, epochs=2, repeats=1, **values
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_stops_at_a_broken_picture(
+    folder_of_pictures: Path, tmp_path: Path, workers: int
+) -> None:
+    broken = folder_of_pictures / "train" / "dark" / "4.png"
+    with pytest.raises(HVTError) as caught:
+        train(on_pictures(tmp_path / "run", folder_of_pictures, workers=workers), console=quiet())
+    assert str(broken) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_pictures_are_passed_over_and_counted(
+    folder_of_pictures: Path, tmp_path: Path, workers: int
+) -> None:
+    (folder_of_pictures / "val" / "dark" / "0.png").write_bytes(b"no")
+    console = quiet()
+    recipe = on_pictures(
+        tmp_path / "run", folder_of_pictures, workers=workers, skip_broken=True, accumulate=2
+    )
+    result = train(recipe, console=console)
+    assert [row["broken"] for row in table(result.folder)] == ["1", "2"]  # once an epoch
+    assert "1 unreadable validation pictures were passed over" in said(console)
+    assert "2 broken pictures" in said(console)
+
+
+# ── folders that cannot be written ──────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Callable[[Recipe], str]:
+    def write(recipe: Recipe) -> str:
+        values = {k: v for k, v in vars(recipe).items() if k != "overrides" and v is not None}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines += ["[overrides]"]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in recipe.overrides.items()]
+        (tmp_path / "tiny.toml").write_text("\n".join(lines))
+        return str(tmp_path / "tiny.toml")
+
+    return write
+
+
+def test_a_run_is_not_overwritten(done: Result, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(done.folder, copy)
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with pytest.raises(
+        HVTError, match=rf"already holds a run: go on with hvt train --resume {copy}"
+    ):
+        run(copy)
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    shutil.rmtree(copy / "checkpoints")  # somebody wanted the space
+    with pytest.raises(HVTError, match="already holds a run"):
+        run(copy)
+
+
+def test_a_finished_run_is_finished(done: Result, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(done.folder, copy)
+    again = resume(copy, console=quiet())
+    assert (again.top1, again.best_top1, again.rows) == (done.top1, done.best_top1, done.rows)
+    assert_same_run(copy, done.folder)
+
+
+@pytest.mark.parametrize("content", [None, "no json", "[1]", '{"epoch": 3}'])
+def test_what_is_no_run_cannot_go_on(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "recipe.json").write_text(content)
+    match = (
+        "unknown field 'epoch': did you mean epochs"
+        if content and "epoch" in content
+        else ("is not the folder of a run")
+    )
+    with pytest.raises(HVTError, match=match):
+        resume(tmp_path, console=quiet())
+
+
+def test_a_folder_below_a_file_cannot_be_made(
+    tmp_path: Path, recipe_file: Callable[[Recipe], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("I am in the way")
+    code = main(["train", recipe_file(tiny(tmp_path / "file" / "run"))])
+    assert code == 2
+    error = capsys.readouterr().err.strip()
+    assert error == f"hvt: cannot write {tmp_path / 'file' / 'run'}: Not a directory"
+
+
+@pytest.mark.parametrize("board", [False, True])
+def test_a_full_disk_is_one_sentence(
+    tmp_path: Path, recipe_file: Callable[[Recipe], str],
+    capsys: pytest.CaptureFixture[str], board: bool,
+) -> None:  # fmt: skip
+    with small_disk(tmp_path / "disk", "700k") as disk:  # a state has 320 KB
+        recipe = tiny(disk / "run", checkpoint_minutes=0.0, tensorboard=board)
+        code = main(["train", recipe_file(recipe)])
+        error = capsys.readouterr().err.strip()
+        assert code == 2
+        assert "\n" not in error
+        assert error.startswith("hvt: cannot write ")
+        path, state, passed = newest_state(disk / "run" / "checkpoints")
+        assert path is not None
+        assert passed == []
+        assert state["progress"]["step"] > 0
+        assert not list(disk.rglob(".*.part"))
+        # With room again it goes on from there.
+        shutil.copytree(disk / "run", tmp_path / "run")
+    assert len(resume(tmp_path / "run", console=quiet()).rows) == 2

@@ -1,0 +1,256 @@
+"""Scores equal what is counted by hand, each picture once, with labels by the classes' names."""
+
+import math
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor, nn
+
+from hvt.data.arrays import ArrayPictures
+from hvt.data.loader import Batch, EvalBatches
+from hvt.data.sources import class_places
+from hvt.errors import HVTError
+from hvt.evaluate import Score, draw_confusion, evaluate
+from hvt.train.distributed import Team
+
+
+class Lookup(nn.Module):
+    """Gives the logits that the pictures themselves are: (B, classes, 1, 1) → (B, classes)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert not self.training
+        return images.flatten(1)
+
+
+def batches(logits: Tensor, labels: Tensor, size: int = 4, broken: int = 0) -> list[Batch]:
+    pieces = zip(logits.split(size), labels.split(size), strict=True)
+    return [Batch(x[:, :, None, None], y, broken) for x, y in pieces]
+
+
+def by_hand(logits: list[list[float]], labels: list[int]) -> dict[str, Any]:
+    """The same in plain Python, one picture after the other."""
+    classes = len(logits[0])
+    top1 = top5 = loss = 0.0
+    confusion = [[0] * classes for _ in range(classes)]
+    for row, label in zip(logits, labels, strict=True):
+        order = sorted(range(classes), key=lambda i: -row[i])
+        top1 += order[0] == label
+        top5 += label in order[:5]
+        loss += math.log(sum(math.exp(x) for x in row)) - row[label]
+        confusion[label][order[0]] += 1
+    per_class: list[float | None] = []
+    for label in range(classes):
+        count = sum(confusion[label])
+        per_class.append(100 * confusion[label][label] / count if count else None)
+    n = len(labels)
+    return {
+        "top1": 100 * top1 / n, "top5": 100 * top5 / n, "loss": loss / n,
+        "confusion": confusion, "per_class": per_class,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("classes", [2, 4, 5, 12])
+@pytest.mark.parametrize("size", [1, 4, 64])
+def test_a_score_is_what_is_counted_by_hand(classes: int, size: int) -> None:
+    logits, labels = torch.randn(30, classes), torch.randint(0, classes - 1, (30,))
+    model = Lookup().train()
+    score = evaluate(model, batches(logits, labels, size), classes)
+    expected = by_hand(logits.double().tolist(), labels.tolist())
+    assert score.top1 == pytest.approx(expected["top1"])
+    assert score.top5 == pytest.approx(expected["top5"])
+    assert score.loss == pytest.approx(expected["loss"], rel=1e-5)
+    assert score.confusion.tolist() == expected["confusion"]
+    assert score.per_class == expected["per_class"]
+    assert score.per_class[-1] is None  # the last class has no picture
+    assert (score.pictures, score.skipped, sum(score.class_pictures)) == (30, 0, 30)
+    assert model.training  # as it was
+
+
+def test_top5_of_few_classes_is_everything() -> None:
+    score = evaluate(Lookup(), batches(torch.randn(9, 3), torch.randint(0, 3, (9,))), 3)
+    assert score.top5 == 100
+
+
+def test_broken_pictures_are_counted_apart() -> None:
+    logits = torch.eye(3)
+    listed = batches(logits, torch.arange(3), size=1, broken=2)
+    empty = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64), 4)
+    score = evaluate(Lookup(), [*listed, empty], 3)
+    assert (score.top1, score.pictures, score.skipped) == (100, 3, 10)
+    with pytest.raises(HVTError, match="no readable picture to evaluate on"):
+        evaluate(Lookup(), [empty], 3)
+    with pytest.raises(HVTError, match="no readable picture to evaluate on"):
+        evaluate(Lookup(), [], 3)
+
+
+NUMBERED, CLASSES = 22, 6
+
+
+def numbered() -> tuple[ArrayPictures, Any]:
+    """Pictures that are their own number, and a transform that turns each into its logits."""
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(NUMBERED, CLASSES, generator=draw)
+    labels = torch.randint(0, CLASSES, (NUMBERED,), generator=draw)
+    numbers = torch.arange(NUMBERED, dtype=torch.uint8)[:, None, None, None]
+
+    def transform(images: Tensor) -> Tensor:
+        return logits[images.flatten().long()][:, :, None, None]
+
+    return ArrayPictures(numbers, labels), transform
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_ranks_together_count_every_picture_once(size: int) -> None:
+    pictures, transform = numbered()
+    alone = evaluate(Lookup(), EvalBatches(pictures, transform, batch_size=5), CLASSES)
+    scores = [
+        evaluate(
+            Lookup(), EvalBatches(pictures, transform, batch_size=5, rank=rank, size=size), CLASSES
+        )
+        for rank in range(size)
+    ]
+    assert sum(score.confusion for score in scores).tolist() == alone.confusion.tolist()  # type: ignore[union-attr]
+    assert sum(score.pictures for score in scores) == alone.pictures == NUMBERED
+    loss = sum(score.loss * score.pictures for score in scores) / NUMBERED
+    assert loss == pytest.approx(alone.loss, rel=1e-6)
+
+
+def _rank(rank: int, store: Path, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    pictures, transform = numbered()
+    batches = EvalBatches(pictures, transform, batch_size=5, rank=rank, size=2)
+    score = evaluate(Lookup(), batches, CLASSES, team=Team(rank, rank, 2))
+    torch.save(vars(score), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_both_get_the_whole_score(tmp_path: Path) -> None:
+    processes = [
+        multiprocessing.get_context("fork").Process(
+            target=_rank, args=(rank, tmp_path / "store", tmp_path)
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    pictures, transform = numbered()
+    alone = evaluate(Lookup(), EvalBatches(pictures, transform, batch_size=5), CLASSES)
+    for rank in range(2):
+        score = Score(**torch.load(tmp_path / f"{rank}.pt"))
+        assert (score.top1, score.top5, score.pictures) == (alone.top1, alone.top5, NUMBERED)
+        assert score.loss == pytest.approx(alone.loss, rel=1e-6)
+        assert score.confusion.tolist() == alone.confusion.tolist()
+
+
+def test_mixed_precision_is_used() -> None:
+    class Half(Lookup):
+        def forward(self, images: Tensor) -> Tensor:
+            self.dtype = (super().forward(images) @ torch.eye(3)).dtype
+            return super().forward(images)
+
+    model = Half()
+    listed = batches(torch.eye(3), torch.arange(3))
+    assert evaluate(model, listed, 3, amp=torch.bfloat16).top1 == 100
+    assert model.dtype == torch.bfloat16
+    evaluate(model, listed, 3)
+    assert model.dtype == torch.float32
+
+
+def made(confusion: list[list[int]]) -> Score:
+    counted = torch.tensor(confusion)
+    pictures = int(counted.sum())
+    return Score(50.0, 75.0, 1.25, pictures, 2, 4.0, counted)
+
+
+def test_a_score_as_plain_values() -> None:
+    score = made([[3, 1, 0], [0, 0, 0], [2, 0, 2]])
+    assert score.to_dict(["crane", "dog", "crane"]) == {
+        "top1": 50.0,
+        "top5": 75.0,
+        "loss": 1.25,
+        "pictures": 8,
+        "skipped": 2,
+        "images_per_second": 2.0,
+        "per_class": [
+            {"class": "crane", "top1": 75.0, "pictures": 4},
+            {"class": "crane", "top1": 50.0, "pictures": 4},
+        ],
+    }
+
+
+# The confusion's picture
+
+
+def test_confusion_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "confusion.png"
+    draw_confusion(path, made([[3, 1], [0, 4]]), ["a_b$c", "[d]"])
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        colours = image.convert("RGB").getcolors(1 << 24)
+        assert colours is not None
+        assert len(colours) > 10
+
+
+def test_confusion_of_some_classes_among_many(tmp_path: Path) -> None:
+    """A thousand classes of which two have pictures make a small picture."""
+    confusion = torch.zeros(1000, 1000, dtype=torch.int64)
+    confusion[3, 3], confusion[3, 500], confusion[900, 900] = 2, 2, 1
+    names = [str(i) for i in range(1000)]
+    draw_confusion(tmp_path / "few.png", made(confusion.tolist()), names)
+    draw_confusion(tmp_path / "two.png", made([[2, 2], [0, 1]]), ["3", "900"])
+    with Image.open(tmp_path / "few.png") as few, Image.open(tmp_path / "two.png") as two:
+        assert few.size == two.size
+        assert few.tobytes() != two.tobytes()  # it has the column of other answers
+
+
+def test_confusion_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match=r"cannot write .*confusion.png: the folder .* does not exi"):
+        draw_confusion(tmp_path / "nowhere" / "confusion.png", made([[1, 0], [0, 1]]), "ab")
+
+
+# Labels by name
+
+
+@given(st.data())
+def test_labels_are_places_by_name(data: st.DataObject) -> None:
+    known = data.draw(st.lists(st.integers(0, 99).map(str), min_size=1, max_size=20, unique=True))
+    names = data.draw(st.lists(st.sampled_from(known), min_size=1, unique=True))
+    places = class_places(names, known, "here")
+    assert [known[place] for place in places] == names
+
+
+def test_a_class_that_the_model_does_not_know() -> None:
+    with pytest.raises(HVTError) as caught:
+        class_places(["cat", "dgo"], ["ant", "cat", "dog"], "mine")
+    assert str(caught.value) == (
+        "the class 'dgo' of mine is not among the model's 3 classes: did you mean dog?"
+    )
+    many = [f"n{number:08}" for number in range(1000)]
+    with pytest.raises(HVTError, match=r"'tench' of mine is not among the model's 1000") as caught:
+        class_places(["tench"], many, "mine")
+    assert len(str(caught.value)) < 300  # not a thousand names
+
+
+def test_names_of_another_kind_keep_the_order() -> None:
+    assert class_places(["n01", "n02", "n03"], ["tench", "shark", "ray"], "here") == [0, 1, 2]
+    with pytest.raises(HVTError, match="'n01' of here is not among"):
+        class_places(["n01", "n02"], ["tench", "shark", "ray"], "here")  # the numbers differ
+    with pytest.raises(HVTError, match="'n02' of here is not among"):
+        class_places(["tench", "n02", "ray"], ["tench", "shark", "ray"], "here")  # one is shared
+
+
+def test_a_name_that_occurs_twice() -> None:
+    """ImageNet has two cranes: all its names in order are all its classes."""
+    known = ["crane", "dog", "crane"]
+    assert class_places(known, known, "here") == [0, 1, 2]
+    assert class_places(["crane", "dog"], known, "here") == [0, 1]

@@ -1,0 +1,323 @@
+"""Hugging Face directories and repositories: there and back, by us and by timm."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+from conftest import stir
+from safetensors.torch import save_file
+from torch import Tensor
+
+import hvt  # before timm: it makes torchvision importable
+from hvt import HVT, CheckpointError, HVTConfig, HVTError
+from hvt.hub import nearest_model
+from hvt.zoo import MODELS
+
+SMALL = {"img_size": 32, "patch_size": 4, "head_dim": 8, "num_classes": 3}
+
+
+@pytest.fixture
+def model() -> HVT:
+    built = stir(hvt.create_model("hvt_ti_2", **SMALL)).eval()
+    built.pretrained_cfg |= {"mean": (0.1, 0.2, 0.3), "crop_pct": 0.9, "interpolation": "bilinear"}
+    built.pretrained_cfg["label_names"] = ("one", "two", "three")
+    return built
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(2, 3, 32, 32)
+
+
+def assert_same(back: HVT, model: HVT, images: Tensor) -> None:
+    assert back.config == model.config
+    assert torch.equal(back(images), model(images))
+    assert back.class_names == model.class_names
+    for key in ("mean", "std", "crop_pct", "crop_mode", "interpolation"):
+        assert back.pretrained_cfg[key] == model.pretrained_cfg[key], key
+
+
+# ── directories ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_directory_gives_the_model_back(tmp_path: Path, model: HVT, images: Tensor) -> None:
+    model.save_pretrained(tmp_path / "deep" / "mine")
+    folder = tmp_path / "deep" / "mine"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    for back in (
+        hvt.from_pretrained(folder),
+        HVT.from_pretrained(str(folder)),
+        hvt.load(folder),
+    ):
+        assert_same(back, model, images)
+
+
+def test_overrides_reach_the_loader(tmp_path: Path, model: HVT) -> None:
+    model.save_pretrained(tmp_path)
+    other = hvt.from_pretrained(tmp_path, img_size=48, num_classes=5)
+    assert other(torch.randn(1, 3, 48, 48)).shape == (1, 5)
+
+
+def test_the_card_says_what_it_is_and_is_not_overwritten(tmp_path: Path, model: HVT) -> None:
+    model.save_pretrained(tmp_path / "mine")
+    card = (tmp_path / "mine" / "README.md").read_text()
+    priced = hvt.cost(model)
+    assert f"{priced.gflops:.2f} GFLOPs" in card
+    assert f"{priced.params_m:.2f} M parameters" in card
+    assert "# mine" in card
+    (tmp_path / "mine" / "README.md").write_text("my own words")
+    model.save_pretrained(tmp_path / "mine")
+    assert (tmp_path / "mine" / "README.md").read_text() == "my own words"
+
+
+def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path, model: HVT) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(HVTError, match=r"cannot write .*mine"):
+        model.save_pretrained(tmp_path / "mine")
+
+
+# ── timm ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"pool_after": (1, 5), "pool": "conv"},
+        {"pool_dims": 2, "depth": 4, "stages": 2},
+        {"class_token": True, "stages": 0},
+        {"img_size": (32, 48), "in_chans": 1},
+        {"num_heads": 2, "mlp_ratio": 2.5, "num_classes": 0},
+    ],
+)
+def test_timm_reads_our_directory(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = stir(hvt.create_model("hvt_ti_2", **SMALL | fields)).eval()
+    model.save_pretrained(tmp_path / "mine")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'mine'}", pretrained=True).eval()
+    assert isinstance(theirs, HVT)
+    assert theirs.config == model.config
+    images = torch.randn(2, model.config.in_chans, *model.config.image)
+    assert torch.equal(theirs(images), model(images))
+
+
+def test_timm_reads_our_preprocessing(tmp_path: Path, model: HVT) -> None:
+    model.save_pretrained(tmp_path / "mine")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'mine'}", pretrained=True)
+    resolved = timm.data.resolve_model_data_config(theirs)
+    assert tuple(resolved["mean"]) == (0.1, 0.2, 0.3)
+    assert resolved["crop_pct"] == 0.9
+    assert resolved["interpolation"] == "bilinear"
+    assert tuple(resolved["input_size"]) == (3, 32, 32)
+
+
+def test_timm_directories_keep_their_preprocessing(tmp_path: Path) -> None:
+    theirs = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=2).eval()
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    cfg = {
+        "mean": [0.5, 0.4, 0.3],
+        "std": [0.2, 0.2, 0.2],
+        "interpolation": "bilinear",
+        "crop_pct": 0.95,
+        "label_names": ["cat", "dog"],
+        "url": "https://example.org",
+    }
+    config = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours, images = hvt.load(tmp_path), torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-5, rtol=0)
+    assert ours.pretrained_cfg["mean"] == (0.5, 0.4, 0.3)
+    assert ours.pretrained_cfg["std"] == (0.2, 0.2, 0.2)
+    assert ours.pretrained_cfg["interpolation"] == "bilinear"
+    assert ours.pretrained_cfg["crop_pct"] == 0.95
+    assert ours.pretrained_cfg.get("url") is None
+    assert ours.class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_named_model_is_nearest_to_itself(name: str) -> None:
+    architecture, arguments = nearest_model(hvt.get_config(name))
+    assert hvt.get_config(architecture) == hvt.get_config(name)
+    assert arguments == {}
+
+
+def test_the_nearest_model_and_what_differs_give_the_config_back() -> None:
+    config = HVTConfig(img_size=64, num_heads=3, depth=6, pool_after=(2, 4), num_classes=7)
+    name, arguments = nearest_model(config)
+    assert arguments["depth"] == 6
+    assert hvt.get_config(name, **json.loads(json.dumps(arguments))) == config
+
+
+# ── repositories ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("source", ["nobody/nothing", "./no/such/folder", "no such name", "a/b/c"])
+def test_an_unreachable_source_is_one_sentence(tmp_path: Path, source: str) -> None:
+    with pytest.raises(HVTError, match="neither a folder here nor a Hugging Face repo") as caught:
+        hvt.from_pretrained(source, cache_dir=tmp_path, local_files_only=True)
+    assert source in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def point_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What HF_ENDPOINT does; the hub's library reads that only while it is imported."""
+    constants = huggingface_hub.constants
+    files = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that no network leads to: nothing listens on port 9 of this machine."""
+    point_to("http://127.0.0.1:9", monkeypatch)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_without_a_network_downloading_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match="nobody/nothing is neither a folder here") as caught:
+        hvt.from_pretrained("nobody/nothing", cache_dir=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_without_a_network_uploading_is_one_sentence(model: HVT) -> None:
+    with pytest.raises(HVTError, match="cannot upload to nobody/nothing") as caught:
+        model.push_to_hub("nobody/nothing", token="hf_none")
+    assert "\n" not in str(caught.value)
+
+
+def etag(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's protocol as one small repository needs."""
+
+    files: dict[str, bytes]
+    commits: list[str]
+    refused: bool
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.refused:
+            return self.answer({"error": "You may not write here"}, status=403)
+        if self.path == "/api/repos/create":
+            address = f"http://{self.headers['Host']}/me/mine"
+            return self.answer({"url": address, "name": "me/mine"})
+        if self.path.endswith("/preupload/main"):
+            asked = json.loads(body)["files"]
+            return self.answer(
+                {"files": [f | {"uploadMode": "regular", "shouldIgnore": False} for f in asked]}
+            )
+        if self.path.endswith("/commit/main"):
+            for line in body.decode().splitlines():
+                part = json.loads(line)
+                if part["key"] == "file":
+                    content = base64.b64decode(part["value"]["content"])
+                    self.files[part["value"]["path"]] = content
+                else:
+                    self.commits.append(part["value"]["summary"])
+            address = f"http://{self.headers['Host']}/me/mine/commit/{'0' * 40}"
+            return self.answer({"success": True, "commitOid": "0" * 40, "commitUrl": address})
+        return self.answer({"errors": [], "warnings": []})  # the card's header is checked
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/api/models/me/mine/tree/"):
+            return self.answer(
+                [
+                    {"type": "file", "path": name, "size": len(content), "oid": etag(content)}
+                    for name, content in self.files.items()
+                ]
+            )
+        if self.path.startswith("/api/models/me/mine"):
+            siblings = [{"rfilename": name} for name in self.files]
+            return self.answer({"id": "me/mine", "sha": "0" * 40, "siblings": siblings})
+        name = self.path.rsplit("/", 1)[-1]
+        if not self.path.startswith("/me/mine/resolve/") or name not in self.files:
+            return self.answer({"error": "not found"}, status=404)
+        return self.send(self.files[name], "application/octet-stream")
+
+    do_HEAD = do_GET
+
+    def answer(self, content: Any, status: int = 200) -> None:
+        self.send(json.dumps(content).encode(), "application/json", status)
+
+    def send(self, content: bytes, kind: str, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{etag(content)}"')
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    """A hub on this machine that the hub's library talks to."""
+    handler = type("OneHub", (Hub,), {"files": {}, "commits": [], "refused": False})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    address = f"http://127.0.0.1:{server.server_port}"
+    point_to(address, monkeypatch)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_push_and_fetch(tmp_path: Path, hub: type[Hub], model: HVT, images: Tensor) -> None:
+    address = model.push_to_hub("me/mine", token="hf_none", commit_message="First")
+    assert address.endswith("/me/mine")
+    assert hub.commits == ["First"]
+    assert sorted(hub.files) == ["README.md", "config.json", "model.safetensors"]
+    assert b'hvt.from_pretrained("me/mine")' in hub.files["README.md"]
+    back = hvt.from_pretrained("me/mine", cache_dir=tmp_path)
+    assert_same(back, model, images)
+    hub.files.clear()  # a second time it is here already
+    again = hvt.from_pretrained("me/mine", cache_dir=tmp_path, local_files_only=True)
+    assert_same(again, model, images)
+
+
+def test_a_repository_of_timms_keeps_its_preprocessing(tmp_path: Path, hub: type[Hub]) -> None:
+    theirs = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=2)
+    torch.save(theirs.state_dict(), tmp_path / "weights")
+    hub.files["pytorch_model.bin"] = (tmp_path / "weights").read_bytes()
+    hub.files["config.json"] = b'{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5]}}'
+    ours = hvt.from_pretrained("me/mine", cache_dir=tmp_path / "cache")
+    assert ours.pretrained_cfg["mean"] == (0.5, 0.5, 0.5)
+    images = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(ours(images), theirs.eval()(images), atol=1e-5, rtol=0)
+
+
+def test_a_repository_without_weights_is_one_clear_error(tmp_path: Path, hub: type[Hub]) -> None:
+    hub.files["config.json"] = b"{}"
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors"):
+        hvt.from_pretrained("me/mine", cache_dir=tmp_path)
+
+
+def test_an_upload_that_is_refused_is_one_sentence(hub: type[Hub], model: HVT) -> None:
+    hub.refused = True
+    with pytest.raises(HVTError, match=r"cannot upload to me/mine \(.*403") as caught:
+        model.push_to_hub("me/mine", token="hf_none")
+    assert "\n" not in str(caught.value)
+    assert hub.files == {}

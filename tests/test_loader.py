@@ -1,0 +1,545 @@
+"""Batches follow from (seed, epoch, position) alone: no worker, thread or process changes them."""
+
+import io
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+from timm.data import Mixup, create_transform
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from hvt.data.arrays import ArrayPictures
+from hvt.data.augment import Augmentation, BatchAugment
+from hvt.data.folders import FilePictures
+from hvt.data.loader import ArrayTransform, Batch, EvalBatches, TrainBatches, rows_of_share
+from hvt.data.pictures import BrokenPicture
+from hvt.data.sources import open_data, open_eval
+from hvt.errors import HVTError
+from hvt.train.engine import train
+from hvt.train.recipe import load_recipe
+
+SIDE = 16
+
+
+def arrays(count: int) -> ArrayPictures:
+    """Picture i is noise and has the label i, so that a batch tells which pictures it has."""
+    pixels = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8)
+    return ArrayPictures(pixels, torch.arange(count))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> FilePictures:
+    """Twenty noisy PNG files; file i has the label i."""
+    folder = tmp_path_factory.mktemp("pictures")
+    draw = np.random.default_rng(0)
+    paths = [folder / f"{number:02}.png" for number in range(20)]
+    for path in paths:
+        Image.fromarray(draw.integers(0, 256, (24, 20, 3), dtype=np.uint8)).save(path)
+    return FilePictures(paths, range(20))
+
+
+@pytest.fixture(scope="module")
+def some_broken(files: FilePictures, tmp_path_factory: pytest.TempPathFactory) -> FilePictures:
+    """The same pictures, of which 3, 4 and 11 cannot be read."""
+    folder = tmp_path_factory.mktemp("broken")
+    paths = files.paths
+    for number in (3, 4, 11):
+        paths[number] = folder / f"{number:02}.png"
+        paths[number].write_bytes(b"not a picture")
+    return FilePictures(paths, files.labels)
+
+
+def timm_training() -> Any:
+    """timm's transform with everything that is random in it."""
+    return create_transform(
+        (3, SIDE, SIDE),
+        is_training=True,
+        auto_augment="rand-m6-mstd0.5-inc1",
+        re_prob=0.5,
+        re_mode="pixel",
+        interpolation="random",
+    )
+
+
+def timm_eval() -> Any:
+    return create_transform((3, SIDE, SIDE), is_training=False, crop_pct=1.0)
+
+
+def lively() -> BatchAugment:
+    return BatchAugment(Augmentation(SIDE, rand_augment="rand-m9-mstd0.5-inc1", erase=0.5))
+
+
+def same(left: list[Batch], right: list[Batch]) -> bool:
+    return len(left) == len(right) and all(
+        torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) and a.broken == b.broken
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def labels(batches: Any) -> list[int]:
+    return [label for batch in batches for label in batch.labels.tolist()]
+
+
+# The order
+
+
+def test_each_epoch_has_every_picture_in_another_order() -> None:
+    batches = TrainBatches(arrays(40), lively(), batch_size=8, seed=1)
+    orders = [batches.order(epoch).tolist() for epoch in range(4)]
+    assert all(sorted(order) == list(range(40)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert batches.order(2).tolist() == orders[2]
+    other = TrainBatches(arrays(40), lively(), batch_size=8, seed=2)
+    assert other.order(0).tolist() != orders[0]
+
+
+def test_repeats_show_another_third_in_each_epoch() -> None:
+    batches = TrainBatches(arrays(60), lively(), batch_size=6, repeats=3)
+    seen = []
+    for epoch in range(30):
+        order = batches.order(epoch)
+        assert len(order) == 60  # an epoch keeps its length
+        assert (order.reshape(-1, 3) == order[::3, None]).all()  # three in a row
+        assert Counter(Counter(order.tolist()).values()) == {3: 20}
+        seen.append(frozenset(order.tolist()))
+    assert len(set(seen)) == 30
+    assert frozenset().union(*seen) == set(range(60))
+
+
+def test_repeats_that_do_not_divide() -> None:
+    batches = TrainBatches(arrays(10), lively(), batch_size=2, repeats=3)
+    assert sorted(Counter(batches.order(0).tolist()).values()) == [1, 3, 3, 3]
+
+
+def test_an_epoch_is_its_order() -> None:
+    pictures = arrays(23)
+    batches = TrainBatches(pictures, lively(), batch_size=6, seed=5)
+    assert batches.steps == 3  # five pictures do not fill a batch
+    got = list(batches.epoch(2))
+    assert [len(batch.labels) for batch in got] == [6, 6, 6]
+    assert labels(got) == batches.order(2)[:18].tolist()
+    assert not same(got, list(batches.epoch(3)))
+
+
+def test_copies_of_a_picture_differ() -> None:
+    batch = next(TrainBatches(arrays(12), lively(), batch_size=12, repeats=3).epoch(0))
+    first, second, third = batch.images[:3]
+    assert len(set(batch.labels[:3].tolist())) == 1
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+
+
+# Shares
+
+
+@given(st.integers(1, 16), st.integers(1, 8))
+def test_shares_partition_the_batch_in_mirrored_pairs(shares: int, pairs: int) -> None:
+    size = 2 * shares * pairs
+    rows = [rows_of_share(size, shares, share) for share in range(shares)]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(size))
+    for own in rows:
+        assert len(own) == size // shares
+        # Row i of a share and the row opposite are opposite in the batch too.
+        assert (own + own[::-1] == size - 1).all()
+
+
+@pytest.mark.parametrize("shares", [2, 3, 6])
+@pytest.mark.parametrize("seed", range(8))
+def test_mixup_of_shares_is_mixup_of_the_batch(shares: int, seed: int) -> None:
+    """timm's mixup and CutMix, whole and in shares, from the same numpy state."""
+    images, targets = torch.randn(24, 3, 8, 8), torch.randint(0, 5, (24,))
+
+    def mixed(rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        np.random.seed(seed)
+        mixup = Mixup(0.8, 1.0, prob=0.9, switch_prob=0.5, label_smoothing=0.1, num_classes=5)
+        return mixup(images[rows].clone(), targets[rows].clone())
+
+    whole_images, whole_targets = mixed(np.arange(24))
+    if seed == 0:
+        assert not torch.equal(whole_images, images)  # something is mixed at all
+    for share in range(shares):
+        rows = rows_of_share(24, shares, share)
+        own_images, own_targets = mixed(rows)
+        assert torch.equal(own_images, whole_images[rows])
+        assert torch.equal(own_targets, whole_targets[rows])
+
+
+@pytest.mark.parametrize(("processes", "pieces"), [(2, 1), (1, 3), (3, 2)])
+def test_processes_and_pieces_see_what_one_would(processes: int, pieces: int) -> None:
+    pictures, shares = arrays(30), processes * pieces
+    whole = list(TrainBatches(pictures, lively(), batch_size=12, repeats=3).epoch(1))
+    for rank in range(processes):
+        share_of = (rank * pieces, pieces, shares)
+        own = TrainBatches(pictures, lively(), batch_size=12, repeats=3, share_of=share_of)
+        got = list(own.epoch(1))
+        assert own.steps == len(whole) == 2
+        assert len(got) == 2 * pieces
+        for number, batch in enumerate(got):
+            step, piece = divmod(number, pieces)
+            rows = torch.from_numpy(rows_of_share(12, shares, rank * pieces + piece).copy())
+            assert torch.equal(batch.images, whole[step].images[rows])
+            assert torch.equal(batch.labels, whole[step].labels[rows])
+
+
+def test_files_in_shares_too(files: FilePictures) -> None:
+    whole = list(TrainBatches(files, timm_training(), batch_size=8).epoch(0))
+    for rank in range(2):
+        own = TrainBatches(files, timm_training(), batch_size=8, share_of=(rank, 1, 2))
+        rows = torch.from_numpy(rows_of_share(8, 2, rank).copy())
+        for mine, all_of_it in zip(own.epoch(0), whole, strict=True):
+            assert torch.equal(mine.images, all_of_it.images[rows])
+            assert torch.equal(mine.labels, all_of_it.labels[rows])
+
+
+# Stopping and going on, workers, threads
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 4])
+def test_the_middle_of_an_epoch_is_its_tail(files: FilePictures, start: int) -> None:
+    for pictures, augment in ((arrays(20), lively()), (files, timm_training())):
+        batches = TrainBatches(pictures, augment, batch_size=4, share_of=(0, 2, 2))
+        whole = list(batches.epoch(3))
+        assert len(whole) == 10  # five steps of two pieces
+        assert same(list(batches.epoch(3, start)), whole[2 * start :])
+    assert list(batches.epoch(3, 5)) == []
+
+
+def test_workers_change_nothing(files: FilePictures) -> None:
+    def epoch(workers: int, number: int) -> list[Batch]:
+        batches = TrainBatches(files, timm_training(), batch_size=4, repeats=3, workers=workers)
+        torch.manual_seed(workers)  # nor does the state of the generators
+        return list(batches.epoch(number))
+
+    alone = epoch(0, 1)
+    assert same(epoch(1, 1), alone)
+    assert same(epoch(2, 1), alone)
+    assert not same(epoch(0, 2), alone)
+
+
+def test_a_thread_ahead_changes_nothing() -> None:
+    pictures = arrays(40)
+    plain = TrainBatches(pictures, lively(), batch_size=4)
+    ahead = TrainBatches(pictures, lively(), batch_size=4, prefetch=True)
+    assert same(list(ahead.epoch(0)), list(plain.epoch(0)))
+    assert same(list(ahead.epoch(0, 7)), list(plain.epoch(0, 7)))
+    partly = ahead.epoch(0)
+    next(partly)
+    partly.close()  # type: ignore[attr-defined]  # a reader that has seen enough
+
+
+def test_an_error_ahead_arrives() -> None:
+    def refuse(images: Tensor, keys: Any) -> Tensor:
+        raise RuntimeError("it cannot be augmented")
+
+    batches = TrainBatches(arrays(8), refuse, batch_size=4, prefetch=True).epoch(0)
+    with pytest.raises(RuntimeError, match="it cannot be augmented"):
+        next(batches)
+
+
+def test_signals_leave_reading_processes_alone(files: FilePictures) -> None:
+    """Ctrl-C reaches all of a group; a run that saves itself still needs its batches."""
+    batches = TrainBatches(files, timm_training(), batch_size=2, workers=1)
+    whole = list(batches.epoch(0))
+    before = set(multiprocessing.active_children())
+    reading = batches.epoch(0)
+    got = [next(reading)]
+    (worker,) = set(multiprocessing.active_children()) - before
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGINT)
+    os.kill(worker.pid, signal.SIGTERM)
+    assert same(got + list(reading), whole)
+
+
+def test_evaluation_leaves_the_generators_alone(files: FilePictures) -> None:
+    random.seed(7)
+    np.random.seed(7)
+    before = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+    list(EvalBatches(files, timm_eval(), batch_size=8))
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[index]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "share_of", "message"),
+    [
+        (10, 7, (0, 1, 1), r"batch_size=7 must be a multiple of 2 \(2 × processes × accumulate\)"),
+        (99, 12, (0, 2, 8), r"batch_size=12 must be a multiple of 16"),
+        (10, 12, (0, 1, 1), "batch_size=12 is more than the 10 training pictures: use at most 10"),
+        (11, 16, (0, 2, 4), "batch_size=16 is more than the 11 training pictures: use at most 8"),
+        (7, 16, (0, 1, 4), "7 training pictures are too few for 4 shares"),
+        (1, 2, (0, 1, 1), "1 training pictures are too few for 1 shares"),
+    ],
+)
+def test_batches_that_do_not_fit(
+    count: int, batch: int, share_of: tuple[int, int, int], message: str
+) -> None:
+    with pytest.raises(HVTError, match=message):
+        TrainBatches(arrays(count), lively(), batch_size=batch, share_of=share_of)
+
+
+# Broken pictures
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_picture_stops_by_one_sentence(some_broken: FilePictures, workers: int) -> None:
+    train = TrainBatches(some_broken, timm_training(), batch_size=4, workers=workers)
+    val = EvalBatches(some_broken, timm_eval(), batch_size=4, workers=workers)
+    for batches in (train.epoch(0), iter(val)):
+        with pytest.raises(BrokenPicture) as caught:
+            list(batches)
+        assert str(caught.value).endswith("cannot be read as a picture: its content is not in a "
+                                          "picture format")  # fmt: skip
+        assert caught.value.path in map(str, some_broken.paths)
+        assert "\n" not in str(caught.value)
+
+
+def test_skipped_pictures_are_replaced_and_counted(some_broken: FilePictures) -> None:
+    def epoch(workers: int) -> list[Batch]:
+        batches = TrainBatches(
+            some_broken, timm_training(), batch_size=4, workers=workers, skip_broken=True
+        )
+        return list(batches.epoch(0))
+
+    got = epoch(0)
+    order = TrainBatches(some_broken, timm_training(), batch_size=4).order(0).tolist()
+    assert labels(got) == [{3: 5, 4: 5, 11: 12}.get(i, i) for i in order]
+    assert sum(batch.broken for batch in got) == 2 + 1 + 1  # from 3 over 4 to 5; from 4; from 11
+    assert same(epoch(2), got)
+
+
+def test_skipping_ends_somewhere(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.png" for number in range(6)]
+    for path in paths:
+        path.write_bytes(b"")
+    batches = TrainBatches(
+        FilePictures(paths, range(6)), timm_training(), batch_size=2, skip_broken=True
+    )
+    with pytest.raises(BrokenPicture, match=r"6 pictures in a row are unreadable, lastly .*empty"):
+        next(batches.epoch(0))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_leaves_skipped_pictures_out(some_broken: FilePictures, workers: int) -> None:
+    got = list(
+        EvalBatches(some_broken, timm_eval(), batch_size=2, workers=workers, skip_broken=True)
+    )
+    assert labels(got) == [i for i in range(20) if i not in (3, 4, 11)]
+    assert [batch.broken for batch in got] == [0, 1, 1, 0, 0, 1, 0, 0, 0, 0]
+
+
+def test_a_batch_may_lose_all_its_pictures(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"")
+    (batch,) = EvalBatches(
+        FilePictures([tmp_path / "0.png"], [0]), timm_eval(), batch_size=4, skip_broken=True
+    )
+    assert (len(batch.labels), batch.broken) == (0, 1)
+
+
+# Evaluation
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 6))
+def test_evaluation_counts_every_picture_once(count: int, batch: int, size: int) -> None:
+    pictures = ArrayPictures(torch.zeros(count, 2, 2, 3, dtype=torch.uint8), torch.arange(count))
+    transform = ArrayTransform(2, (0.5,) * 3, (0.5,) * 3)
+    seen = []
+    for rank in range(size):
+        own = list(EvalBatches(pictures, transform, batch_size=batch, rank=rank, size=size))
+        assert all(1 <= len(b.labels) <= batch for b in own)
+        seen += labels(own)
+    assert sorted(seen) == list(range(count))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_evaluation_of_files(files: FilePictures, workers: int) -> None:
+    transform = timm_eval()
+    seen: dict[int, Tensor] = {}
+    for rank in range(3):
+        batches = EvalBatches(files, transform, batch_size=3, rank=rank, size=3, workers=workers)
+        for batch in batches:
+            for image, label in zip(batch.images, batch.labels.tolist(), strict=True):
+                assert label not in seen
+                seen[label] = image
+    assert sorted(seen) == list(range(20))
+    assert all(torch.equal(seen[i], transform(files[i][0])) for i in range(20))
+
+
+def test_arrays_are_evaluated_as_files_are() -> None:
+    """What is in memory as a whole gives what timm makes of the single pictures."""
+    pictures = arrays(5)
+    (batch,) = EvalBatches(pictures, ArrayTransform(SIDE, (0.4,) * 3, (0.2,) * 3), batch_size=5)
+    one = create_transform(
+        (3, SIDE, SIDE), is_training=False, crop_pct=1.0, mean=(0.4,) * 3, std=(0.2,) * 3
+    )
+    expected = torch.stack([one(pictures[i][0]) for i in range(5)])
+    torch.testing.assert_close(batch.images, expected, rtol=0, atol=1e-6)
+
+
+# Streams
+
+
+class Numbers(IterableDataset[Any]):
+    """Grey pictures, one of each shade; the shade is the label."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        for shade in range(self.count):
+            yield Image.new("RGB", (SIDE, SIDE), (shade,) * 3), shade
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """WebDataset: 24 training pictures in four shards, 7 for validation in two of unequal size."""
+    pytest.importorskip("webdataset")
+    folder = tmp_path_factory.mktemp("shards")
+    parts = {"train": (6, 6, 6, 6), "validation": (2, 5)}
+    info = {}
+    for part, lengths in parts.items():
+        names = [f"{part}-{number}.tar" for number in range(len(lengths))]
+        first = 0
+        for name, length in zip(names, lengths, strict=True):
+            with tarfile.open(folder / name, "w") as shard:
+                for number in range(first, first + length):
+                    file = io.BytesIO()
+                    Image.new("RGB", (20, SIDE), (number, 255, 0)).save(file, "PNG")
+                    pieces = {"png": file.getvalue(), "cls": str(number).encode()}
+                    for ending, content in pieces.items():
+                        entry = tarfile.TarInfo(f"{number:03}.{ending}")
+                        entry.size = len(content)
+                        shard.addfile(entry, io.BytesIO(content))
+            first += length
+        info[part] = {
+            "name": part, "num_samples": first, "filenames": names, "shard_lengths": lengths,
+        }  # fmt: skip
+    (folder / "_info.json").write_text(json.dumps({"splits": info}))
+    (folder / "classes.txt").write_text("\n".join(f"class {i}" for i in range(24)))
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_shards_for_training(shards: Path, workers: int) -> None:
+    pictures = open_data(f"wds/{shards}").train
+    batches = TrainBatches(pictures, timm_training(), batch_size=8, workers=workers, seed=3)
+    assert batches.steps == 3
+    first, second = list(batches.epoch(0)), list(batches.epoch(1))
+    assert sorted(labels(first)) == sorted(labels(second)) == list(range(24))
+    assert labels(first) != labels(second)
+    # An epoch is the same whatever was read before it, and from its middle on.
+    assert same(list(batches.epoch(0)), first)
+    assert same(list(batches.epoch(0, 2)), first[2:])
+    assert not torch.equal(first[0].images[0], first[0].images[1])
+
+
+def test_shards_for_several_processes(shards: Path) -> None:
+    pictures = open_data(f"wds/{shards}").train
+    seen = []
+    for rank in range(2):
+        own = TrainBatches(pictures, timm_training(), batch_size=8, share_of=(2 * rank, 2, 4))
+        got = list(own.epoch(0))
+        assert [len(batch.labels) for batch in got] == [2] * 6  # three steps of two pieces
+        seen += labels(got)
+    assert sorted(seen) == list(range(24))
+    for rank in range(8):
+        own = TrainBatches(pictures, timm_training(), batch_size=16, share_of=(rank, 1, 8))
+        if rank < 4:
+            assert len(list(own.epoch(0))) == 1
+        else:
+            with pytest.raises(HVTError, match=r"no picture for process \d of 8: use no more"):
+                list(own.epoch(0))
+
+
+def test_a_training_on_shards(shards: Path, tmp_path: Path) -> None:
+    """Two epochs from the command's own parts; without names of classes there is no head."""
+    recipe = load_recipe("digits").replace(
+        {"img_size": SIDE, "patch_size": 4, "depth": 2, "stages": 1, "num_heads": 1},
+        model="hvt_ti_1", data=f"wds/{shards}", output=str(tmp_path / "run"), epochs=2,
+        batch_size=8, tensorboard=False, device="cpu",
+    )  # fmt: skip
+    result = train(recipe, console=Console(file=io.StringIO()))
+    assert [row["epoch"] for row in result.rows] == [1, 2]
+    assert result.model.class_names == tuple(f"class {i}" for i in range(24))
+    unnamed = tmp_path / "unnamed"
+    shutil.copytree(shards, unnamed, ignore=shutil.ignore_patterns("classes.txt"))
+    with pytest.raises(HVTError, match=r"does not name its classes: .* classes\.txt beside"):
+        train(recipe.replace(data=f"wds/{unnamed}", output=str(tmp_path / "other")))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_shards_for_evaluation_count_every_picture_once(
+    shards: Path, workers: int, size: int
+) -> None:
+    pictures = open_eval(f"wds/{shards}").val
+    seen = []
+    for rank in range(size):
+        batches = EvalBatches(
+            pictures, timm_eval(), batch_size=2, rank=rank, size=size, workers=workers
+        )
+        seen += labels(batches)
+        assert labels(batches) == labels(batches)  # once more is the same
+    assert sorted(seen) == list(range(7))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_with_repeats(workers: int) -> None:
+    batches = TrainBatches(Numbers(24), timm_training(), batch_size=6, repeats=3, workers=workers)
+    got = list(batches.epoch(0))
+    assert len(got) == batches.steps == 4
+    assert labels(got) == [shade for shade in range(8) for _ in range(3)]
+    assert same(list(batches.epoch(0, 3)), got[3:])
+    assert not same(list(batches.epoch(1)), got)  # augmented anew
+
+
+def test_a_stream_that_is_shorter_than_it_says() -> None:
+    class Fewer(Numbers):
+        def __len__(self) -> int:
+            return 12
+
+    batches = TrainBatches(Fewer(5), timm_training(), batch_size=4)
+    assert labels(batches.epoch(0)) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+
+
+def test_a_stream_in_processes_without_files_of_their_own() -> None:
+    seen = []
+    for rank in range(2):
+        batches = TrainBatches(Numbers(16), timm_training(), batch_size=8, share_of=(rank, 1, 2))
+        seen += labels(batches.epoch(0))
+    assert sorted(seen) == list(range(16))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_picture_of_a_stream(workers: int) -> None:
+    class Torn(Numbers):
+        def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+            yield from super().__iter__()
+            raise OSError("image file is\ntruncated")
+
+    batches = EvalBatches(Torn(3), timm_eval(), batch_size=2, workers=workers)
+    with pytest.raises(BrokenPicture) as caught:
+        list(batches)
+    assert str(caught.value) == (
+        "a picture of the stream cannot be read as a picture: image file is truncated"
+    )

@@ -1,0 +1,292 @@
+"""A run that was stopped, however and whenever, ends as if it never had been."""
+
+import io
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from training import assert_same_run, quiet, run, said, tiny
+
+from hvt.cli import main
+from hvt.train.engine import resume, train
+from hvt.train.interrupt import Interrupted
+from hvt.train.recipe import Recipe
+from hvt.train.state import states
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are killed as POSIX does it")
+
+# A server that has imported everything forks processes to be killed, in no time.
+PROCESSES = multiprocessing.get_context("forkserver") if os.name != "nt" else None
+
+
+def lively(folder: Path, **values: Any) -> Recipe:
+    """Two epochs of five steps, each step followed by a checkpoint."""
+    return tiny(folder, checkpoint_minutes=0.0, **values)
+
+
+def start(target: Callable[..., Any], *args: Any) -> BaseProcess:
+    assert PROCESSES is not None
+    PROCESSES.set_forkserver_preload(["hvt.train.engine", "sklearn.datasets"])
+    process = PROCESSES.Process(target=target, args=args)
+    process.start()
+    return process
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was never stopped."""
+    return train(lively(tmp_path_factory.mktemp("unstopped") / "run"), console=quiet()).folder
+
+
+def leftovers(folder: Path) -> list[Path]:
+    return list(folder.rglob(".*.part"))
+
+
+# ── killed at chosen moments ────────────────────────────────────────────────────────────────────
+
+
+def train_until(recipe: Recipe, event: str, part: str, count: int, cut: bool) -> None:
+    """Train, and be killed at the `count`th audit event `event` that concerns a file `part`.
+
+    Python announces what it is about to do to a file, so the moment is exact. `cut` leaves half of
+    the file, as a kill in the middle of writing it does.
+    """
+    seen = 0
+
+    def watch(name: str, details: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if name == event and details and part in str(details[0]):
+            seen += 1
+            if seen == count:
+                if cut:
+                    os.truncate(details[0], os.path.getsize(details[0]) // 2)  # noqa: PTH202
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    train(recipe, console=quiet())
+
+
+# Of each write: an empty file has been made, it is whole and about to be synced (or half of it is
+# lost), it is about to get its name; and an old state is about to be removed.
+MOMENTS = {
+    "before the first checkpoint": ("os.rename", ".state-", 1, False),
+    "half a checkpoint": ("open", ".state-000000003", 2, True),
+    "a whole checkpoint without its name": ("os.rename", ".state-000000004", 1, False),
+    "three checkpoints": ("os.remove", "state-000000001", 1, False),
+    "the best weights, without a checkpoint of the epoch": ("os.rename", ".best.", 1, False),
+    "half the table": ("open", ".metrics.csv", 3, True),
+    "the last checkpoint": ("os.rename", ".state-000000010", 2, False),
+    "half the final weights": ("open", ".model.safetensors", 2, True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_a_chosen_moment(unstopped: Path, tmp_path: Path, moment: str) -> None:
+    folder = tmp_path / "run"
+    process = start(train_until, lively(folder), *MOMENTS[moment])
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    event, part, *_ = MOMENTS[moment]
+    if event != "os.remove":
+        assert any(part in path.name for path in leftovers(folder))
+    assert not (folder / "model.safetensors").exists()
+    resume(folder, console=quiet())
+    assert_same_run(folder, unstopped)
+    assert leftovers(folder) == []
+
+
+# ── killed at random moments ────────────────────────────────────────────────────────────────────
+
+
+def train_quietly(recipe: Recipe) -> None:
+    train(recipe, console=quiet())
+
+
+def resume_quietly(folder: Path) -> None:
+    resume(folder, console=quiet())
+
+
+def kill_at_random(folder: Path, seconds: float, draw: random.Random) -> bool:
+    """Start or go on with a run and kill it somewhere; False where it was done before."""
+    begun = (folder / "recipe.json").exists()
+    process = start(*((resume_quietly, folder) if begun else (train_quietly, lively(folder))))
+    while not (folder / "recipe.json").exists() and process.is_alive():
+        process.join(0.005)  # building the model is not what is to be interrupted
+    process.join(draw.uniform(0, seconds))
+    process.kill()
+    process.join(120)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+@pytest.fixture(scope="module")
+def seconds(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How long a run takes in a process of its own, from its folder to its end."""
+    folder = tmp_path_factory.mktemp("timed") / "run"
+    process = start(train_quietly, lively(folder))
+    while not (folder / "recipe.json").exists() and process.is_alive():
+        process.join(0.005)
+    began = time.monotonic()
+    process.join(120)
+    assert process.exitcode == 0
+    return time.monotonic() - began
+
+
+def test_killed_again_and_again(unstopped: Path, seconds: float, tmp_path: Path) -> None:
+    draw, kills = random.Random(0), 0
+    for _ in range(3):
+        kills += kill_at_random(tmp_path / "run", 0.6 * seconds, draw)
+    assert kills > 0
+    resume(tmp_path / "run", console=quiet())
+    assert_same_run(tmp_path / "run", unstopped)
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments(unstopped: Path, seconds: float, tmp_path: Path) -> None:
+    draw, kills, steps = random.Random(1), 0, set()
+    while kills < 20:
+        folder = tmp_path / f"run{kills}"
+        if kill_at_random(folder, seconds, draw):
+            kills += 1
+        steps.add(tuple(path.name for path in states(folder / "checkpoints")))
+        resume(folder, console=quiet())
+        assert_same_run(folder, unstopped)
+        shutil.rmtree(folder)
+    assert len(steps) > 5  # the moments were spread over the run
+
+
+# ── asked to stop ───────────────────────────────────────────────────────────────────────────────
+
+
+def command(argv: list[str], errors: Path) -> None:
+    sys.stderr = errors.open("w")
+    sys.stdout = io.StringIO()
+    code = main(argv)
+    sys.stderr.close()
+    os._exit(code)  # the exit code of the command, whatever the interpreter thinks of it
+
+
+def write_recipe(recipe: Recipe, path: Path) -> str:
+    lines = [f"{k} = {v!r}".replace("True", "true").replace("False", "false")
+             for k, v in vars(recipe).items() if v is not None and k != "overrides"]  # fmt: skip
+    lines += ["[overrides]", *(f"{k} = {v!r}" for k, v in recipe.overrides.items())]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def stop_by(number: int, recipe: Recipe, folder: Path, tmp_path: Path) -> tuple[int | None, str]:
+    """Start `hvt train`, send a signal once there is a checkpoint; its exit code and its words."""
+    errors = tmp_path / "errors.txt"
+    argv = ["train", write_recipe(recipe, tmp_path / "tiny.toml")]
+    process = start(command, argv, errors)
+    while not states(folder / "checkpoints") and process.is_alive():
+        process.join(0.005)
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(120)
+    return process.exitcode, errors.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop(unstopped: Path, tmp_path: Path, number: int) -> None:
+    folder = tmp_path / "run"
+    code, words = stop_by(number, lively(folder), folder, tmp_path)
+    assert code == 130
+    assert words.startswith("hvt: stopped after ")
+    assert words.endswith(f"; go on with: hvt train --resume {folder}\n")
+    assert not (folder / "model.safetensors").exists()
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert_same_run(folder, unstopped)
+
+
+def test_asked_to_stop_between_checkpoints(unstopped: Path, tmp_path: Path) -> None:
+    """It saves itself at once, not when the next checkpoint would be due."""
+
+    class Impatient(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith("epoch 1/2"):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().write(text)
+
+    console = quiet()
+    console.file = Impatient()
+    folder = tmp_path / "run"
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match=rf"stopped after epoch 1; .* --resume {folder}"):
+        train(tiny(folder, checkpoint_minutes=60.0), console=console)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert [path.name for path in states(folder / "checkpoints")] == ["state-000000005.pt"]
+    resume(folder, console=quiet())
+    assert_same_run(folder, unstopped)
+
+
+def test_reading_processes_do_not_get_in_the_way(tmp_path: Path) -> None:
+    for label, colour in (("dark", 20), ("light", 220)):
+        for index in range(40):
+            path = tmp_path / "pictures" / label / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (12, 12), (colour, colour, index)).save(path)
+    values = {"data": str(tmp_path / "pictures"), "holdout": 0.0, "batch_size": 12, "workers": 1}
+    whole = run(tmp_path / "whole", **values)
+    folder = tmp_path / "run"
+    code, _ = stop_by(signal.SIGINT, lively(folder, **values), folder, tmp_path)
+    assert code == 130
+    resume(folder, console=quiet())
+    assert_same_run(folder, whole.folder)
+
+
+# ── damaged checkpoints ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def stopped(unstopped: Path, tmp_path: Path) -> Path:
+    """A run that was killed as it removed an old checkpoint: the last is that of step 7."""
+    folder = tmp_path / "run"
+    process = start(train_until, lively(folder), "os.remove", "state-000000005", 1, False)
+    process.join(120)
+    assert [int(path.stem[6:]) for path in states(folder / "checkpoints")] == [5, 6, 7]
+    return folder
+
+
+def test_a_damaged_newest_falls_back(unstopped: Path, stopped: Path) -> None:
+    newest = states(stopped / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    console = quiet()
+    resume(stopped, console=console)
+    assert f"{newest} is damaged" in said(console)
+    assert "5 steps an epoch, 4 to go" in said(console)
+    assert_same_run(stopped, unstopped)
+
+
+def test_where_all_are_damaged_it_begins_anew(unstopped: Path, stopped: Path) -> None:
+    for path in states(stopped / "checkpoints"):
+        path.write_bytes(bytes(path.stat().st_size))
+    console = quiet()
+    resume(stopped, console=console)
+    assert said(console).count("is damaged") == 3
+    assert "there is no good checkpoint: starting from the beginning" in said(console)
+    assert "10 to go" in said(console)
+    assert_same_run(stopped, unstopped)
+
+
+def test_a_run_may_be_moved(unstopped: Path, stopped: Path, tmp_path: Path) -> None:
+    moved = stopped.rename(tmp_path / "moved")
+    assert resume(moved, console=quiet()).folder == moved
+    assert not stopped.exists()
+    assert_same_run(moved, unstopped)
+
+
+def test_the_comparison_can_tell_runs_apart(unstopped: Path, tmp_path: Path) -> None:
+    other = run(tmp_path / "run", ema=0.81)
+    with pytest.raises(AssertionError):
+        assert_same_run(other.folder, unstopped)

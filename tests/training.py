@@ -1,0 +1,86 @@
+"""Shared by the tests of training: a run of a second on the digits, and what it leaves."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hvt.train.engine import Result, train
+from hvt.train.recipe import Recipe
+
+TINY = {"img_size": 8, "patch_size": 2, "num_heads": 1, "head_dim": 16, "depth": 4}
+
+# Everything random and everything averaged, so that nothing can be lost unnoticed.
+LIVELY: dict[str, Any] = {
+    "mixup": 0.8, "cutmix": 1.0, "rand_augment": "rand-m9-mstd0.5-inc1", "erase": 0.25, "flip": 0.5,
+    "repeats": 3, "padding": 1, "ema": 0.8, "clip_grad": 1.0, "layer_decay": 0.8,
+}  # fmt: skip
+PLAIN: dict[str, Any] = {
+    "mixup": 0.0, "cutmix": 0.0, "rand_augment": "", "color_jitter": 0.0, "erase": 0.0, "flip": 0.0,
+    "repeats": 1, "padding": 0, "ema": 0.0,
+}  # fmt: skip
+
+
+def tiny(folder: Path, **values: Any) -> Recipe:
+    """Ten steps of a tiny model in two epochs, lively unless told otherwise."""
+    overrides = TINY | {"drop_path_rate": 0.3} | values.pop("overrides", {})
+    base: dict[str, Any] = {
+        "model": "hvt_ti_2", "data": "digits", "output": str(folder), "epochs": 2,
+        "batch_size": 240, "lr": 0.02, "warmup_lr": 1e-3, "warmup_epochs": 1, "holdout": 0.1,
+        "device": "cpu", "threads": 1, "tensorboard": False, "workers": 0,
+    }  # fmt: skip
+    return Recipe(**base | LIVELY | values, overrides=overrides)
+
+
+def quiet() -> Console:
+    """A console whose words are kept: `quiet().file.getvalue()`."""
+    return Console(file=io.StringIO(), width=200)
+
+
+def said(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def run(folder: Path, **values: Any) -> Result:
+    return train(tiny(folder, **values), console=quiet())
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    return load_file(path)
+
+
+def assert_same_run(left: Path, right: Path) -> None:
+    """Two runs ended alike to the bit: both weights files and the table."""
+    for name in ("model.safetensors", "best.safetensors"):
+        ours, theirs = weights(left / name), weights(right / name)
+        assert ours.keys() == theirs.keys()
+        for key, tensor in ours.items():
+            assert torch.equal(tensor, theirs[key]), f"{key} of {name}"
+    assert (left / "metrics.csv").read_bytes() == (right / "metrics.csv").read_bytes()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A disk of its own that is soon full; skips where one cannot be mounted."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs Linux and root")
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
