@@ -8,8 +8,6 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.hvt-installed
-# mypy refuses a directory without Python files, so benchmarks/ counts once it has some.
-TYPED := src/hvt $(if $(wildcard benchmarks/*.py),benchmarks)
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-slow lint format types clean
@@ -17,12 +15,11 @@ TYPED := src/hvt $(if $(wildcard benchmarks/*.py),benchmarks)
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-quickstart: $(STAMP) ## Install, list the models and price one of them
-	@$(BIN)/hvt models
-	@$(BIN)/hvt cost hvt_s_1
+quickstart: $(STAMP) ## Train an HVT and a DeiT of equal cost on digits, compare, predict
+	@$(BIN)/python examples/quickstart.py
 
 test: lint types ## Everything that must pass: lint, types, tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-slow: $(STAMP) ## The longer tests, by hand
 	@$(BIN)/python -m pytest -m slow
@@ -36,7 +33,7 @@ format: $(STAMP) ## Fix what can be fixed and format the rest
 	@$(BIN)/python -m ruff format .
 
 types: $(STAMP) ## Check the types
-	@$(BIN)/python -m mypy $(TYPED)
+	@$(BIN)/python -m mypy
 
 clean: ## Remove build output and caches, and keep the environment
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -80,7 +80,9 @@ def in_turns(
     """Time every case once, one after the other, starting one further along at every turn.
 
     A disturbance of the machine then falls on all cases alike, and none always follows the same
-    neighbour. Each time is the mean of as many calls as fill `least` seconds, at least one.
+    neighbour. Each time is the mean of as many calls as fill `least` seconds, at least one, after
+    one call that is not counted: it finds the caches and the allocator as another model left them,
+    which costs the quickest models most and is no part of a steady throughput.
     """
     cases = list(runs)
     start = turn % len(cases)
@@ -89,6 +91,7 @@ def in_turns(
 
 
 def _seconds(run: Callable[[], object], device: torch.device, least: float) -> float:
+    run()
     _finish(device)
     calls, start = 0, time.perf_counter()
     while True:

@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     add("--device", help="cpu, cuda, …; CUDA where there is one by default")
     add("--threads", type=int, help="CPU threads; torch's own choice by default")
     add("--batch", type=int, nargs="+", default=[1, 16], help="batch sizes")
-    add("--rounds", type=int, default=5, help="rounds: one training step and four inferences each")
+    add("--rounds", type=int, default=5, help="rounds: one training step and two inferences each")
     add(
         "--models",
         nargs="+",
@@ -107,10 +107,10 @@ def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, ob
     product_times: dict[int, list[float]] = {}
     for turn in range(args.rounds):
         note(f"round {turn + 1} of {args.rounds}")
-        # Inference is cheap beside training, so it gets four turns a round; extra models get one.
-        for sweep, runs in enumerate((compared, compared, train, compared, inference)):
+        # Inference is cheap beside training, so it gets two turns a round; extra models get one.
+        for sweep, runs in enumerate((compared, train, inference)):
             in_turns(products, device, turn, LEAST / 5, product_times)
-            in_turns(runs, device, 4 * turn + sweep, LEAST, times)
+            in_turns(runs, device, 2 * turn + sweep // 2, LEAST, times)
     peak = matmul_peak(product_times)
     note(f"matrix products reach {peak:.0f} GFLOP/s")
     return [row(case, times, price[case.model], peak, memory.get(case)) for case in times]

@@ -1,6 +1,6 @@
 """Train an HVT and a DeiT of equal cost on handwritten digits, compare them, and predict.
 
-    make quickstart
+make quickstart
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hvt.train.engine import Result, train
 from hvt.train.recipe import load_recipe
 from hvt.train.watch import clock, draw_curves
 
-# The same blocks on all 65 tokens cost as much at half the width.
-DEIT = {"class_token": True, "stages": 0, "num_heads": 1, "head_dim": 32}
+# The same blocks on all 17 tokens cost as much at two thirds of the width.
+DEIT = {"class_token": True, "stages": 0, "num_heads": 2}
 
 
 def main() -> None:

@@ -272,6 +272,15 @@ def test_predict_as_a_table(run: Run, animals: Path, folder: Path) -> None:
             assert line.strip().removeprefix(str(path)).strip().startswith(share)
 
 
+def test_predict_flags_stand_anywhere(run: Run, animals: Path, folder: Path) -> None:
+    one, two = folder / "ant" / "0.png", folder / "cat" / "0.png"
+    expected = run("predict", animals, one, two, "--top", 2, "--csv")
+    assert expected[0] == 0
+    assert run("predict", animals, "--top", 2, one, two, "--csv") == expected
+    assert run("predict", animals, one, "--top", 2, "--csv", two) == expected
+    assert run("predict", "--csv", "--top", 2, animals, one, two) == expected
+
+
 def test_predict_all_broken(run: Run, animals: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_text("no picture")
     code, out, _ = run("predict", animals, tmp_path / "bad.png", "--json")

@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,17 @@ import torch
 from PIL import Image
 from timm.models import save_for_hf
 from torch import Tensor
-from training import PLAIN, assert_same_run, quiet, run, said, small_disk, tiny, weights
+from training import (
+    PLAIN,
+    assert_same_run,
+    quiet,
+    run,
+    said,
+    small_disk,
+    tiny,
+    weights,
+    write_recipe,
+)
 
 import hvt
 from hvt import HVTError
@@ -565,19 +574,6 @@ def test_broken_pictures_are_passed_over_and_counted(
 # ── folders that cannot be written ──────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def recipe_file(tmp_path: Path) -> Callable[[Recipe], str]:
-    def write(recipe: Recipe) -> str:
-        values = {k: v for k, v in vars(recipe).items() if k != "overrides" and v is not None}
-        lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-        lines += ["[overrides]"]
-        lines += [f"{name} = {json.dumps(value)}" for name, value in recipe.overrides.items()]
-        (tmp_path / "tiny.toml").write_text("\n".join(lines))
-        return str(tmp_path / "tiny.toml")
-
-    return write
-
-
 def test_a_run_is_not_overwritten(done: Result, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(done.folder, copy)
@@ -614,10 +610,10 @@ def test_what_is_no_run_cannot_go_on(tmp_path: Path, content: str | None) -> Non
 
 
 def test_a_folder_below_a_file_cannot_be_made(
-    tmp_path: Path, recipe_file: Callable[[Recipe], str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("I am in the way")
-    code = main(["train", recipe_file(tiny(tmp_path / "file" / "run"))])
+    code = main(["train", write_recipe(tiny(tmp_path / "file" / "run"), tmp_path / "tiny.toml")])
     assert code == 2
     error = capsys.readouterr().err.strip()
     assert error == f"hvt: cannot write {tmp_path / 'file' / 'run'}: Not a directory"
@@ -625,12 +621,11 @@ def test_a_folder_below_a_file_cannot_be_made(
 
 @pytest.mark.parametrize("board", [False, True])
 def test_a_full_disk_is_one_sentence(
-    tmp_path: Path, recipe_file: Callable[[Recipe], str],
-    capsys: pytest.CaptureFixture[str], board: bool,
-) -> None:  # fmt: skip
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], board: bool
+) -> None:
     with small_disk(tmp_path / "disk", "700k") as disk:  # a state has 320 KB
         recipe = tiny(disk / "run", checkpoint_minutes=0.0, tensorboard=board)
-        code = main(["train", recipe_file(recipe)])
+        code = main(["train", write_recipe(recipe, tmp_path / "tiny.toml")])
         error = capsys.readouterr().err.strip()
         assert code == 2
         assert "\n" not in error

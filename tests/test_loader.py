@@ -442,6 +442,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_shards_for_training(shards: Path, workers: int) -> None:
     pictures = open_data(f"wds/{shards}").train
+    next(iter(pictures))  # type: ignore[call-overload]  # a stream that somebody has begun to read
     batches = TrainBatches(pictures, timm_training(), batch_size=8, workers=workers, seed=3)
     assert batches.steps == 3
     first, second = list(batches.epoch(0)), list(batches.epoch(1))
@@ -453,6 +454,22 @@ def test_shards_for_training(shards: Path, workers: int) -> None:
     assert not torch.equal(first[0].images[0], first[0].images[1])
 
 
+def test_more_workers_than_shards_lose_nothing(shards: Path) -> None:
+    """A worker without a file of its own would leave its share of the pictures unread."""
+    pictures = open_data(f"wds/{shards}").train
+    batches = TrainBatches(pictures, timm_training(), batch_size=8, workers=6)
+    assert sorted(labels(batches.epoch(0))) == list(range(24))
+
+
+def test_a_single_shard_is_shuffled_anew_in_each_epoch(shards: Path) -> None:
+    pictures = open_data(f"wds/{shards}", train_split="train-0.tar|6").train
+    batches = TrainBatches(pictures, timm_training(), batch_size=6)
+    orders = [labels(batches.epoch(epoch)) for epoch in range(4)]
+    assert all(sorted(order) == list(range(6)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert labels(batches.epoch(2)) == orders[2]
+
+
 def test_shards_for_several_processes(shards: Path) -> None:
     pictures = open_data(f"wds/{shards}").train
     seen = []
@@ -462,6 +479,8 @@ def test_shards_for_several_processes(shards: Path) -> None:
         assert [len(batch.labels) for batch in got] == [2] * 6  # three steps of two pieces
         seen += labels(got)
     assert sorted(seen) == list(range(24))
+    # The files go round: in another epoch a process gets others.
+    assert len({frozenset(labels(own.epoch(epoch))) for epoch in range(5)}) > 1
     for rank in range(8):
         own = TrainBatches(pictures, timm_training(), batch_size=16, share_of=(rank, 1, 8))
         if rank < 4:

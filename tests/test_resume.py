@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from training import assert_same_run, quiet, run, said, tiny
+from training import assert_same_run, quiet, said, tiny, write_recipe
 
 from hvt.cli import main
 from hvt.train.engine import resume, train
@@ -30,8 +30,11 @@ PROCESSES = multiprocessing.get_context("forkserver") if os.name != "nt" else No
 
 
 def lively(folder: Path, **values: Any) -> Recipe:
-    """Two epochs of five steps, each step followed by a checkpoint."""
-    return tiny(folder, checkpoint_minutes=0.0, **values)
+    """Two epochs of five steps, each step followed by a checkpoint.
+
+    With this seed the best is behind it after the first epoch, so that it can be forgotten.
+    """
+    return tiny(folder, **{"seed": 6, "checkpoint_minutes": 0.0} | values)
 
 
 def start(target: Callable[..., Any], *args: Any) -> BaseProcess:
@@ -45,7 +48,10 @@ def start(target: Callable[..., Any], *args: Any) -> BaseProcess:
 @pytest.fixture(scope="module")
 def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was never stopped."""
-    return train(lively(tmp_path_factory.mktemp("unstopped") / "run"), console=quiet()).folder
+    result = train(lively(tmp_path_factory.mktemp("unstopped") / "run"), console=quiet())
+    first, last = ((row["val_top1"], row["ema_top1"]) for row in result.rows)
+    assert result.best_top1 == max(first) > max(last)
+    return result.folder
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -80,7 +86,7 @@ def train_until(recipe: Recipe, event: str, part: str, count: int, cut: bool) ->
 # lost), it is about to get its name; and an old state is about to be removed.
 MOMENTS = {
     "before the first checkpoint": ("os.rename", ".state-", 1, False),
-    "half a checkpoint": ("open", ".state-000000003", 2, True),
+    "half a checkpoint": ("open", ".state-000000003", 2, True),  # the first open makes the file
     "a whole checkpoint without its name": ("os.rename", ".state-000000004", 1, False),
     "three checkpoints": ("os.remove", "state-000000001", 1, False),
     "the best weights, without a checkpoint of the epoch": ("os.rename", ".best.", 1, False),
@@ -169,19 +175,13 @@ def test_killed_at_twenty_random_moments(unstopped: Path, seconds: float, tmp_pa
 
 
 def command(argv: list[str], errors: Path) -> None:
+    # A child of the server would ask the server for its reading processes, too.
+    multiprocessing.set_start_method("fork", force=True)
     sys.stderr = errors.open("w")
     sys.stdout = io.StringIO()
     code = main(argv)
     sys.stderr.close()
     os._exit(code)  # the exit code of the command, whatever the interpreter thinks of it
-
-
-def write_recipe(recipe: Recipe, path: Path) -> str:
-    lines = [f"{k} = {v!r}".replace("True", "true").replace("False", "false")
-             for k, v in vars(recipe).items() if v is not None and k != "overrides"]  # fmt: skip
-    lines += ["[overrides]", *(f"{k} = {v!r}" for k, v in recipe.overrides.items())]
-    path.write_text("\n".join(lines))
-    return str(path)
 
 
 def stop_by(number: int, recipe: Recipe, folder: Path, tmp_path: Path) -> tuple[int | None, str]:
@@ -223,7 +223,7 @@ def test_asked_to_stop_between_checkpoints(unstopped: Path, tmp_path: Path) -> N
     folder = tmp_path / "run"
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted, match=rf"stopped after epoch 1; .* --resume {folder}"):
-        train(tiny(folder, checkpoint_minutes=60.0), console=console)
+        train(lively(folder, checkpoint_minutes=60.0), console=console)
     assert signal.getsignal(signal.SIGTERM) == before
     assert [path.name for path in states(folder / "checkpoints")] == ["state-000000005.pt"]
     resume(folder, console=quiet())
@@ -237,7 +237,7 @@ def test_reading_processes_do_not_get_in_the_way(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (12, 12), (colour, colour, index)).save(path)
     values = {"data": str(tmp_path / "pictures"), "holdout": 0.0, "batch_size": 12, "workers": 1}
-    whole = run(tmp_path / "whole", **values)
+    whole = train(lively(tmp_path / "whole", **values), console=quiet())
     folder = tmp_path / "run"
     code, _ = stop_by(signal.SIGINT, lively(folder, **values), folder, tmp_path)
     assert code == 130
@@ -287,6 +287,6 @@ def test_a_run_may_be_moved(unstopped: Path, stopped: Path, tmp_path: Path) -> N
 
 
 def test_the_comparison_can_tell_runs_apart(unstopped: Path, tmp_path: Path) -> None:
-    other = run(tmp_path / "run", ema=0.81)
+    other = train(lively(tmp_path / "run", ema=0.81), console=quiet())
     with pytest.raises(AssertionError):
         assert_same_run(other.folder, unstopped)

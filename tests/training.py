@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -40,6 +41,16 @@ def tiny(folder: Path, **values: Any) -> Recipe:
         "device": "cpu", "threads": 1, "tensorboard": False, "workers": 0,
     }  # fmt: skip
     return Recipe(**base | LIVELY | values, overrides=overrides)
+
+
+def write_recipe(recipe: Recipe, path: Path) -> str:
+    """A recipe as the file that `hvt train` reads."""
+    values = {k: v for k, v in vars(recipe).items() if v is not None and k != "overrides"}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    lines += ["[overrides]"]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in recipe.overrides.items()]
+    path.write_text("\n".join(lines))
+    return str(path)
 
 
 def quiet() -> Console:

@@ -67,9 +67,9 @@ class Attention(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: leave a branch out for some pictures of a batch.
+    """A residual branch with stochastic depth: left out for some pictures of a batch.
 
-    timm's draws for the batch it sees. This one can draw for the whole global batch and use its own
+    Scaling and adding are one operation. timm's draws for the batch it sees. This one can draw for the whole global batch and use its own
     `rows` of it (see `HVT.set_batch_rows`), so that processes and pieces that share a batch decide
     as one process would.
     """
@@ -80,14 +80,14 @@ class DropPath(nn.Module):
         self.rows: Tensor | None = None
         self.total = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
-            return x
+            return x + branch
         total = x.shape[0] if self.rows is None else self.total
         keep = torch.rand(total, device=x.device) >= self.rate
         if self.rows is not None:
             keep = keep[self.rows]
-        return x * (keep.to(x.dtype) / (1 - self.rate)).view(-1, 1, 1)
+        return torch.addcmul(x, branch, (keep.to(x.dtype) / (1 - self.rate)).view(-1, 1, 1))
 
     def extra_repr(self) -> str:
         return f"{self.rate:.3f}"
@@ -122,8 +122,8 @@ class Block(nn.Module):
             self.pos_embed = nn.Parameter(torch.zeros(1, config.tokens[stage + 1], width))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N', D), N' = N where it does not pool
-        x = x + self.drop_path1(self.attn(self.norm1(x)))
-        x = x + self.drop_path2(self.mlp(self.norm2(x)))
+        x = self.drop_path1(x, self.attn(self.norm1(x)))
+        x = self.drop_path2(x, self.mlp(self.norm2(x)))
         if self.pool is not None:
             x = self.pool(x) + self.pos_embed
         return x

@@ -41,7 +41,7 @@ class Answer:
 class Predictor:
     """A checkpoint that answers: `Predictor("model.safetensors")("cat.jpg")`.
 
-    Without a checkpoint it is the model that comes with the package, trained on CIFAR-100.
+    Without a checkpoint it is the installation's built-in model, where it has one.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def built_in() -> Path:
-    """The checkpoint that comes with the package: an HVT trained on CIFAR-100."""
+    """The checkpoint in the package's assets, where there is one."""
     path = Path(__file__).parent / "assets" / "cifar100.safetensors"
     if not path.is_file():
         raise HVTError("no checkpoint is given, and this installation has no built-in model")

@@ -23,10 +23,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
-        if hasattr(known, "overrides"):  # argparse leaves over the pairs that follow a flag
-            pairs = [pair for pair in unknown if not pair.startswith("-")]
-            known.overrides = [*known.overrides, *pairs]
-            unknown = [flag for flag in unknown if flag.startswith("-")]
+        for rest in ("overrides", "others"):  # argparse leaves over those that follow a flag
+            if hasattr(known, rest):
+                words = [word for word in unknown if not word.startswith("-")]
+                setattr(known, rest, [*getattr(known, rest), *words])
+                unknown = [flag for flag in unknown if flag.startswith("-")]
         if unknown:
             # The subcommand's own flags are the ones to compare with.
             owner: Parser = getattr(known, "parser", self)

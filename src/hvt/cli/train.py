@@ -14,10 +14,9 @@ from .flags import add_fields, given_fields
 _EXAMPLES = """\
 examples:
   hvt train digits                                       one minute on two cores
-  hvt train cifar100-cpu --root DATA                     CIFAR-100 on two cores
   hvt train cifar100 --model hvt_s_4 --root DATA         the paper's recipe, on a GPU
   hvt train finetune --init best.safetensors --data PICTURES
-  hvt train --resume runs/digits-hvt_ti_4                go on with a run
+  hvt train --resume runs/digits-hvt_ti_2                go on with a run
   torchrun --nproc-per-node 8 -m hvt train imagenet --model hvt_s_1 --root IMAGENET
 """
 

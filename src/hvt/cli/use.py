@@ -27,7 +27,7 @@ def register(commands: Any) -> None:
         help="measure a checkpoint on pictures",
         description="Top-1, top-5, loss and speed of a checkpoint, per class and as a confusion.",
         epilog=(
-            "examples:\n  hvt eval runs/digits-hvt_ti_4/best.safetensors --data digits\n"
+            "examples:\n  hvt eval runs/digits-hvt_ti_2/best.safetensors --data digits\n"
             "  hvt eval model.safetensors --data PICTURES --confusion confusion.png --json"
         ),
     )
@@ -59,15 +59,16 @@ def register(commands: Any) -> None:
         "predict",
         help="say what is in pictures",
         description=(
-            "The likeliest classes of pictures: files, folders or globs. The first argument may\n"
-            "be a checkpoint; without one, the built-in model answers: CIFAR-100's classes."
+            "The likeliest classes of pictures: files, folders or globs, by a checkpoint's model.\n"
+            "The checkpoint may be left out where the installation has a built-in model."
         ),
         epilog=(
-            "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors PICTURES --csv\n"
+            "examples:\n  hvt predict model.safetensors PICTURES --csv\n"
             "  hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json"
         ),
     )
-    parser.add_argument("inputs", nargs="+", metavar="[CHECKPOINT] PICTURE", help="what to look at")
+    parser.add_argument("first", metavar="CHECKPOINT|PICTURE", help="who is to look, or at what")
+    parser.add_argument("others", nargs="*", metavar="PICTURE", help="what to look at")
     parser.add_argument(
         "--top", type=_at_least(1), default=5, metavar="N", help="classes to name (default: 5)"
     )
@@ -167,7 +168,7 @@ def run_eval(args: argparse.Namespace) -> int:
 def run_predict(args: argparse.Namespace) -> int:
     from ..predict import Predictor, find_pictures, is_checkpoint
 
-    inputs, checkpoint = list(args.inputs), None
+    inputs, checkpoint = [args.first, *args.others], None
     if is_checkpoint(inputs[0]):
         checkpoint = inputs.pop(0)
         if not inputs:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import HVTError
+
+PATIENCE = 30 * 60
+"""Seconds to wait for the other processes, as long as torch does."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,10 @@ def join(device: str) -> tuple[Team, torch.device]:
     if not dist.is_initialized():
         if place.type == "cuda":
             torch.cuda.set_device(place)
-        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        backend = "nccl" if place.type == "cuda" else "gloo"
+        rank = int(os.environ["RANK"])
+        store = _unused_store(rank, size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     return Team(dist.get_rank(), local_rank, size), place
 
 
@@ -71,8 +82,35 @@ def leave() -> None:
 
 
 def restarted() -> bool:
-    """Whether torchrun started this process again after a failure."""
+    """Whether torchrun started processes of this machine again after a failure of one of them."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _unused_store(rank: int, size: int) -> dist.Store:
+    """torchrun's store, under a prefix of this attempt alone.
+
+    torchrun keeps one store over all restarts, in which the addresses of dead processes still stand
+    (pytorch/pytorch#135712), and its count of restarts differs between machines. So the first
+    process chooses a prefix and answers whoever greets it, by a name that was never used before.
+    """
+    store, *_ = next(rendezvous("env://"))
+    name = uuid.uuid4().hex
+    if rank:
+        store.set(f"hello/{rank}", name)
+        prefix = store.get(f"answer/{name}").decode()  # waits
+        store.set(f"thanks/{prefix}/{rank}", "")
+        return dist.PrefixStore(prefix, store)
+    waiting, deadline = set(range(1, size)), time.monotonic() + PATIENCE
+    while waiting:
+        if time.monotonic() > deadline:
+            raise HVTError(f"{len(waiting)} of {size} processes have not come within half an hour")
+        time.sleep(0.02)
+        for other in tuple(waiting):
+            if store.check([f"thanks/{name}/{other}"]):
+                waiting.remove(other)
+            elif store.check([f"hello/{other}"]):  # perhaps from an earlier attempt
+                store.set(f"answer/{store.get(f'hello/{other}').decode()}", name)
+    return dist.PrefixStore(name, store)
 
 
 def _device(name: str, local_rank: int) -> torch.device:

@@ -47,9 +47,9 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
     try:
         model_name = recipe.model or Path(recipe.init or "model").stem
         folder = Path(recipe.output or f"runs/{name}-{model_name}")
-        saved = team.share(bool(states(folder / "checkpoints")))
-        goes_on = saved and distributed.restarted()
-        if not goes_on and team.share(saved or _has_results(folder)):
+        restarted = any(team.any(device, distributed.restarted()))
+        goes_on = restarted and team.share(bool(states(folder / "checkpoints")))
+        if not goes_on and team.share(_holds_run(folder)):
             raise HVTError(
                 f"{folder} already holds a run: go on with hvt train --resume {folder}, "
                 "or choose another --output"
@@ -299,6 +299,7 @@ class Trainer:
         self.progress = Progress(**state["progress"])
 
 
-def _has_results(folder: Path) -> bool:
+def _holds_run(folder: Path) -> bool:
     """Whether a run has left something that a new one would replace."""
-    return any((folder / f"{name}.safetensors").exists() for name in ("best", "model"))
+    results = [folder / f"{name}.safetensors" for name in ("best", "model")]
+    return bool(states(folder / "checkpoints")) or any(path.exists() for path in results)

@@ -1,0 +1,55 @@
+"""What `test_distributed.py` has torchrun start in each process: steps, and a run that goes on.
+
+Both at once, because starting takes longer than either.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from training import quiet, tiny
+
+from hvt.cli import main
+from hvt.data.loader import Batch
+from hvt.evaluate import evaluate
+from hvt.train import distributed
+from hvt.train.engine import Trainer
+
+
+def spoiled(batches: Iterator[Batch], rank: int) -> Iterator[Batch]:
+    """The second batch of the second process, and of no other, holds infinities."""
+    for number, batch in enumerate(batches):
+        bad = rank == 1 and number == 1
+        yield replace(batch, images=batch.images * math.inf, broken=2) if bad else batch
+
+
+def check(folder: Path) -> dict[str, Any]:
+    team, device = distributed.join("cpu")
+    try:
+        trainer = Trainer(tiny(folder), folder, team, device, quiet())
+        learner = trainer.learner
+        batches = spoiled(trainer.pipeline.train.epoch(0), team.rank)
+        steps = [asdict(learner.step(batches, update)) for update in range(3)]
+        score = evaluate(learner.model, trainer.pipeline.val, 10, device, team)
+        weights = {name: p.double().sum().item() for name, p in learner.model.named_parameters()}
+        return {
+            "rank": team.rank,
+            "steps": steps,
+            "score": {"pictures": score.pictures, "top1": score.top1, "loss": score.loss},
+            "weights": weights,
+            "any": team.any(device, team.rank == 1, False),
+            "shared": team.share(f"from {team.rank}"),
+        }
+    finally:
+        distributed.leave()
+
+
+if __name__ == "__main__":
+    folder, stopped = Path(sys.argv[1]), sys.argv[2]
+    found = check(folder)
+    (folder / f"rank{found['rank']}.json").write_text(json.dumps(found))
+    sys.exit(main(["train", "--resume", stopped]))
