@@ -69,9 +69,9 @@ class Attention(nn.Module):
 class DropPath(nn.Module):
     """A residual branch with stochastic depth: left out for some pictures of a batch.
 
-    Scaling and adding are one operation. timm's draws for the batch it sees. This one can draw for the whole global batch and use its own
-    `rows` of it (see `HVT.set_batch_rows`), so that processes and pieces that share a batch decide
-    as one process would.
+    Scaling and adding are one operation. timm's draws for the batch it sees; this one can draw for
+    the whole global batch and use its own `rows` of it (see `HVT.set_batch_rows`), so that
+    processes and pieces that share a batch decide as one process would.
     """
 
     def __init__(self, rate: float) -> None:
