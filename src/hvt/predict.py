@@ -12,6 +12,7 @@ import torch
 from PIL import Image, ImageOps
 
 from .data.pictures import BrokenPicture, picture_extensions, read_picture, to_channels
+from .device import find_device
 from .errors import HVTError
 from .model import HVT
 from .train.pipeline import eval_transform
@@ -123,18 +124,6 @@ def _name(picture: Picture) -> str:
     if isinstance(picture, Image.Image):
         return str(getattr(picture, "filename", "")) or "picture"
     return str(picture)
-
-
-def find_device(name: str | torch.device) -> torch.device:
-    """The device of a name; `auto` is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (AssertionError, RuntimeError, NotImplementedError) as error:
-        raise HVTError(f"the device {str(name)!r} is not there: use auto, cpu or cuda") from error
-    return device
 
 
 def built_in() -> Path:

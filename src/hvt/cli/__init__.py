@@ -42,8 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args) or 0
     except HVTError as error:
-        print(f"hvt: {error}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")  # torchrun's: the others may have reasons of their own
+        print(f"hvt: {error}" if rank == "0" else f"hvt ({rank}): {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("hvt: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -100,12 +100,10 @@ def run_eval(args: argparse.Namespace) -> int:
     from ..data.loader import EvalBatches
     from ..data.sources import ArrayPictures, open_eval
     from ..evaluate import draw_confusion, evaluate
-    from ..predict import find_device
     from ..train import distributed
     from ..train.pipeline import SMALL, as_files, eval_transform
     from ..weights import load
 
-    find_device(args.device)
     team, device = distributed.join(args.device)
     try:
         model = load(args.checkpoint, device).float()
