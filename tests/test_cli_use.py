@@ -304,14 +304,9 @@ def test_predict_from_a_folder_of_a_run(run: Run, animals: Path, folder: Path) -
 
 
 def test_predict_without_a_checkpoint(run: Run, folder: Path) -> None:
-    """The built-in model answers where there is one; else the sentence says so."""
     code, out, err = run("predict", folder / "ant", "--json", "--top", 3)
-    if (Path(hvt.__file__).parent / "assets" / "cifar100.safetensors").exists():
-        assert (code, err) == (0, "")
-        assert [len(one["top"]) for one in json.loads(out)] == [3, 3, 3]
-    else:
-        assert (code, out) == (2, "")
-        assert "this installation has no built-in model" in err
+    assert (code, err) == (0, "")
+    assert [len(one["top"]) for one in json.loads(out)] == [3, 3, 3]
 
 
 def test_predict_of_bad_input(run: Run, build: Build, animals: Path, tmp_path: Path) -> None:

@@ -36,20 +36,13 @@ def register(commands: Any) -> None:
     parser.add_argument("--root", help="folder that has the named data set in it")
     parser.add_argument("--download", action="store_true", help="fetch the named data set")
     parser.add_argument(
-        "--batch-size",
-        type=_at_least(1),
-        default=64,
-        metavar="N",
-        help="pictures at once (default: 64)",
-    )
-    parser.add_argument(
         "--workers",
         type=_at_least(0),
         default=1,
         metavar="N",
         help="processes that read (default: 1)",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+    _add_device(parser)
     parser.add_argument("--skip-broken", action="store_true", help="pass over unreadable pictures")
     parser.add_argument("--confusion", metavar="PNG", help="draw the confusion of classes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -60,10 +53,10 @@ def register(commands: Any) -> None:
         help="say what is in pictures",
         description=(
             "The likeliest classes of pictures: files, folders or globs, by a checkpoint's model.\n"
-            "The checkpoint may be left out where the installation has a built-in model."
+            "Without a checkpoint it is the built-in one, which knows CIFAR-100's classes."
         ),
         epilog=(
-            "examples:\n  hvt predict model.safetensors PICTURES --csv\n"
+            "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors PICTURES --csv\n"
             "  hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json"
         ),
     )
@@ -72,6 +65,15 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--top", type=_at_least(1), default=5, metavar="N", help="classes to name (default: 5)"
     )
+    _add_device(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    parser.set_defaults(run=run_predict, parser=parser)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    """Where to compute, and how much at once."""
     parser.add_argument(
         "--batch-size",
         type=_at_least(1),
@@ -80,10 +82,6 @@ def register(commands: Any) -> None:
         help="pictures at once (default: 64)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
-    parser.set_defaults(run=run_predict, parser=parser)
 
 
 def _at_least(least: int) -> Callable[[str], int]:

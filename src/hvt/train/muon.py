@@ -1,8 +1,8 @@
 """Muon: momentum made orthogonal, for the matrices of a transformer.
 
-Where pictures are few and steps are dear it learns far more per step than AdamW does. torch and timm
-have it too, but orthogonalise in bfloat16 whatever the device, which CPUs without such arithmetic do
-some forty times slower than in float32.
+Where pictures are few and steps are dear it learns far more per step than AdamW does. torch and
+timm have it too, but orthogonalise in bfloat16 whatever the device, which many CPUs do many times
+slower than float32.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.AdamW):
     """AdamW, but every weight of two or more dimensions moves by its orthogonal momentum.
 
-    It takes the groups of an AdamW. An update's entries are as large as AdamW's tend to be, so rates
-    and decays mean the same. A convolution's weight counts as a matrix of one row per output. Positions, (1, N, D), and what has
-    one dimension stay with AdamW.
+    It takes the groups of an AdamW. An update's entries are as large as AdamW's tend to be, so
+    rates and decays mean the same. A convolution's weight counts as a matrix of one row per output.
+    Positions, (1, N, D), and what has one dimension stay with AdamW.
     """
 
     def __init__(self, groups: list[dict[str, Any]], momentum: float = 0.95) -> None:
