@@ -5,6 +5,8 @@ import io
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,6 +156,26 @@ def test_eval_of_a_class_the_model_does_not_know(run: Run, animals: Path, folder
     assert err == (
         f"hvt: the class 'aunt' of {folder} is not among the model's 4 classes: did you mean ant?\n"
     )
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_failure_leaves_no_reading_process(animals: Path, folder: Path, held: bool) -> None:
+    """The command ends at once, also where something still holds the error or the batches."""
+    script = [
+        "import sys; from hvt.cli import main; from hvt.data.loader import EvalBatches",
+        "held = []",
+        "def hold(self, before=EvalBatches.__iter__): held.append(before(self)); return held[-1]",
+        "if sys.argv.pop(1) == 'True': EvalBatches.__iter__ = hold",
+        "sys.exit(main(sys.argv[1:]))",
+    ]
+    break_one(folder)
+    words = [str(held), "eval", str(animals), "--data", str(folder), "--workers", "2"]
+    words += ["--batch-size", "1"]
+    command = [sys.executable, "-c", "\n".join(script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hvt: ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])

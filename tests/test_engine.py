@@ -649,3 +649,9 @@ def test_a_full_disk_is_one_sentence(
         # With room again it goes on from there.
         shutil.copytree(disk / "run", tmp_path / "run")
     assert len(resume(tmp_path / "run", console=quiet()).rows) == 2
+
+
+def test_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--device", "gpu", "--output", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == "hvt: the device 'gpu' is not there: use auto, cpu or cuda\n"
+    assert not (tmp_path / "run").exists()

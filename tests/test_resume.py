@@ -231,6 +231,22 @@ def test_asked_to_stop_between_checkpoints(unstopped: Path, tmp_path: Path) -> N
     assert_same_run(folder, unstopped)
 
 
+def test_a_second_ctrl_c_means_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Impatient(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith("epoch 1/2"):
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().write(text)
+
+    monkeypatch.setattr("sys.stdout", Impatient())
+    recipe = write_recipe(lively(tmp_path / "run"), tmp_path / "tiny.toml")
+    assert main(["train", recipe]) == 130
+    assert capsys.readouterr().err == "hvt: stopped\n"
+
+
 def test_reading_processes_do_not_get_in_the_way(tmp_path: Path) -> None:
     for label, colour in (("dark", 20), ("light", 220)):
         for index in range(40):
