@@ -569,8 +569,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "see.md"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="a source distribution has no docs/")
-def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    """Its Python runs in order, its pictures are there and small, its commands are understood."""
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python runs, and its pictures are there, small, and each made by a command on it."""
+    monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S):
         exec(compile(block, "see.md", "exec"), scope := {"__name__": "page"})
@@ -580,8 +581,5 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> 
     assert len(pictures) == 3
     assert all(read(PAGE.parent / name).size for name in pictures)
     assert all((PAGE.parent / name).stat().st_size <= 150_000 for name in pictures)
-    commands = re.findall(r"^hvt (see .*--output see-\w+\.png)$", text, flags=re.M)
-    assert len(commands) == 3
-    for command in commands:
-        words = command.replace("CHECKPOINT", "hvt_ti_1").replace("hvt_s_4", "hvt_ti_4")
-        assert run(*shlex.split(words))[0] == 0
+    commands = re.findall(r"^hvt see .* --output (see-\w+\.png)$", text, flags=re.M)
+    assert commands == pictures
