@@ -35,7 +35,6 @@ from hvt.see.maps import five_places, stage_ends, strongest
 
 Build = Callable[..., hvt.HVT]
 Run = Callable[..., tuple[int, str, str]]
-BUILT_IN = Path(hvt.__file__).parent / "assets" / "cifar100.safetensors"
 
 
 @pytest.fixture
@@ -480,14 +479,9 @@ def test_see_cost(run: Run, build: Build, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["features", "tokens", "cost"])
 def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -> None:
-    """It is taken where no model is named and the package has one; else the sentence says so."""
     code, out, err = run("see", kind, *([] if kind == "cost" else [flower]))
-    if BUILT_IN.exists():
-        assert (code, err) == (0, "")
-        assert read(tmp_path / out.strip()).size
-    else:
-        assert (code, out) == (2, "")
-        assert "this installation has no built-in model" in err
+    assert (code, err) == (0, "")
+    assert read(tmp_path / out.strip()).size
 
 
 @pytest.mark.parametrize(

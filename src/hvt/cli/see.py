@@ -11,9 +11,8 @@ from .flags import Parser, converter
 
 _MODELS = """\
 A model is a name of hvt models, any name of timm's (timm:resnet50, or resnet50), or a
-checkpoint in any form that hvt.load reads. Without one it is the installation's built-in
-model, where it has one. A named model has random weights, which the title says;
---pretrained fetches the published ones."""
+checkpoint in any form that hvt.load reads. Without one it is the built-in model. A named
+model has random weights, which the title says; --pretrained fetches the published ones."""
 
 
 def register(commands: Any) -> None:
@@ -90,8 +89,7 @@ def register(commands: Any) -> None:
         help="tokens and multiply-adds, block by block",
         description=(
             "Tokens into, and multiply-adds of, each block, a column for each model.\n"
-            "A model is a name of hvt models or a checkpoint. Without one it is the\n"
-            "installation's built-in model, where it has one."
+            "A model is a name of hvt models or a checkpoint. Without one it is the built-in model."
         ),
         epilog="examples:\n  hvt see cost deit_s hvt_s_1 hvt_s_4\n  hvt see cost model.safetensors",
     )
