@@ -42,7 +42,7 @@ class Answer:
 class Predictor:
     """A checkpoint that answers: `Predictor("model.safetensors")("cat.jpg")`.
 
-    Without a checkpoint it is the built-in model, which knows CIFAR-100's classes: docs/built-in.md.
+    Without a checkpoint it is the built-in model, which knows CIFAR-100's classes.
     """
 
     def __init__(
