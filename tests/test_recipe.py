@@ -98,7 +98,7 @@ def test_finetune_is_gentle() -> None:
 
 
 def test_all_recipes_are_listed() -> None:
-    assert {"cifar100", "digits", "finetune", "imagenet"} <= set(list_recipes())
+    assert {"cifar100", "digits", "finetune", "imagenet", "power"} <= set(list_recipes())
     assert list_recipes() == sorted(path.stem for path in FOLDER.iterdir())
 
 

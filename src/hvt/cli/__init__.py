@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import HVTError
-from . import data, models, train, use
+from . import data, models, power, train, use
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -21,7 +21,7 @@ examples:
   hvt predict best.safetensors cat.jpg
 """
 
-GROUPS = (models, data, train, use)
+GROUPS = (models, data, train, use, power)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
