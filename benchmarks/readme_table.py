@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import hvt
+from hvt.cost import arrow
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -70,7 +71,7 @@ def models_table(paper: list[Row], speed: list[Row]) -> str:
         priced = hvt.cost(name)
         row = [
             f"`{name}`",
-            " → ".join(map(str, priced.tokens)),
+            arrow(priced.tokens),
             f"{priced.gflops:.2f}",
             f"{priced.params_m:.2f}",
             accuracy(paper, name, "imagenet_top1"),

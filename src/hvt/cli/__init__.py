@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import HVTError
-from . import data, models, see, train, use
+from . import data, models, power, see, train, use
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -22,7 +22,7 @@ examples:
   hvt see tokens best.safetensors cat.jpg
 """
 
-GROUPS = (models, data, train, use, see)
+GROUPS = (models, data, train, use, see, power)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

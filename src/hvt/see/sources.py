@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..errors import HVTError
 from ..model import HVT
 from ..pooling import Pool, max_sources
+from ..power import survivors
 from .maps import looking
 
 
@@ -41,7 +42,7 @@ class TokenSources:
 
 
 def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
-    """Where the tokens come from after each pooling of a prepared picture `(C, H, W)`.
+    """Where the tokens come from, each time they become fewer, of a prepared picture `(C, H, W)`.
 
     Max pooling takes its maximum channel by channel, so a token's channels come from several of
     the tokens in its window, and through several stages from many patches. The trace follows
@@ -69,6 +70,8 @@ def token_picks(model: HVT, image: Tensor) -> list[Pick]:
     The one place that knows how models of this family lose tokens.
     """
     config = model.config
+    if config.retention is not None:
+        return _kept(model, image)
     if not config.pool_blocks:
         raise HVTError(
             f"the model has no pooling, so it keeps all its {config.tokens[0]} tokens: "
@@ -100,4 +103,18 @@ def token_picks(model: HVT, image: Tensor) -> list[Pick]:
     finally:
         for handle in handles:
             handle.remove()
+    return picks
+
+
+def _kept(model: HVT, image: Tensor) -> list[Pick]:
+    """PoWER keeps whole tokens, so all channels of one come from the same patch."""
+    before = torch.arange(model.config.tokens[0] - 1)
+    picks = []
+    with looking(model):
+        kept = survivors(model, image[None])
+    for block, (patches,) in enumerate(kept):
+        if len(patches) < len(before):
+            indices = torch.searchsorted(before, patches.cpu())  # both are in order
+            picks.append(Pick(block, indices[:, None].expand(-1, model.config.width)))
+            before = patches.cpu()
     return picks

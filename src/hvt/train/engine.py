@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ..cost import arrow
 from ..errors import HVTError
 from ..evaluate import Score, evaluate
 from ..files import whole_file
@@ -236,7 +237,7 @@ class Trainer:
         config = self.learner.model.config
         self._say(
             f"{recipe.model or recipe.init}: {config.image[0]}×{config.image[1]}, tokens "
-            f"{' → '.join(map(str, config.tokens))}; {self.data.name}: {len(self.data.train)} "
+            f"{arrow(list(config.tokens))}; {self.data.name}: {len(self.data.train)} "
             f"training and {len(self.data.val)} validation pictures, "
             f"{len(self.data.class_names)} classes"
             + (" (held out of the training data)" if self.data.held_out else "")
