@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import HVTError
-from . import data, models, train, use
+from . import data, models, paper, train, use
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -19,9 +19,10 @@ examples:
   hvt train digits                  a first model, in a minute on two cores
   hvt eval best.safetensors --data digits
   hvt predict best.safetensors cat.jpg
+  hvt paper costs                   every cost that the paper prints, and ours
 """
 
-GROUPS = (models, data, train, use)
+GROUPS = (models, data, train, use, paper)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
