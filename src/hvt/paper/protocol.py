@@ -94,8 +94,8 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
     recipe = load_recipe(file or CPU_FILE)
     if recipe.data not in SOURCES or recipe.model is None:
         raise HVTError(
-            f"{file} is no protocol: it must name a model, whose cost is the compute budget, and "
-            f"data, one of {', '.join(SOURCES)}"
+            f"{file or CPU_FILE} is no protocol: it must name a model, whose cost is the compute "
+            f"budget, and data, one of {', '.join(SOURCES)}"
         )
     return Protocol(name, {recipe.data: recipe})
 
@@ -162,6 +162,12 @@ def note(row: Row, config: HVTConfig) -> str | None:
 # ── trainings and budgets ───────────────────────────────────────────────────────────────────────
 
 
+@functools.cache
+def macs_of(config: HVTConfig) -> int:
+    """Multiply-adds of one picture; a plan of all tables asks for the same few again and again."""
+    return cost(config).macs
+
+
 @dataclass(frozen=True)
 class PowerSteps:
     """What DeiT with PoWER needs beside DeiT itself, whose epochs are the recipe's."""
@@ -183,10 +189,10 @@ class Training:
     """With the model, its overrides and the epochs; the seed is the run's."""
     power: PowerSteps | None = None
 
-    @functools.cached_property
+    @property
     def whole_macs(self) -> int:
         """Multiply-adds of one picture with all its tokens."""
-        return cost(self.config).macs
+        return macs_of(self.config)
 
     @property
     def macs(self) -> float:
@@ -265,7 +271,7 @@ def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Plan:
     else:
         assert recipe.model is not None
         reference = adapt(get_config(recipe.model), recipe)
-        epochs = recipe.epochs * cost(reference).macs / cost(config).macs
+        epochs = recipe.epochs * macs_of(reference) / macs_of(config)
     if row.power:
         training = _power_training(row, config, recipe, budget, epochs)
     else:

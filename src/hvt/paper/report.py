@@ -17,7 +17,7 @@ from ..errors import HVTError
 from ..train.recipe import Recipe
 from ..train.watch import clock
 from .claims import BUDGETS, CLAIMS, Claim, Outcome, Verdict, judge, pooled_spread
-from .protocol import SEEDS, Plan, Protocol, note, plan
+from .protocol import SEEDS, Plan, Protocol, macs_of, note, plan
 from .results import Finished
 from .tables import Row, Table, tables
 
@@ -51,7 +51,7 @@ class Line:
     @property
     def macs(self) -> float:
         measured = any(self.found.values())
-        return cost(self.config).macs if measured else self.plans["epochs"].training.macs
+        return macs_of(self.config) if measured else self.plans["epochs"].training.macs
 
 
 @dataclass(frozen=True)
