@@ -19,7 +19,7 @@ from hvt.cost import arrow
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAPER = ROOT / "tests/fixtures/paper_tables.csv"
+PAPER = ROOT / "src/hvt/paper/tables.csv"
 SPEED = ROOT / "benchmarks/results/throughput.csv"
 BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
 BASELINE = "deit_small_patch16_224"

@@ -16,7 +16,7 @@ import hvt
 from hvt import HVT, HVTConfig, HVTError, cost
 from hvt.cost import arrow, attention_macs, block_macs, mlp_macs
 
-TABLES = Path(__file__).parent / "fixtures" / "paper_tables.csv"
+TABLES = Path(hvt.__file__).parent / "paper" / "tables.csv"
 
 
 def paper_rows() -> list[dict[str, str]]:

@@ -483,7 +483,10 @@ def test_search_retrain_eval_and_predict(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["search", "DEIT", "--gflops", "5"], "gflops=5 is out of reach: this model costs 4.125e-05 GFLOPs"),
+        (
+            ["search", "DEIT", "--gflops", "5"],
+            "gflops=5 is out of reach",
+        ),
         (["search", "DEIT", "--gflops", "0.00015", "--r-lr", "0"], "r_lr=0 must be above 0"),
         (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "is there already"),
         (["search", "DEIT", "--gflops", "0.00015", "--output", "no/x"], "the folder no does not"),

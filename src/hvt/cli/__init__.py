@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import HVTError
-from . import data, models, power, see, train, use
+from . import data, models, paper, power, see, train, use
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -20,9 +20,10 @@ examples:
   hvt eval best.safetensors --data digits
   hvt predict best.safetensors cat.jpg
   hvt see tokens best.safetensors cat.jpg
+  hvt paper costs                   every cost that the paper prints, and ours
 """
 
-GROUPS = (models, data, train, use, see, power)
+GROUPS = (models, data, train, use, see, power, paper)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
