@@ -39,7 +39,8 @@ def main() -> None:
     )
     recipes = {"pooled": base, "unpooled": base.replace({"stages": 0})}
     speeds = measure(recipes, args.rounds)
-    rows, curves = [], {}
+    rows: list[dict[str, Any]] = []
+    curves: dict[str, Any] = {}
     for name, recipe in recipes.items():
         epochs = round(60 * args.minutes * speeds[name] / speeds["pictures"], 3)
         print(f"{name}: {speeds[name]:.0f} images/s, so {epochs} epochs in {args.minutes} minutes")

@@ -65,12 +65,13 @@ class Muon(torch.optim.AdamW):
         """One step of the matrices of one shape; AdamW then finds no gradient on them."""
         updates = []
         for p in weights:
+            gradient, p.grad = p.grad, None
+            assert gradient is not None
             if not self.state[p]:  # under AdamW's names, which it expects to find when restored
                 self.state[p] |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p)}
             average = self.state[p]["exp_avg"]
-            average.lerp_(p.grad, 1 - self.momentum)
-            updates.append(p.grad.lerp(average, self.momentum).view(shape))
-            p.grad = None
+            average.lerp_(gradient, 1 - self.momentum)
+            updates.append(gradient.lerp(average, self.momentum).view(shape))
         size = 0.2 * math.sqrt(max(shape))
         for p, update in zip(weights, orthogonal(torch.stack(updates)), strict=True):
             p.mul_(1 - lr * decay).sub_(update.view_as(p), alpha=lr * size)
