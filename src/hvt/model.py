@@ -67,7 +67,7 @@ class Attention(nn.Module):
     def with_weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The same by plain operations, and the attention weights, `(B, heads, N, N)`."""
         q, k, v = self._split(x)
-        weights = (q * self.head_dim**-0.5 @ k.transpose(2, 3)).softmax(dim=3)
+        weights = (q @ k.transpose(2, 3) * self.head_dim**-0.5).softmax(dim=3)
         drop = self.attn_drop if self.training else 0.0
         used = F.dropout(weights, drop) if drop else weights
         return self._join(used @ v), weights

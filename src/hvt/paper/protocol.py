@@ -55,6 +55,9 @@ SEEDS = {"main": (0, 1, 2)}
 TRAINING = 3
 """Multiply-adds of a training step over those of its forward pass: once forward, twice backward."""
 
+SAME = 0.03
+"""Costs that differ by less are one: the row's two readings share a training."""
+
 # The paper's size of each field that a protocol scales.
 _PAPER = {"img_size": 224, "patch_size": 16, "head_dim": 64, "depth": 12}
 
@@ -257,7 +260,7 @@ class Plan:
     budget: str
     training: Training
     ratio: float
-    """What is spent over what the budget allows: 1, but for rounding and PoWER's three parts."""
+    """What is spent over what the budget allows: near 1, and for PoWER's three parts 0.9."""
 
 
 def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Plan:
@@ -266,19 +269,18 @@ def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Plan:
         raise HVTError(f"unknown budget {budget!r}: {nearest(budget, BUDGETS)}")
     recipe = protocol.recipes[data]
     config = adapt(get_config(row.model.removesuffix("_power"), **row.overrides), recipe)
-    if budget == "epochs":
-        epochs = float(recipe.epochs)
-    else:
-        assert recipe.model is not None
-        reference = adapt(get_config(recipe.model), recipe)
-        epochs = recipe.epochs * macs_of(reference) / macs_of(config)
+    assert recipe.model is not None
+    budget_macs = recipe.epochs * macs_of(adapt(get_config(recipe.model), recipe))
+    epochs = recipe.epochs
+    if budget == "compute" and abs(budget_macs / macs_of(config) / epochs - 1) >= SAME:
+        epochs = budget_macs / macs_of(config)
     if row.power:
         training = _power_training(row, config, recipe, budget, epochs)
     else:
         training = _training(row.model, config, recipe, round(epochs, 3))
     if budget == "epochs":
         return Plan(row, budget, training, 1.0)
-    allowed = TRAINING * epochs * training.whole_macs * training.pictures
+    allowed = TRAINING * budget_macs * training.pictures
     return Plan(row, budget, training, training.training_macs / allowed)
 
 
@@ -286,7 +288,8 @@ def _training(model: str, config: HVTConfig, recipe: Recipe, epochs: float) -> T
     """The recipe of one config: its overrides are what tells it from the named model."""
     named = get_config(model)
     overrides = {k: v for k, v in _unlike(config, named).items() if k != "num_classes"}
-    own = dataclasses.replace(recipe, model=model, overrides=overrides, epochs=epochs)
+    whole = int(epochs) if epochs == int(epochs) else epochs  # 4.0 would make another key than 4
+    own = dataclasses.replace(recipe, model=model, overrides=overrides, epochs=whole)
     return Training(config, own)
 
 
