@@ -286,7 +286,7 @@ class HVT(nn.Module):
         whole = tokens.shape[1] == rows * cols  # PoWER drops some
         if not whole:
             rows, cols = 1, tokens.shape[1]
-        if interpolate and rows * cols != self.config.grid[0] * self.config.grid[1]:
+        if interpolate and (rows, cols) != self.config.grid:
             if not cols:
                 raise HVTError(f"no patch is left after block {index}: there is no grid to give")
             if self.config.pool_dims == 2 and whole:
