@@ -116,14 +116,14 @@ def test_the_list(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)  # no results here
     assert main(["paper"]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert [line.split()[0] for line in lines] == list(tables.tables())
+    assert [line.split()[0] for line in lines] == [*tables.tables(), "figure4"]
     assert "Table 2" in lines[1]
     assert "0 of 2" in lines[1]
-    assert "costs alone" in lines[-1]
+    assert "costs alone" in lines[-2]
     assert main(["paper", "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
     assert described[2]["rows"] == ["Conv", "Avg", "Max"]
-    assert [one["done"] for one in described] == [0] * 10
+    assert [one["done"] for one in described] == [0] * 11
 
 
 # ── costs ───────────────────────────────────────────────────────────────────────────────────────
@@ -696,6 +696,9 @@ def test_figures(here: Here, tmp_path: Path) -> None:
     assert figures.draw(tmp_path / "none", here.protocol, {}) == [tmp_path / "none/figure1.png"]
     names = {"DeiT-Ti": [10.0, 12.0], "Scale HVT-Ti-4": [20.0]}
     known = with_figures(here.protocol, "main", like, **names)
+    only = figures.draw(tmp_path / "main", here.protocol, known)
+    assert [path.name for path in only] == ["figure1.png"]
+    known |= with_figures(here.protocol, "figure4", like, **names)
     written = figures.draw(tmp_path / "both", here.protocol, known)
     assert [path.name for path in written] == ["figure1.png", "figure4.png"]
     for path in written:
@@ -707,6 +710,18 @@ def test_figures(here: Here, tmp_path: Path) -> None:
     assert "(both/figure1.png)" in page
     assert "(both/figure4.png)" in page
     assert "figure4.png" not in render(here.protocol, {}, tmp_path)
+
+
+def test_figure_4_has_rows_of_the_main_table_for_longer(cpu: Protocol) -> None:
+    for name in tables.CURVES:
+        short, long = trained("main", name, cpu), trained("figure4", name, cpu)
+        assert long.config == short.config
+        assert long.epochs == 5 * short.epochs
+        full = load_protocol("full")
+        assert trained("figure4", name, full).key == trained("main", name, full).key
+    planned = run.jobs(cpu, [tables.get_table("figure4")], BUDGETS)
+    assert [job.seed for job in planned] == [0, 0]  # one training each, whatever the budget
+    assert "hvt paper run figure4 --row DeiT-Ti" in planned[0].command
 
 
 def test_noise_is_that_of_all_rows(here: Here) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..errors import HVTError
-from ..paper.tables import FOOTNOTE, entries, get_table, tables
+from ..paper.tables import FOOTNOTE, entries, get_table, tables, trainable
 
 if TYPE_CHECKING:
     from ..paper.protocol import Protocol
@@ -81,7 +81,7 @@ def register(commands: Any) -> None:
         ),
         epilog=_RUN_EXAMPLES,
     )
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help="tables (see hvt paper), or all")
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of hvt paper, or all")
     _add_protocol(parser)
     parser.add_argument(
         "--budget",
@@ -177,7 +177,7 @@ def run_list(args: argparse.Namespace) -> None:
     protocol, known = _opened(args)
     done = {one.name for found in known.values() for one in found}
     rows: list[dict[str, Any]] = []
-    for table in tables().values():
+    for table in (tables() | trainable()).values():
         jobs = run.jobs(protocol, [table], BUDGETS) if table.trained else []
         rows.append(
             {
@@ -285,7 +285,7 @@ def run_run(args: argparse.Namespace) -> int:
 
 def _chosen(names: Sequence[str]) -> list[Table]:
     if "all" in names:
-        return [table for table in tables().values() if table.trained]
+        return list(trainable().values())
     return [get_table(name) for name in dict.fromkeys(names)]
 
 
