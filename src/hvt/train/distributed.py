@@ -79,6 +79,9 @@ def join(device: str) -> tuple[Team, torch.device]:
 def leave() -> None:
     """Part from the other processes."""
     if dist.is_available() and dist.is_initialized():
+        # A gloo thread needs Python's lock to let go of the last message. If the group ends before
+        # that, it waits for the thread with the lock held, for ever: so let the lock go first.
+        time.sleep(0.1)
         dist.destroy_process_group()
 
 
