@@ -346,7 +346,8 @@ def _machine(result: Finished) -> str:
     where = told.get("gpu") or told["cpu"]
     processes = told.get("processes", 1)
     several = f" × {processes} processes" if processes > 1 else ""
-    return f"{where}, {told.get('threads')} threads{several}"
+    threads = told.get("threads")
+    return f"{where}, {threads} thread{'' if threads == 1 else 's'}{several}"
 
 
 def _stack(result: Finished) -> str:
