@@ -286,7 +286,7 @@ def _recipe_part(protocol: Protocol, data: str) -> str:
     return (
         f"Protocol `{protocol.name}` on {NAMES[data]}: {told}; the rest is DeiT's recipe. "
         f"Models: {model}; the compute budget is what `{recipe.model}` takes in "
-        f"{recipe.epochs:g} epochs."
+        f"{recipe.epochs:g} epoch{'' if recipe.epochs == 1 else 's'}."
     )
 
 
