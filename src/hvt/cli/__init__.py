@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import HVTError
-from . import data, models, train, use
+from . import bench, data, export, models, train, use
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -19,9 +19,11 @@ examples:
   hvt train digits                  a first model, in a minute on two cores
   hvt eval best.safetensors --data digits
   hvt predict best.safetensors cat.jpg
+  hvt export best.safetensors best.onnx --int8 --data digits
+  hvt bench hvt_s_1 hvt_s_4 --modes eager,onnx,int8
 """
 
-GROUPS = (models, data, train, use)
+GROUPS = (models, data, train, use, export, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
