@@ -239,7 +239,7 @@ def statically(graph: Any, pictures: Tensor) -> Any:
         quantize_static,
     )
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class Reader(CalibrationDataReader):
         def __init__(self) -> None:
             self.batches = iter(pictures.split(BATCH))
 

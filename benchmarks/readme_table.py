@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 
 import hvt
+from hvt.cost import arrow
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAPER = ROOT / "tests/fixtures/paper_tables.csv"
+PAPER = ROOT / "src/hvt/paper/tables.csv"
 SPEED = ROOT / "benchmarks/results/throughput.csv"
 BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
 BASELINE = "deit_small_patch16_224"
@@ -70,7 +71,7 @@ def models_table(paper: list[Row], speed: list[Row]) -> str:
         priced = hvt.cost(name)
         row = [
             f"`{name}`",
-            " → ".join(map(str, priced.tokens)),
+            arrow(priced.tokens),
             f"{priced.gflops:.2f}",
             f"{priced.params_m:.2f}",
             accuracy(paper, name, "imagenet_top1"),

@@ -10,6 +10,7 @@ import pytest
 
 import hvt
 from hvt.cli import main
+from hvt.zoo import NOTES
 
 Captured = pytest.CaptureFixture[str]
 
@@ -52,8 +53,11 @@ def help_of(capsys: Captured, *command: str) -> str:
 
 
 def test_models_lists_every_model_on_a_line_of_its_own(capsys: Captured) -> None:
-    lines = run(capsys, "models").splitlines()
+    table, note = run(capsys, "models").split("\n\n")
+    lines = table.splitlines()
     assert [line.split()[0] for line in lines[1:]] == hvt.list_models()
+    assert note.startswith("deit_ti_power, deit_s_power: the paper prints")
+    assert "hvt.power.retention_for" in note
     (row,) = [line for line in lines if line.split()[0] == "hvt_s_4"]
     assert row.split() == [
         "hvt_s_4",
@@ -87,7 +91,7 @@ def test_models_as_json(capsys: Captured) -> None:
             "gflops": priced.gflops,
             "params_m": priced.params_m,
             "tokens": priced.tokens,
-        }
+        } | ({"note": NOTES[row["name"]]} if row["name"].endswith("_power") else {})
 
 
 def test_models_as_json_takes_a_pattern(capsys: Captured) -> None:
@@ -95,6 +99,8 @@ def test_models_as_json_takes_a_pattern(capsys: Captured) -> None:
         "deit_ti",
         "deit_s",
         "deit_b",
+        "deit_ti_power",
+        "deit_s_power",
     ]
 
 
@@ -121,7 +127,8 @@ def test_cost_prints_totals_and_a_bar_per_block(capsys: Captured) -> None:
 
 
 def test_no_line_is_wider_than_a_terminal(capsys: Captured) -> None:
-    for command in (("models",), ("cost", "hvt_s_4"), ("cost", "hvt_s_4", "--layers")):
+    costs = (("cost", "deit_s_power"), ("cost", "hvt_s_4"), ("cost", "hvt_s_4", "--layers"))
+    for command in (("models",), *costs):
         assert max(len(line) for line in run(capsys, *command).splitlines()) <= 80
 
 
@@ -129,6 +136,20 @@ def test_an_unpooled_model_says_nothing_of_pooling(capsys: Captured) -> None:
     out = run(capsys, "cost", "deit_s")
     assert "4.60 GFLOPs" in out
     assert "pooling" not in out
+
+
+def test_a_model_that_drops_tokens_shows_them_before_and_after(capsys: Captured) -> None:
+    out = run(capsys, "cost", "deit_s_power")
+    assert "2.70 GFLOPs" in out
+    assert "1.70× cheaper than with all tokens kept" in out
+    assert "hvt.power.retention_for" in out
+    rows = [line.split()[:3] for line in out.splitlines() if "█" in line]
+    kept = hvt.get_config("deit_s_power").retention
+    assert [int(row[2]) for row in rows] == list(kept)
+    assert [int(row[1]) for row in rows] == [197, *kept[:-1]]
+    own = run(capsys, "cost", "deit_s", "--depth", "3", "--retention", "150,100,1")
+    assert "197 → 150 → 100 → 1 tokens" in own
+    assert "the paper prints" not in own + run(capsys, "cost", "deit_s_power", "--img-size", "64")
 
 
 def test_cost_by_layers(capsys: Captured) -> None:

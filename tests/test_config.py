@@ -71,6 +71,14 @@ def test_a_class_token_is_counted_and_never_pooled() -> None:
     assert HVTConfig(class_token=True, global_pool="avg").head_pool == "avg"
 
 
+def test_a_retention_shortens_the_sequence_block_by_block() -> None:
+    config = HVTConfig(class_token=True, depth=5, retention=[197, 90, 90, 7, 1])
+    assert config.retention == (197, 90, 90, 7, 1)
+    assert config.tokens == (197, 90, 7, 1)
+    assert config.grids == ((14, 14),)
+    assert hash(config) != hash(config.replace(retention=None))
+
+
 def test_images_need_not_be_square() -> None:
     config = HVTConfig(img_size=(192, 320), stages=1)
     assert (config.image, config.grid) == ((192, 320), (12, 20))
@@ -130,6 +138,33 @@ def test_a_class_token_takes_the_head_along() -> None:
     assert deit.replace(class_token=True, global_pool="avg").head_pool == "avg"
 
 
+def test_a_retention_follows_the_patches_and_the_depth() -> None:
+    power = HVTConfig(class_token=True, depth=2, retention=(99, 50))  # 1/2 and 1/4 of 196
+    assert power.replace(img_size=112).retention == (26, 14)  # of 49, rounded up
+    assert power.replace(patch_size=8).retention == (393, 197)  # of 784
+    assert power.replace(depth=4).retention == (148, 99, 75, 50)  # 3/4, 1/2, 3/8, 1/4
+    assert power.replace(depth=1).retention == (50,)
+    assert power.replace(img_size=224, depth=2, num_classes=10).retention == (99, 50)
+    assert power.replace(img_size=112, retention=(9, 9)).retention == (9, 9)
+    assert power.replace(img_size=112, retention=None).tokens == (50,)
+
+
+@given(
+    kept=st.lists(st.integers(1, 65), min_size=1, max_size=6),
+    rows=st.integers(1, 12),
+    depth=st.integers(1, 9),
+)
+def test_a_retention_stays_one_at_any_size(kept: list[int], rows: int, depth: int) -> None:
+    power = HVTConfig(
+        img_size=64, patch_size=8, class_token=True, depth=len(kept),
+        retention=sorted(kept, reverse=True),
+    )  # fmt: skip
+    other = power.replace(img_size=(8 * rows, 64), depth=depth)
+    assert len(other.retention) == depth  # and valid, or it would have been refused
+    assert (other.retention[-1] == 1) == (power.retention[-1] == 1)
+    assert power.replace(img_size=64, depth=len(kept)) == power
+
+
 # ── plain data ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -140,6 +175,7 @@ def test_a_class_token_takes_the_head_along() -> None:
         HVTConfig(img_size=(64, 96), stages=2, pool_dims=2, pool="conv"),
         HVTConfig(pool_after=(0, 5), mlp_ratio=3, global_pool=""),
         HVTConfig(class_token=True, num_classes=0, embed_dim=384),
+        HVTConfig(class_token=True, depth=3, retention=(197, 80, 1)),
     ],
 )
 def test_json_round_trip(config: HVTConfig) -> None:
@@ -192,6 +228,32 @@ REFUSALS = [
     ({"img_size": (224,)}, "img_size=(224,)", "one number or (height, width)"),
     ({"img_size": (1, 2, 3)}, "img_size=(1, 2, 3)", "one number or (height, width)"),
     ({"img_size": (224, None)}, "img_size width=None", "whole number"),
+    ({"retention": (9,) * 12}, "retention needs class_token=True", "retention=None"),
+    (
+        {"retention": (9,) * 12, "class_token": True, "stages": 1},
+        "retention and pooling exclude each other",
+        "stages=0",
+    ),
+    ({"retention": (9, 9), "class_token": True}, "2 numbers for depth=12", "one for each block"),
+    ({"retention": 9, "class_token": True}, "retention=9", "list of token counts"),
+    (
+        {"retention": (198, 9), "depth": 2, "class_token": True},
+        "retention=198 of block 0",
+        "from 1 to 197",
+    ),
+    ({"retention": (9, 0), "depth": 2, "class_token": True}, "retention=0 of block 1", "from 1"),
+    ({"retention": (9, 5.0), "depth": 2, "class_token": True}, "retention=5.0", "whole number"),
+    ({"retention": (9, True), "depth": 2, "class_token": True}, "retention=True", "whole number"),
+    (
+        {"retention": (8, 9), "depth": 2, "class_token": True},
+        "retention=9 of block 1",
+        "not be above the 8 tokens",
+    ),
+    (
+        {"retention": (9, 1), "depth": 2, "class_token": True, "global_pool": "avg"},
+        "no patch to read",
+        "global_pool='token'",
+    ),
     ({"mlp_ratio": 0}, "mlp_ratio=0", "above 0"),
     ({"mlp_ratio": float("inf")}, "mlp_ratio=inf", "finite number"),
     ({"mlp_ratio": 0.001}, "mlp_ratio=0.001", "no width at 384"),

@@ -14,16 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hvt
 from hvt import HVT, HVTConfig, HVTError, cost
-from hvt.cost import attention_macs, block_macs, mlp_macs
+from hvt.cost import arrow, attention_macs, block_macs, mlp_macs
 
-TABLES = Path(__file__).parent / "fixtures" / "paper_tables.csv"
+TABLES = Path(hvt.__file__).parent / "paper" / "tables.csv"
 
 
 def paper_rows() -> list[dict[str, str]]:
     with TABLES.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    # PoWER drops tokens inside a block, which no HVTConfig describes; its rows come later.
-    return [row for row in rows if not row["model"].endswith("_power")]
+        return list(csv.DictReader(file))
 
 
 ROWS = paper_rows()
@@ -57,8 +55,8 @@ def test_params_to_the_printed_digit(row: dict[str, str]) -> None:
 
 def test_the_table_is_read_whole() -> None:
     assert {"main", "pool_type", "pooling_2d", "scalability"} <= {row["table"] for row in ROWS}
-    assert len(ROWS) == 36
-    assert sum(bool(row["params_m"]) for row in ROWS) == 32
+    assert len(ROWS) == 38
+    assert sum(bool(row["params_m"]) for row in ROWS) == 34
 
 
 # ── the paper's equations ───────────────────────────────────────────────────────────────────────
@@ -119,9 +117,13 @@ def configs(draw: st.DrawFn) -> HVTConfig:
             st.sets(st.integers(0, depth - 1)).map(lambda b: {"pool_after": tuple(sorted(b))}),
         )
     )
+    rows, cols = draw(side), draw(side)
+    if class_token and draw(st.booleans()):  # PoWER in place of pooling
+        kept = st.lists(st.integers(2, rows * cols + 1), min_size=depth, max_size=depth)
+        stages = {"retention": tuple(sorted(draw(kept), reverse=True))}
     try:
         return HVTConfig(
-            img_size=(draw(side) * patch, draw(side) * patch),
+            img_size=(rows * patch, cols * patch),
             patch_size=patch,
             in_chans=draw(st.integers(1, 4)),
             num_classes=draw(st.sampled_from([0, 1, 7])),
@@ -254,6 +256,9 @@ def test_activations_are_what_autograd_saves(
         {"num_classes": 0},
         {"class_token": True, "num_classes": 0},
         {"mlp_ratio": 1.5, "in_chans": 1},
+        {"stages": 0, "class_token": True, "retention": (65, 9)},
+        {"stages": 0, "class_token": True, "retention": (30, 2)},
+        {"stages": 0, "class_token": True, "retention": (30, 1)},
     ],
 )
 def test_activations_with_other_heads_and_widths(fields: dict[str, Any]) -> None:
@@ -317,6 +322,27 @@ def test_blocks_add_their_pooling() -> None:
     assert blocks[1][1] == block_macs(97, 384)
     outside = sum(r.macs for r in priced.layers if r.name in ("patch_embed", "head"))
     assert sum(macs for _, macs in blocks) + outside == priced.macs
+
+
+def test_a_block_that_drops_tokens_has_them_in_its_attention_alone() -> None:
+    kept = (50, 50, 7)
+    priced = cost("deit_s", depth=3, retention=kept)
+    assert priced.tokens == [197, 50, 7]
+    assert priced.mlp_tokens() == list(kept)
+    assert priced.blocks() == [
+        (n, 4 * n * 384**2 + 2 * n**2 * 384 + 8 * left * 384**2)
+        for n, left in zip((197, 50, 50), kept, strict=True)
+    ]
+    assert priced.compression == []
+    assert priced.unpooled_macs == cost("deit_s", depth=3).macs
+    assert priced.params == cost("deit_s", depth=3).params
+    assert priced.ratio > 1
+
+
+def test_a_long_way_is_shortened_for_the_reader() -> None:
+    assert arrow([5]) == "5"
+    assert arrow([9, 8, 7, 6, 5, 4]) == "9 → 8 → 7 → 6 → 5 → 4"
+    assert arrow([9, 8, 7, 6, 5, 4, 3]) == "9 → 8 → 7 → … → 3"
 
 
 def test_the_report_is_plain_data() -> None:

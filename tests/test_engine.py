@@ -246,6 +246,17 @@ def test_the_rate_in_the_table_is_that_of_the_last_step(tmp_path: Path) -> None:
     assert result.rows[0]["lr"] != pytest.approx(middle)  # at step 5 of 10 it is still warming up
 
 
+def test_a_part_of_an_epoch(tmp_path: Path) -> None:
+    """1.4 epochs of 5 steps are 7 steps, and the rate is down at the last of them."""
+    console = quiet()
+    result = train(tiny(tmp_path / "run", epochs=1.4, **PLAIN), console=console)
+    assert "5 steps an epoch, 7 to go" in said(console)
+    assert "epoch 2/2" in said(console)
+    assert [row["epoch"] for row in result.rows] == [1, 2]
+    assert result.rows[-1]["lr"] == pytest.approx(1e-5)
+    assert run(tmp_path / "short", epochs=0.1, **PLAIN).rows[-1]["epoch"] == 1
+
+
 def first_step(folder: Path, **values: Any) -> dict[str, Tensor]:
     """How far the first step moves each parameter."""
     trainer = Trainer(tiny(folder, **values), folder, Team(), CPU, quiet())
@@ -638,3 +649,9 @@ def test_a_full_disk_is_one_sentence(
         # With room again it goes on from there.
         shutil.copytree(disk / "run", tmp_path / "run")
     assert len(resume(tmp_path / "run", console=quiet()).rows) == 2
+
+
+def test_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--device", "gpu", "--output", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == "hvt: the device 'gpu' is not there: use auto, cpu or cuda\n"
+    assert not (tmp_path / "run").exists()

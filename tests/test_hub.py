@@ -160,6 +160,17 @@ def test_the_nearest_model_and_what_differs_give_the_config_back() -> None:
     assert hvt.get_config(name, **json.loads(json.dumps(arguments))) == config
 
 
+@pytest.mark.parametrize("size", [{"img_size": 64}, {"img_size": 384}, {"depth": 24}])
+def test_a_retention_comes_back_as_it_is(size: dict[str, int]) -> None:
+    """Unnamed, it would be scaled from that of the nearest model."""
+    kept = hvt.get_config("deit_s_power", **size).retention
+    named = hvt.get_config("deit_s_power").retention
+    for retention in (kept, (5,) * len(kept), *([named] if size == {"img_size": 384} else [])):
+        config = HVTConfig(class_token=True, retention=retention, **size)
+        name, arguments = nearest_model(config)
+        assert hvt.get_config(name, **json.loads(json.dumps(arguments))) == config
+
+
 # ── repositories ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "2D": ("hvt_s_2_2d", {}),
     "class token": ("deit_s", {}),
     "pooled class token": ("deit_s", {"stages": 1}),
+    "PoWER": ("deit_s", {"retention": (40, 9)}),
     "H×W": ("hvt_s_2", {"img_size": (64, 96)}),
 }
 Build = Callable[..., HVT]
@@ -53,15 +54,25 @@ def paper(state: dict[str, Tensor], config: HVTConfig, images: Tensor) -> Tensor
     def linear(x: Tensor, name: str) -> Tensor:
         return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
 
-    def attention(x: Tensor, name: str) -> Tensor:
-        heads = []
+    def attention(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        heads, matrices = [], []
         for q, k, v in zip(
             *(part.split(config.head_dim, 2) for part in linear(x, f"{name}.qkv").chunk(3, 2)),
             strict=True,
         ):
             weights = (q @ k.transpose(1, 2) / config.head_dim**0.5).softmax(dim=2)
             heads.append(weights @ v)
-        return linear(torch.cat(heads, dim=2), f"{name}.proj")
+            matrices.append(weights)
+        return linear(torch.cat(heads, dim=2), f"{name}.proj"), sum(matrices)
+
+    def extract(x: Tensor, weights: Tensor, keep: int) -> Tensor:
+        """PoWER, picture by picture: the class token and the patches that most is paid to."""
+        rows = []
+        for tokens, matrix in zip(x, weights, strict=True):
+            received = matrix.clone().fill_diagonal_(0).sum(dim=0)[1:].tolist()
+            order = sorted(range(len(received)), key=lambda patch: -received[patch])
+            rows.append(tokens[[0, *sorted(1 + patch for patch in order[: keep - 1])]])
+        return torch.stack(rows)
 
     filters, bias = state["patch_embed.proj.weight"], state["patch_embed.proj.bias"]
     grid = F.conv2d(images, filters, bias, stride=config.patch_size)
@@ -71,7 +82,10 @@ def paper(state: dict[str, Tensor], config: HVTConfig, images: Tensor) -> Tensor
         x = torch.cat((state["cls_token"].expand(len(x), 1, -1), x), dim=1)
     x = x + state["pos_embed"]
     for i in range(config.depth):
-        x = x + attention(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn")
+        branch, weights = attention(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn")
+        x = x + branch
+        if config.retention:
+            x = extract(x, weights, config.retention[i])
         hidden = F.gelu(linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1"))
         x = x + linear(hidden, f"blocks.{i}.mlp.fc2")
         if config.stages and i % (config.depth // config.stages) == 0:  # first of its stage
@@ -107,19 +121,25 @@ PAPER_TOKENS = {
     "3": [97] * 4 + [48] * 4 + [23] * 4,
     "4": [97] * 3 + [48] * 3 + [23] * 3 + [11] * 3,
     "2d": [196] * 6 + [49] * 6,
+    "deit_ti_power": [186, 175, 164, 152, 141, 130, 119, 107, 96, 85, 73, 63],
+    "deit_s_power": [184, 171, 158, 145, 132, 119, 106, 93, 80, 67, 53, 40],
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_after_each_block_at_full_size(name: str) -> None:
-    """Pooled after the first block of each stage; thin tokens, whose number is what counts."""
+    """Pooled after the first block of each stage; thin tokens, whose number is what counts.
+
+    The paper does not print what its PoWER models keep; theirs follows from a rule.
+    """
     model = hvt.create_model(name, num_heads=1, head_dim=4)
     lengths: list[int] = []
     for block in model.blocks:
         block.register_forward_hook(lambda _m, _i, y: lengths.append(y.shape[1]))
     with torch.no_grad():
         assert model(torch.randn(1, 3, 224, 224)).shape == (1, 1000)
-    assert lengths == PAPER_TOKENS["deit" if "deit" in name else name.rsplit("_")[-1]]
+    kind = name if "power" in name else "deit" if "deit" in name else name.rsplit("_")[-1]
+    assert lengths == PAPER_TOKENS[kind]
 
 
 @pytest.mark.parametrize("name", HVT_NAMES)
@@ -136,7 +156,8 @@ def test_deit_has_a_class_token_and_no_pooling(name: str, build: Build, images: 
     assert model.cls_token is not None
     assert all(block.pool is None and block.pos_embed is None for block in model.blocks)
     features = model.forward_features(images)
-    assert features.shape == (2, 65, 24)
+    assert features.shape == (2, model.config.tokens[-1], 24)
+    assert features.shape[1] == 65 or "power" in name
     assert torch.equal(model.forward_head(features, pre_logits=True), features[:, 0])
 
 
@@ -282,7 +303,7 @@ def test_one_picture_gives_what_it_gives_in_a_batch(model: HVT) -> None:
 # ── compilers ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("model", ["max", "2D", "pooled class token"], indirect=True)
+@pytest.mark.parametrize("model", ["max", "2D", "pooled class token", "PoWER"], indirect=True)
 def test_compiles_as_one_graph(model: HVT) -> None:
     torch.compiler.reset()
     images = pictures(model)
@@ -318,7 +339,7 @@ def test_compiles_with_inductor(build: Build, images: Tensor) -> None:
         torch.testing.assert_close(got, model(images), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["max", "conv", "2D", "class token"], indirect=True)
+@pytest.mark.parametrize("model", ["max", "conv", "2D", "class token", "PoWER"], indirect=True)
 def test_exports_with_a_dynamic_batch(model: HVT) -> None:
     shapes = {"images": {0: torch.export.Dim("batch")}}
     program = torch.export.export(model, (pictures(model),), dynamic_shapes=shapes)

@@ -34,6 +34,7 @@ VARIANTS = {
     "named blocks": {"pool_after": (1,)},
     "deit": {"stages": 0, "class_token": True},
     "class token and pooling": {"class_token": True},
+    "power": {"stages": 0, "class_token": True, "retention": (17, 5)},
     "non-square": {"img_size": (16, 24)},
     "grey": {"in_chans": 1},
     "features": {"num_classes": 0},

@@ -30,7 +30,7 @@ Build = Callable[..., HVT]
 
 def test_all_models_of_the_paper_have_names() -> None:
     names = [
-        *("deit_ti", "deit_s", "deit_b"),
+        *("deit_ti", "deit_s", "deit_b", "deit_ti_power", "deit_s_power"),
         *("hvt_ti_0", "hvt_ti_1", "hvt_ti_2", "hvt_ti_3", "hvt_ti_4"),
         *("hvt_s_0", "hvt_s_1", "hvt_s_2", "hvt_s_3", "hvt_s_4"),
         *("hvt_b_1", "hvt_b_2", "hvt_b_3", "hvt_b_4"),
@@ -42,7 +42,7 @@ def test_all_models_of_the_paper_have_names() -> None:
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("deit_*", ["deit_ti", "deit_s", "deit_b"]),
+        ("deit_*", ["deit_ti", "deit_s", "deit_b", "deit_ti_power", "deit_s_power"]),
         ("hvt_s_?", ["hvt_s_0", "hvt_s_1", "hvt_s_2", "hvt_s_3", "hvt_s_4"]),
         ("*_4", ["hvt_ti_4", "hvt_s_4", "hvt_b_4", "scale_hvt_ti_4"]),
         ("*2d", ["hvt_s_2_2d"]),

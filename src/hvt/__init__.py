@@ -1,5 +1,6 @@
 """hvt: vision transformers that get cheaper as they get deeper."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._compat import import_torchvision
@@ -16,6 +17,7 @@ from .weights import load, save  # noqa: E402
 from .zoo import create_model, get_config, list_models  # noqa: E402
 
 if TYPE_CHECKING:
+    from . import power
     from .predict import Predictor
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "get_config",
     "list_models",
     "load",
+    "power",
     "save",
 ]
 
@@ -41,4 +44,6 @@ def __getattr__(name: str) -> Any:
         from .predict import Predictor
 
         return Predictor
+    if name == "power":
+        return import_module(".power", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

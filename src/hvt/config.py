@@ -38,6 +38,9 @@ class HVTConfig:
     pool_stride: int = _field(2, "pooling stride")
     pool_dims: int = _field(1, "1 pools the token sequence, 2 pools the token grid")
     class_token: bool = _field(False, "prepend a class token, as DeiT does")
+    retention: tuple[int, ...] | None = _field(
+        None, "tokens that leave each block's attention, class token counted: PoWER"
+    )
     global_pool: str | None = _field(None, "what the head reads: avg, token, or '' for all tokens")
     mlp_ratio: float = _field(4.0, "hidden width of the MLP over the token width")
     drop_rate: float = _field(0.0, "dropout before the classifier")
@@ -52,6 +55,7 @@ class HVTConfig:
         self._check_width()
         self._check_head()
         self._check_pooling()
+        self._check_retention()
 
     # ── what follows from the fields ────────────────────────────────────────────────────────────
 
@@ -106,10 +110,16 @@ class HVTConfig:
     def tokens(self) -> tuple[int, ...]:
         """Sequence length at first and after each pooling, with the class token where there is one.
 
+        With a retention, at first and after each block that drops tokens.
+
         >>> HVTConfig(stages=4).tokens
         (196, 97, 48, 23, 11)
         """
-        return tuple(rows * cols + self.num_prefix_tokens for rows, cols in self.grids)
+        lengths = [rows * cols + self.num_prefix_tokens for rows, cols in self.grids]
+        for kept in self.retention or ():
+            if kept < lengths[-1]:
+                lengths.append(kept)
+        return tuple(lengths)
 
     # ── plain data ──────────────────────────────────────────────────────────────────────────────
 
@@ -125,7 +135,10 @@ class HVTConfig:
 
     def replace(self, **overrides: Any) -> HVTConfig:
         """The same config with other values; `stages` and `pool_after` displace each other, and
-        a class token asked for or dropped takes the head along."""
+        a class token asked for or dropped takes the head along.
+
+        A retention follows another image size, patch size or depth in proportion.
+        """
         check_fields(overrides)
         if "pool_after" in overrides:
             overrides.setdefault("stages", None)
@@ -135,6 +148,10 @@ class HVTConfig:
             overrides.setdefault("embed_dim", None)
         if "class_token" in overrides:
             overrides.setdefault("global_pool", None)
+        resizes = {"img_size", "patch_size", "depth"} & set(overrides)
+        if self.retention is not None and resizes and "retention" not in overrides:
+            whole = dataclasses.replace(self, **overrides, retention=None)
+            overrides["retention"] = self._retained(whole)
         return dataclasses.replace(self, **overrides)
 
     # ── validation ──────────────────────────────────────────────────────────────────────────────
@@ -152,6 +169,10 @@ class HVTConfig:
             raise HVTError(
                 f"pool_after={self.pool_after!r} must be a list of blocks, such as (0, 6)"
             )
+        if isinstance(self.retention, (list, tuple)):
+            object.__setattr__(self, "retention", tuple(self.retention))
+        elif self.retention is not None:
+            raise HVTError(f"retention={self.retention!r} must be a list of token counts")
 
     def _check_ranges(self) -> None:
         whole = {
@@ -241,6 +262,52 @@ class HVTConfig:
                     "a larger image or smaller patches"
                 )
             grid = pooled
+
+    def _check_retention(self) -> None:
+        kept = self.retention
+        if kept is None:
+            return
+        most = self.grid[0] * self.grid[1] + 1
+        if not self.class_token:
+            raise HVTError("retention needs class_token=True, as DeiT has; else use retention=None")
+        if self.pool_blocks:
+            raise HVTError(
+                "retention and pooling exclude each other: use stages=0, or retention=None"
+            )
+        if len(kept) != self.depth:
+            raise HVTError(
+                f"retention has {len(kept)} numbers for depth={self.depth}: give one for each block"
+            )
+        for block, (before, tokens) in enumerate(zip((most, *kept), kept, strict=False)):
+            if not _is_whole(tokens) or not 1 <= tokens <= most:
+                raise HVTError(
+                    f"retention={tokens!r} of block {block} must be a whole number from 1 to {most}"
+                )
+            if tokens > before:
+                raise HVTError(
+                    f"retention={tokens} of block {block} must not be above the {before} tokens "
+                    "that the block before leaves"
+                )
+        if self.head_pool == "avg" and kept[-1] < 2:
+            raise HVTError(
+                "global_pool='avg' has no patch to read where retention ends with 1: "
+                "use global_pool='token', or let it end with 2"
+            )
+
+    def _retained(self, other: HVTConfig) -> tuple[int, ...]:
+        """This retention for another number of patches or blocks: the share at each relative depth.
+
+        Between two blocks the share is a straight line; the result is rounded up.
+        """
+        patches, wanted = self.tokens[0] - 1, other.tokens[0] - 1
+        shares = [patches, *(kept - 1 for kept in self.retention or ())]
+        retained = []
+        for block in range(1, other.depth + 1):
+            index, rest = divmod(block * self.depth, other.depth)
+            after = shares[min(index + 1, self.depth)]
+            between = shares[index] * (other.depth - rest) + after * rest  # times other.depth
+            retained.append(1 - (-wanted * between // (patches * other.depth)))
+        return tuple(retained)
 
     def _pooled(self, grid: tuple[int, int]) -> tuple[int, int]:
         kernel, stride = self.pool_kernel, self.pool_stride

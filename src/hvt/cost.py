@@ -50,10 +50,10 @@ class Cost:
 
     layers: list[Layer]
     tokens: list[int]
-    """Sequence length at first and after each pooling."""
+    """Sequence length at first and each time it gets shorter."""
     compression: list[Compression]
     unpooled_macs: int
-    """Multiply-adds of the same model without pooling."""
+    """Multiply-adds of the same model without pooling, all tokens kept."""
 
     @property
     def macs(self) -> int:
@@ -80,7 +80,7 @@ class Cost:
 
     @property
     def ratio(self) -> float:
-        """How many times cheaper than the same model without pooling."""
+        """How many times cheaper than the same model without pooling, all tokens kept."""
         return self.unpooled_macs / self.macs
 
     def blocks(self) -> list[tuple[int, int]]:
@@ -92,6 +92,10 @@ class Cost:
                 tokens, macs = rows.get(index, (layer.tokens_in, 0))
                 rows[index] = tokens, macs + layer.macs
         return [rows[index] for index in sorted(rows)]
+
+    def mlp_tokens(self) -> list[int]:
+        """Tokens that the MLP of each block sees: with PoWER, fewer than its attention."""
+        return [layer.tokens_in for layer in self.layers if layer.name.endswith(".mlp")]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -115,7 +119,7 @@ def cost(model: HVTConfig | HVT | str, **overrides: Any) -> Cost:
         config = model.config if isinstance(model, HVT) else model
     config = config.replace(**overrides)
     layers = _layers(config)
-    unpooled = config.replace(stages=0)
+    unpooled = config.replace(stages=0, retention=None)
     return Cost(
         layers=layers,
         tokens=list(config.tokens),
@@ -138,6 +142,18 @@ def mlp_macs(n: int, d: int, hidden: int) -> int:
     return 2 * n * d * hidden
 
 
+def arrow(tokens: list[int]) -> str:
+    """Lengths as a person reads them, the middle of a long list left out.
+
+    >>> arrow([196, 97, 48])
+    '196 → 97 → 48'
+    """
+    shown = [*map(str, tokens)]
+    if len(shown) > 6:
+        shown[3:-1] = ["…"]
+    return " → ".join(shown)
+
+
 def _layers(config: HVTConfig) -> list[Layer]:
     d, hidden, prefix = config.width, config.mlp_width, config.num_prefix_tokens
     patch = config.patch_size**2 * config.in_chans
@@ -154,7 +170,9 @@ def _layers(config: HVTConfig) -> list[Layer]:
     ]
     stage = 0
     for index in range(config.depth):
-        layers.append(_attention(f"blocks.{index}.attn", n, config))
+        kept = n if config.retention is None else config.retention[index]
+        layers.append(_attention(f"blocks.{index}.attn", n, kept, config))
+        n = kept
         layers.append(_mlp(f"blocks.{index}.mlp", n, d, hidden))
         if index in config.pool_blocks:
             stage += 1
@@ -166,7 +184,7 @@ def _layers(config: HVTConfig) -> list[Layer]:
     if config.num_classes:
         inputs = n if config.head_pool == "" else 1
         # An average is a tensor of its own; one token, or all, are views that keep the whole norm.
-        kept = d if config.head_pool == "avg" else n * d
+        held = d if config.head_pool == "avg" else n * d
         layers.append(
             Layer(
                 "head",
@@ -174,19 +192,25 @@ def _layers(config: HVTConfig) -> list[Layer]:
                 inputs,
                 macs=inputs * d * config.num_classes,
                 params=(d + 1) * config.num_classes,
-                activation_bytes=FLOAT32 * kept,
+                activation_bytes=FLOAT32 * held,
             )
         )
     return layers
 
 
-def _attention(name: str, n: int, config: HVTConfig) -> Layer:
+def _attention(name: str, n: int, kept: int, config: HVTConfig) -> Layer:
+    """The attention of a block on `n` tokens, of which it passes on `kept`."""
     d = config.width
-    # Kept: block input and its norm (2d), q, k, v (3d), the attended values (d); two statistics
+    # Held: block input and its norm (2d), q, k, v (3d), the attended values (d); two statistics
     # of the norm per token and, per head, the softmax's normaliser.
-    kept = 6 * n * d + 2 * n + n * config.num_heads
+    held = FLOAT32 * (6 * n * d + 2 * n + n * config.num_heads)
+    if kept < n:
+        # The attention weights in place of the normaliser; what the kept tokens are gathered from,
+        # and their 64-bit indices.
+        held += FLOAT32 * (n - 1) * n * config.num_heads
+        held += FLOAT32 * n * d + 8 * kept if kept > 1 else 0
     params = 2 * d + (d + 1) * 3 * d + (d + 1) * d
-    return Layer(name, n, n, attention_macs(n, d), params, FLOAT32 * kept)
+    return Layer(name, n, kept, attention_macs(n, d), params, held)
 
 
 def _mlp(name: str, n: int, d: int, hidden: int) -> Layer:

@@ -151,7 +151,10 @@ def nearest_model(config: HVTConfig) -> tuple[str, dict[str, Any]]:
         for name, known in MODELS.items()
     }
     name = min(differences, key=lambda n: len(differences[n]))
-    return name, differences[name]
+    arguments = differences[name]
+    if MODELS[name].replace(**arguments) != config:
+        arguments["retention"] = config.retention  # or it would follow another image size
+    return name, arguments
 
 
 def _first_line(error: Exception) -> str:

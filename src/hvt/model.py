@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .config import HVTConfig
 from .errors import HVTError
+from .extraction import Extract
 from .pooling import Grid, Pool, as_picture, to_grid
 from .resize import resize_patches, resize_positions
 
@@ -59,10 +60,24 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(config.proj_drop_rate)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N, D)
+        q, k, v = self._split(x)
+        drop = self.attn_drop if self.training else 0.0
+        return self._join(F.scaled_dot_product_attention(q, k, v, dropout_p=drop))
+
+    def with_weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same by plain operations, and the attention weights, `(B, heads, N, N)`."""
+        q, k, v = self._split(x)
+        weights = (q @ k.transpose(2, 3) * self.head_dim**-0.5).softmax(dim=3)
+        drop = self.attn_drop if self.training else 0.0
+        used = F.dropout(weights, drop) if drop else weights
+        return self._join(used @ v), weights
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qkv = self.qkv(x).unflatten(2, (3, self.num_heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, N, head_dim)
-        drop = self.attn_drop if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop)
+        return q, k, v
+
+    def _join(self, x: Tensor) -> Tensor:  # (B, heads, N, head_dim) → (B, N, D)
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
 
@@ -94,7 +109,10 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """Eq. 2 and 3; the first block of a stage then pools and adds new positions, Eq. 5."""
+    """Eq. 2 and 3; the first block of a stage then pools and adds new positions, Eq. 5.
+
+    With a retention the block drops tokens between attention and MLP instead, as PoWER does.
+    """
 
     def __init__(self, config: HVTConfig, index: int) -> None:
         super().__init__()
@@ -106,6 +124,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = Mlp(width, config.mlp_width, drop=config.proj_drop_rate)
         self.drop_path2 = DropPath(rate)
+        self.extract: nn.Module | None = _extraction(config, index)
         self.pool: Pool | None = None
         self.pos_embed: nn.Parameter | None = None
         if index in config.pool_blocks:
@@ -121,8 +140,12 @@ class Block(nn.Module):
             )
             self.pos_embed = nn.Parameter(torch.zeros(1, config.tokens[stage + 1], width))
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N', D), N' = N where it does not pool
-        x = self.drop_path1(x, self.attn(self.norm1(x)))
+    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N', D), N' = N in most blocks
+        if self.extract is None:
+            x = self.drop_path1(x, self.attn(self.norm1(x)))
+        else:
+            branch, weights = self.attn.with_weights(self.norm1(x))
+            x = self.extract(self.drop_path1(x, branch), weights)
         x = self.drop_path2(x, self.mlp(self.norm2(x)))
         if self.pool is not None:
             x = self.pool(x) + self.pos_embed
@@ -205,9 +228,9 @@ class HVT(nn.Module):
     ) -> Any:
         """The output of chosen blocks, after their pooling; arguments and results as timm's.
 
-        `NLC` gives the tokens as they are. `NCHW` gives grids; a 1D-pooled sequence has no grid, so
-        it comes as one row, `(B, D, 1, N')`, or, with `interpolate`, stretched back to the patch
-        grid, `(B, D, H, W)`.
+        `NLC` gives the tokens as they are. `NCHW` gives grids; a sequence that was pooled in 1D or
+        has lost tokens has no grid, so it comes as one row, `(B, D, 1, N')`, or, with
+        `interpolate`, stretched back to the patch grid, `(B, D, H, W)`.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise HVTError(f"output_fmt={output_fmt!r} must be 'NCHW' or 'NLC'")
@@ -260,8 +283,13 @@ class HVT(nn.Module):
 
     def _picture(self, tokens: Tensor, index: int, interpolate: bool) -> Tensor:
         rows, cols = self.config.grids[sum(b <= index for b in self.config.pool_blocks)]
+        whole = tokens.shape[1] == rows * cols  # PoWER drops some
+        if not whole:
+            rows, cols = 1, tokens.shape[1]
         if interpolate and rows * cols != self.config.grid[0] * self.config.grid[1]:
-            if self.config.pool_dims == 2:
+            if not cols:
+                raise HVTError(f"no patch is left after block {index}: there is no grid to give")
+            if self.config.pool_dims == 2 and whole:
                 return F.interpolate(as_picture(tokens, (rows, cols)), self.config.grid)
             return to_grid(tokens, self.config.grid)
         return as_picture(tokens, (rows, cols)).contiguous()
@@ -302,7 +330,9 @@ class HVT(nn.Module):
             projection.kernel_size = projection.stride = (new.patch_size, new.patch_size)
             self.pos_embed = _moved(self.pos_embed, resize_positions(self.pos_embed, old, new, 0))
             stage = 0
-            for block in self.blocks:
+            for index, block in enumerate(self.blocks):
+                if isinstance(block, Block):
+                    block.extract = _extraction(new, index)
                 if isinstance(block.pool, Pool):
                     block.pool.grid = _pool_grid(new, stage)
                     stage += 1
@@ -415,6 +445,14 @@ def _pool_grid(config: HVTConfig, stage: int) -> Grid:
     return (rows, cols) if config.pool_dims == 2 else (1, rows * cols)
 
 
+def _extraction(config: HVTConfig, index: int) -> Extract | None:
+    """What drops the tokens of a block; None where all stay, so that it is DeiT's own block."""
+    if config.retention is None:
+        return None
+    kept = (config.tokens[0], *config.retention)
+    return Extract(kept[index + 1]) if kept[index + 1] < kept[index] else None
+
+
 def _classifier(width: int, num_classes: int) -> nn.Module:
     if num_classes == 0:
         return nn.Identity()
@@ -427,19 +465,22 @@ def _classifier(width: int, num_classes: int) -> nn.Module:
 def _feature_info(config: HVTConfig) -> list[dict[str, Any]]:
     """What each block gives, for timm's feature extraction.
 
-    `reduction` is pixels per token side on a grid; a 1D-pooled sequence, marked as such, keeps the
-    patch size, which is right for it once it is interpolated back to the patch grid.
+    `reduction` is pixels per token side on a grid; a sequence that was pooled in 1D or has lost
+    tokens, marked as such, keeps the patch size, which is right for it once it is interpolated back
+    to the patch grid.
     """
     info = []
     for i in range(config.depth):
         pooled = sum(b <= i for b in config.pool_blocks)
-        on_grid = config.pool_dims == 2 or not pooled
+        tokens = config.tokens[pooled] if config.retention is None else config.retention[i]
+        whole = config.retention is None or tokens == config.tokens[0]
+        on_grid = whole and (config.pool_dims == 2 or not pooled)
         info.append(
             {
                 "module": f"blocks.{i}",
                 "num_chs": config.width,
                 "reduction": config.patch_size * (config.pool_stride**pooled if on_grid else 1),
-                "tokens": config.tokens[pooled] - config.num_prefix_tokens,
+                "tokens": tokens - config.num_prefix_tokens,
                 "sequence": not on_grid,
             }
         )

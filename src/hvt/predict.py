@@ -12,9 +12,10 @@ import torch
 from PIL import Image, ImageOps
 
 from .data.pictures import BrokenPicture, picture_extensions, read_picture, to_channels
+from .device import find_device
 from .errors import HVTError
 from .model import HVT
-from .runtime import OnnxModel, find_device, open_model
+from .runtime import OnnxModel, open_model
 from .train.pipeline import eval_transform
 
 Picture = str | Path | Image.Image
@@ -41,8 +42,8 @@ class Answer:
 class Predictor:
     """A checkpoint that answers: `Predictor("model.safetensors")("cat.jpg")`.
 
-    An exported file, `model.onnx`, does as well. Without either it is the installation's built-in
-    model, where it has one. `threads` are those of ONNX Runtime; torch has its own setting.
+    An exported file, `model.onnx`, does as well. Without either it is the built-in model, which
+    knows CIFAR-100's classes. `threads` are those of ONNX Runtime; torch has its own setting.
     """
 
     def __init__(
@@ -133,11 +134,8 @@ def _name(picture: Picture) -> str:
 
 
 def built_in() -> Path:
-    """The checkpoint in the package's assets, where there is one."""
-    path = Path(__file__).parent / "assets" / "cifar100.safetensors"
-    if not path.is_file():
-        raise HVTError("no checkpoint is given, and this installation has no built-in model")
-    return path
+    """The checkpoint that comes with the package."""
+    return Path(__file__).parent / "assets" / "cifar100.safetensors"
 
 
 def is_checkpoint(path: str) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .config import HVTConfig
 from .description import read_description
+from .device import find_device
 from .errors import CheckpointError, HVTError
 from .model import HVT, default_cfg
 from .weights import load
@@ -122,18 +123,6 @@ def open_model(
 def is_onnx(path: str | Path) -> bool:
     """Whether a name is that of an ONNX file, by its form; protobuf has no mark to know it by."""
     return Path(path).suffix.lower() == ".onnx"
-
-
-def find_device(name: str | torch.device) -> torch.device:
-    """The device of a name; `auto` is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (AssertionError, RuntimeError, NotImplementedError) as error:
-        raise HVTError(f"the device {str(name)!r} is not there: use auto, cpu or cuda") from error
-    return device
 
 
 def import_extra(name: str) -> Any:

@@ -190,7 +190,7 @@ def _foreign(
 
 def parameter_shapes(config: HVTConfig) -> dict[str, tuple[int, ...]]:
     """The parameters of a config's model; nothing is built, so a false config costs no memory."""
-    d, tokens = config.width, config.tokens
+    d, tokens = config.width, config.tokens[: 1 + len(config.pool_blocks)]
     shapes: dict[str, tuple[int, ...]] = {"pos_embed": (1, tokens[0], d)}
     if config.class_token:
         shapes["cls_token"] = (1, 1, d)

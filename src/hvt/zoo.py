@@ -18,12 +18,29 @@ MODELS: dict[str, HVTConfig] = {
     "deit_ti": HVTConfig(num_heads=_TI, class_token=True),
     "deit_s": HVTConfig(num_heads=_S, class_token=True),
     "deit_b": HVTConfig(num_heads=_B, class_token=True),
+    "deit_ti_power": HVTConfig(
+        num_heads=_TI,
+        class_token=True,
+        retention=(186, 175, 164, 152, 141, 130, 119, 107, 96, 85, 73, 63),
+    ),
+    "deit_s_power": HVTConfig(
+        num_heads=_S,
+        class_token=True,
+        retention=(184, 171, 158, 145, 132, 119, 106, 93, 80, 67, 53, 40),
+    ),
     **{f"hvt_ti_{m}": HVTConfig(num_heads=_TI, stages=m) for m in range(5)},
     **{f"hvt_s_{m}": HVTConfig(num_heads=_S, stages=m) for m in range(5)},
     **{f"hvt_b_{m}": HVTConfig(num_heads=_B, stages=m) for m in range(1, 5)},
     "scale_hvt_ti_4": HVTConfig(num_heads=_S, stages=4),
     "hvt_s_2_2d": HVTConfig(num_heads=_S, stages=2, patch_size=8, pool_dims=2),
 }
+
+_POWER = (
+    "the paper prints what its PoWER models cost and not which tokens they keep; this retention "
+    "is a rule's (an even decline, hvt.power.retention_for) that meets that cost"
+)
+NOTES: dict[str, str] = {"deit_ti_power": _POWER, "deit_s_power": _POWER}
+"""What must be known of a model beside its figures."""
 
 _AUTHORS = "https://github.com/zhuang-group/HVT/releases/download"
 _DEIT = "https://dl.fbaipublicfiles.com/deit"
@@ -46,6 +63,7 @@ default_cfgs = generate_default_cfgs(
         name: default_cfg(config)
         | {"paper_ids": "arXiv:2103.10619", "custom_load": True}
         | ({"url": WEIGHTS[name]} if name in WEIGHTS else {})
+        | ({"notes": (NOTES[name],)} if name in NOTES else {})
         for name, config in MODELS.items()
     }
 )
@@ -119,7 +137,7 @@ def _register(name: str) -> None:
     register_model(entrypoint)
 
 
-__all__ = ["MODELS", "WEIGHTS", "create_model", "get_config", "list_models"]
+__all__ = ["MODELS", "NOTES", "WEIGHTS", "create_model", "get_config", "list_models"]
 
 for _name in MODELS:
     _register(_name)

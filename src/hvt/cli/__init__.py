@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import HVTError
-from . import bench, data, export, models, train, use
+from . import bench, data, export, models, paper, power, see, train, use
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -21,9 +21,11 @@ examples:
   hvt predict best.safetensors cat.jpg
   hvt export best.safetensors best.onnx --int8 --data digits
   hvt bench hvt_s_1 hvt_s_4 --modes eager,onnx,int8
+  hvt see tokens best.safetensors cat.jpg
+  hvt paper costs                   every cost that the paper prints, and ours
 """
 
-GROUPS = (models, data, train, use, export, bench)
+GROUPS = (models, data, train, use, export, bench, see, power, paper)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,8 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args) or 0
     except HVTError as error:
-        print(f"hvt: {error}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")  # torchrun's: the others may have reasons of their own
+        print(f"hvt: {error}" if rank == "0" else f"hvt ({rank}): {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("hvt: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -69,7 +69,8 @@ def run_bench(args: argparse.Namespace) -> None:
     from ..bench.measure import describe
     from ..bench.peak import peak_memory
     from ..bench.run import draw, measure, write_csv
-    from ..runtime import find_device, is_onnx
+    from ..device import find_device
+    from ..runtime import is_onnx
 
     modes = _modes(args.modes)
     batches = _whole("--batch", args.batch.split(","))

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import HVTConfig
-from ..cost import Cost, cost
+from ..cost import Cost, arrow, cost
 from ..errors import HVTError, nearest
-from ..zoo import MODELS, get_config, list_models
+from ..zoo import MODELS, NOTES, get_config, list_models
 from .flags import add_fields, given_fields, parse_pairs
 
 
@@ -59,6 +59,7 @@ def run_models(args: argparse.Namespace) -> None:
     if args.json:
         rows = [
             {"name": n, "gflops": c.gflops, "params_m": c.params_m, "tokens": c.tokens}
+            | ({"note": NOTES[n]} if n in NOTES else {})
             for n, c in priced.items()
         ]
         print(json.dumps(rows, indent=2))
@@ -68,9 +69,13 @@ def run_models(args: argparse.Namespace) -> None:
     for heading in ("GFLOPs", "params (M)", "cheaper by"):
         table.add_column(heading, justify="right")
     for name, c in priced.items():
-        ratio = f"{c.ratio:.2f}×" if c.compression else ""
-        table.add_row(name, _arrow(c.tokens), f"{c.gflops:.2f}", f"{c.params_m:.2f}", ratio)
-    Console().print(table)
+        ratio = f"{c.ratio:.2f}×" if c.macs != c.unpooled_macs else ""
+        table.add_row(name, arrow(c.tokens), f"{c.gflops:.2f}", f"{c.params_m:.2f}", ratio)
+    console = Console()
+    console.print(table)
+    for note in dict.fromkeys(NOTES[name] for name in names if name in NOTES):
+        noted = [name for name in names if NOTES.get(name) == note]
+        console.print(f"\n{', '.join(noted)}: {note}", highlight=False)
 
 
 def run_cost(args: argparse.Namespace) -> None:
@@ -82,7 +87,7 @@ def run_cost(args: argparse.Namespace) -> None:
         print(json.dumps(described, indent=2))
         return
     console = Console()
-    console.print(f"[bold]{args.name}[/bold]  {_arrow(priced.tokens)} tokens", highlight=False)
+    console.print(f"[bold]{args.name}[/bold]  {arrow(priced.tokens)} tokens", highlight=False)
     console.print(
         f"{priced.gflops:.2f} GFLOPs (multiply-adds), {priced.params_m:.2f} M parameters, "
         f"{priced.activation_mb:.1f} MB activations per image",
@@ -94,7 +99,13 @@ def run_cost(args: argparse.Namespace) -> None:
             f"{c.measured:.2f}× cheaper blocks (Eq. 8: α = {c.alpha:.2f})",
             highlight=False,
         )
-    if priced.compression:
+    if config.retention is not None:
+        console.print(
+            f"{priced.ratio:.2f}× cheaper than with all tokens kept in every block", highlight=False
+        )
+        if config.retention == MODELS[args.name].retention:
+            console.print(NOTES[args.name], highlight=False)
+    elif priced.compression:
         console.print(f"{priced.ratio:.2f}× cheaper than without pooling", highlight=False)
     console.print(_layer_table(priced) if args.layers else _block_table(priced))
 
@@ -102,13 +113,17 @@ def run_cost(args: argparse.Namespace) -> None:
 def _block_table(priced: Cost) -> Table:
     rows = priced.blocks()
     most = max(macs for _, macs in rows)
+    inner = priced.mlp_tokens()
+    drops = inner != [tokens for tokens, _ in rows]
     table = Table(box=None, header_style="bold")
-    for heading in ("block", "tokens", "M multiply-adds"):
+    lengths = ("tokens", "in MLP") if drops else ("tokens",)
+    for heading in ("block", *lengths, "M multiply-adds"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for index, (tokens, macs) in enumerate(rows):
         bar = "█" * max(1, round(30 * macs / most))
-        table.add_row(str(index), str(tokens), f"{macs / 1e6:.1f}", bar)
+        cells = [str(tokens), str(inner[index])] if drops else [str(tokens)]
+        table.add_row(str(index), *cells, f"{macs / 1e6:.1f}", bar)
     return table
 
 
@@ -126,7 +141,3 @@ def _layer_table(priced: Cost) -> Table:
             f"{layer.activation_bytes / 1e3:.1f}",
         )
     return table
-
-
-def _arrow(tokens: list[int]) -> str:
-    return " → ".join(map(str, tokens))

@@ -14,6 +14,7 @@ from .flags import add_fields, given_fields
 _EXAMPLES = """\
 examples:
   hvt train digits                                       one minute on two cores
+  hvt train cifar100-cpu --root DATA --download          real pictures, seven minutes on two cores
   hvt train cifar100 --model hvt_s_4 --root DATA         the paper's recipe, on a GPU
   hvt train finetune --init best.safetensors --data PICTURES
   hvt train --resume runs/digits-hvt_ti_2                go on with a run

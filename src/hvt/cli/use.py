@@ -40,20 +40,13 @@ def register(commands: Any) -> None:
     parser.add_argument("--root", help="folder that has the named data set in it")
     parser.add_argument("--download", action="store_true", help="fetch the named data set")
     parser.add_argument(
-        "--batch-size",
-        type=_at_least(1),
-        default=64,
-        metavar="N",
-        help="pictures at once (default: 64)",
-    )
-    parser.add_argument(
         "--workers",
         type=_at_least(0),
         default=1,
         metavar="N",
         help="processes that read (default: 1)",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+    _add_device(parser)
     parser.add_argument("--skip-broken", action="store_true", help="pass over unreadable pictures")
     parser.add_argument("--confusion", metavar="PNG", help="draw the confusion of classes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -64,11 +57,11 @@ def register(commands: Any) -> None:
         help="say what is in pictures",
         description=(
             "The likeliest classes of pictures: files, folders or globs, by a checkpoint's model\n"
-            "or an exported one.\n"
-            "The checkpoint may be left out where the installation has a built-in model."
+            "or an exported one. Without either it is the built-in model, which knows\n"
+            "CIFAR-100's classes."
         ),
         epilog=(
-            "examples:\n  hvt predict model.safetensors PICTURES --csv\n"
+            "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors PICTURES --csv\n"
             "  hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json"
         ),
     )
@@ -77,6 +70,15 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--top", type=_at_least(1), default=5, metavar="N", help="classes to name (default: 5)"
     )
+    _add_device(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    parser.set_defaults(run=run_predict, parser=parser)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    """Where to compute, and how much at once."""
     parser.add_argument(
         "--batch-size",
         type=_at_least(1),
@@ -85,10 +87,6 @@ def register(commands: Any) -> None:
         help="pictures at once (default: 64)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
-    parser.set_defaults(run=run_predict, parser=parser)
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -105,11 +103,10 @@ def run_eval(args: argparse.Namespace) -> int:
     from ..data.loader import EvalBatches
     from ..data.sources import ArrayPictures, open_eval
     from ..evaluate import draw_confusion, evaluate
-    from ..runtime import find_device, is_onnx, open_model
+    from ..runtime import is_onnx, open_model
     from ..train import distributed
     from ..train.pipeline import SMALL, as_files, eval_transform
 
-    find_device(args.device)
     team, device = distributed.join(args.device)
     try:
         # "auto" is for ONNX Runtime to settle: it may know other devices than torch.

@@ -8,7 +8,9 @@ Streams, which have no order to choose from, promise less: see `TrainBatches`.
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import multiprocessing
 import queue
 import signal
 import threading
@@ -252,7 +254,14 @@ def _load(pictures: Any, workers: int, **options: Any) -> Iterator[Batch]:
         worker_init_fn=_start_worker,
         **options,
     )
-    return map(_or_raise, loader)
+    batches = iter(loader)
+    try:
+        for batch in batches:
+            if isinstance(batch, BrokenPicture):
+                raise batch
+            yield batch
+    finally:
+        del batches  # the last hold on the reading processes, whatever becomes of the error
 
 
 def _collate(items: list[Item]) -> Batch | BrokenPicture:
@@ -270,12 +279,6 @@ def _collate(items: list[Item]) -> Batch | BrokenPicture:
     return Batch(images, labels, passed_over)
 
 
-def _or_raise(batch: Batch | BrokenPicture) -> Batch:
-    if isinstance(batch, BrokenPicture):
-        raise batch
-    return batch
-
-
 def _start_worker(_: int) -> None:
     """Reading processes use one core each, and leave Ctrl-C and SIGTERM to the one that trains.
 
@@ -284,6 +287,14 @@ def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Python asks its reading processes to end with SIGTERM and waits; they do not listen."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 def _rechunk(batches: Iterator[Batch], size: int) -> Iterator[Batch]:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from ..device import find_device
 from ..errors import HVTError
 
 PATIENCE = 30 * 60
@@ -62,7 +63,7 @@ def join(device: str) -> tuple[Team, torch.device]:
     """Join the processes that torchrun started, or be alone; choose this process's device."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    place = _device(device, local_rank)
+    place = find_device(device, local_rank)
     if size == 1:
         return Team(), place
     if not dist.is_initialized():
@@ -111,16 +112,3 @@ def _unused_store(rank: int, size: int) -> dist.Store:
             elif store.check([f"hello/{other}"]):  # perhaps from an earlier attempt
                 store.set(f"answer/{store.get(f'hello/{other}').decode()}", name)
     return dist.PrefixStore(name, store)
-
-
-def _device(name: str, local_rank: int) -> torch.device:
-    if name != "auto":
-        device = torch.device(name)
-        if device.type == "cuda" and device.index is None:
-            return torch.device("cuda", local_rank)
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda", local_rank)
-    if torch.backends.mps.is_available():
-        return torch.device("mps")
-    return torch.device("cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import traceback
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ..cost import arrow
 from ..errors import HVTError
 from ..evaluate import Score, evaluate
 from ..files import whole_file
@@ -97,6 +99,8 @@ class Trainer:
         self.pipeline = open_pipeline(recipe, model, self.data, team, device)
         self.learner = Learner(recipe, model, self.pipeline, team, device)
         self.steps = self.pipeline.train.steps
+        self.total = recipe.total_steps(self.steps)
+        self.epochs = math.ceil(self.total / self.steps)
         self.progress = Progress()
         self.signals = StopSignals()
 
@@ -117,10 +121,10 @@ class Trainer:
             self.started, self.saved = time.perf_counter(), time.monotonic()
             self.first_epoch, pictures = self.progress.epoch, 0
             with self.signals:
-                for epoch in range(self.first_epoch, self.recipe.epochs):
+                for epoch in range(self.first_epoch, self.epochs):
                     began, first = time.perf_counter(), self.progress.step
                     self._epoch(epoch)
-                    done = (self.steps - first) * self.recipe.batch_size
+                    done = (self.progress.step - first) * self.recipe.batch_size
                     pictures += done
                     self._close_epoch(epoch, done / (time.perf_counter() - began))
         except BaseException as error:
@@ -134,10 +138,11 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> None:
         progress, recipe = self.progress, self.recipe
-        self.watcher.begin(epoch, recipe.epochs, progress.step, self.steps)
+        steps = min(self.steps, self.total - epoch * self.steps)
+        self.watcher.begin(epoch, self.epochs, progress.step, steps)
         batches = self.pipeline.train.epoch(epoch, progress.step)
         began, first = time.perf_counter(), progress.step
-        while progress.step < self.steps:
+        while progress.step < steps:
             step = self.learner.step(batches, epoch * self.steps + progress.step)
             progress.step += 1
             progress.broken += step.broken
@@ -149,7 +154,7 @@ class Trainer:
                 self._count_bad_step()
             done, elapsed = progress.step - first, time.perf_counter() - began
             speed = done * recipe.batch_size / elapsed
-            self.watcher.step(progress.step, self.steps, step.loss, speed)
+            self.watcher.step(progress.step, steps, step.loss, speed)
             stop, due = self.team.any(self.device, self.signals.asked, self._due())
             if stop or due:
                 self._save()
@@ -178,7 +183,7 @@ class Trainer:
             "bad_steps": progress.bad_steps,
             "broken": progress.broken,
         }  # fmt: skip
-        if (epoch + 1) % recipe.eval_every == 0 or epoch + 1 == recipe.epochs:
+        if (epoch + 1) % recipe.eval_every == 0 or epoch + 1 == self.epochs:
             for prefix, model in self.learner.candidates().items():
                 score = self._evaluate(model)
                 row[f"{prefix}_loss"], row[f"{prefix}_top1"] = score.loss, score.top1
@@ -193,11 +198,12 @@ class Trainer:
         progress.epoch, progress.step = epoch + 1, 0
         progress.loss_sum, progress.loss_steps = 0.0, 0
         per_epoch = (time.perf_counter() - self.started) / (epoch + 1 - self.first_epoch)
-        self.watcher.epoch(row, recipe.epochs, speed, per_epoch * (recipe.epochs - epoch - 1))
+        to_go = max(0.0, self.total / self.steps - (epoch + 1))
+        self.watcher.epoch(row, self.epochs, speed, per_epoch * to_go)
         if self.team.leads:
             write_metrics(self.folder / "metrics.csv", progress.rows)
         self._save()
-        if epoch + 1 < recipe.epochs and any(self.team.any(self.device, self.signals.asked)):
+        if epoch + 1 < self.epochs and any(self.team.any(self.device, self.signals.asked)):
             raise self._stopped(f"epoch {epoch + 1}")
 
     def _stopped(self, where: str) -> Interrupted:
@@ -231,12 +237,12 @@ class Trainer:
         config = self.learner.model.config
         self._say(
             f"{recipe.model or recipe.init}: {config.image[0]}×{config.image[1]}, tokens "
-            f"{' → '.join(map(str, config.tokens))}; {self.data.name}: {len(self.data.train)} "
+            f"{arrow(list(config.tokens))}; {self.data.name}: {len(self.data.train)} "
             f"training and {len(self.data.val)} validation pictures, "
             f"{len(self.data.class_names)} classes"
             + (" (held out of the training data)" if self.data.held_out else "")
         )
-        left = self.steps * (recipe.epochs - self.progress.epoch) - self.progress.step
+        left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
         each = self.learner.seconds_per_step()
         self._say(
             f"batch {recipe.batch_size} = {self.team.size} process(es) × {recipe.accumulate} × "

@@ -9,11 +9,12 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
+from .muon import Muon
 from .recipe import Recipe
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW; timm leaves biases, norms and what the model names without decay."""
+    """AdamW or Muon; timm leaves biases, norms and what the model names without decay."""
     optimizer: torch.optim.Optimizer = create_optimizer_v2(
         model,
         opt="adamw",
@@ -24,6 +25,8 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
         eps=1e-8,
         fused=device.type in ("cpu", "cuda"),
     )
+    if recipe.optimizer == "muon":
+        return Muon(optimizer.param_groups)
     return optimizer
 
 
@@ -35,7 +38,7 @@ def make_schedule(
     The first step has `warmup_lr`, the last `min_lr`. The cosine keeps two steps at least, however
     long the warm-up: timm warns of a shorter one.
     """
-    total = steps * recipe.epochs
+    total = recipe.total_steps(steps)
     warmup = max(0, min(round(recipe.warmup_epochs * steps), total - 3))
     return CosineLRScheduler(
         optimizer,

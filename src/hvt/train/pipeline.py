@@ -93,10 +93,18 @@ def _check_architecture(path: str, found: HVTConfig, name: str, overrides: dict[
 
     def shape(config: HVTConfig) -> HVTConfig:
         after = config.pool_blocks
-        return config.replace(**free, embed_dim=None, pool_after=after, global_pool=None)
+        return config.replace(
+            **free, embed_dim=None, pool_after=after, global_pool=None, retention=None
+        )
 
-    asked = get_config(name, **{k: v for k, v in overrides.items() if k not in free})
-    if shape(asked) != shape(found):
+    # A retention changes no weights, so one that is asked for may differ too.
+    given = {k: v for k, v in overrides.items() if k not in (*free, "retention")}
+    asked, sizes = get_config(name, **given), (found.img_size, found.patch_size)
+    same = shape(asked) == shape(found)
+    if same and "retention" not in overrides:
+        resized = asked.replace(img_size=sizes[0], patch_size=sizes[1])
+        same = resized.retention == found.retention
+    if not same:
         raise HVTError(
             f"{path} is of another architecture than {name}: leave --model out to use the "
             "checkpoint's own, or choose another checkpoint"

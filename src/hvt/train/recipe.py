@@ -53,10 +53,17 @@ class Recipe:
     skip_broken: bool = _field(False, "pass over unreadable pictures and count them")
     output: str | None = _field(None, "the run's folder (default: runs/RECIPE-MODEL)")
 
-    epochs: int = _field(300, "passes over the training data", least=1)
+    epochs: float = _field(
+        300, "passes over the training data, of which the last may be a part", above=0
+    )
     batch_size: int = _field(1024, "pictures per step over all processes", least=2)
     accumulate: int = _field(
         1, "pieces a process cuts its share of a batch into, to save memory", least=1
+    )
+    optimizer: str = _field(
+        "adamw",
+        "adamw, or muon, which learns more per step where pictures are few",
+        choices=("adamw", "muon"),
     )
     lr: float = _field(5e-4, "learning rate at a batch of 512; scales with the batch", above=0)
     warmup_lr: float = _field(1e-6, "learning rate at the first step", least=0)
@@ -132,6 +139,10 @@ class Recipe:
     def scaled_lr(self) -> float:
         """The learning rate for this batch: 5e-4 at 512 and in proportion."""
         return self.lr * self.batch_size / 512
+
+    def total_steps(self, per_epoch: int) -> int:
+        """Steps of the whole training; a last epoch of 0.4 has 0.4 times the steps of one."""
+        return max(1, round(self.epochs * per_epoch))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -1,0 +1,143 @@
+"""`hvt power`: search which tokens a DeiT can do without, and train it again without them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..config import HVTConfig
+from ..errors import HVTError
+from ..train.recipe import Recipe, list_recipes, load_recipe
+from .flags import Parser, add_fields, given_fields
+
+_SEARCH = """\
+examples:
+  hvt power search runs/digits-deit_ti/best.safetensors --recipe digits --gflops 0.004
+  hvt power search deit_s.pth --data imagenet --root IMAGENET --gflops 2.7 --output s.safetensors
+"""
+_RETRAIN = """\
+examples:
+  hvt power retrain best_power.safetensors --recipe digits --epochs 10
+  hvt power retrain s.safetensors --data imagenet --root IMAGENET --lr 2e-4
+  hvt train --resume runs/power-best_power               go on with a run
+"""
+# What a search has no use for.
+_UNUSED = ("overrides", "model", "init", "output", "ema", "eval_every", "checkpoint_minutes",
+           "tensorboard")  # fmt: skip
+
+
+def register(commands: Any) -> None:
+    """Add the commands of this group."""
+    group = commands.add_parser(
+        "power",
+        help="drop a DeiT's least attended tokens (PoWER)",
+        description=(
+            "PoWER on a trained DeiT: search how many tokens each block keeps for a budget of\n"
+            "multiply-adds, then train again with the others dropped. docs/power.md says more."
+        ),
+        epilog=f"{_SEARCH}{_RETRAIN.removeprefix('examples:' + chr(10))}",
+    )
+    group.set_defaults(run=lambda args: group.print_help(), parser=group)
+    steps = group.add_subparsers(metavar="STEP", parser_class=Parser)
+
+    parser = steps.add_parser(
+        "search",
+        help="find a retention for a budget",
+        description=(
+            "Learn with soft extraction until the tokens that stay cost the budget, and write a\n"
+            "checkpoint with that retention and the searched weights. 5 epochs unless told."
+        ),
+        epilog=_SEARCH,
+    )
+    parser.add_argument("checkpoint", help="a trained DeiT, in any form that hvt.load reads")
+    parser.add_argument(
+        "--gflops", type=float, required=True, metavar="X", help="multiply-adds to meet, in 10⁹"
+    )
+    parser.add_argument(
+        "--r-lr", type=float, metavar="X", help="learning rate of r (default: from the steps)"
+    )
+    parser.add_argument(
+        "--output",
+        dest="file",
+        metavar="FILE",
+        help="what to write (default: CHECKPOINT_power.safetensors)",
+    )
+    _add_recipe(parser, skip=_UNUSED)
+    parser.set_defaults(run=run_search, parser=parser)
+
+    parser = steps.add_parser(
+        "retrain",
+        help="train a searched model again",
+        description=(
+            "Train a checkpoint that has a retention, its tokens dropped. It is `hvt train` with\n"
+            "--init and the checkpoint's own architecture: it leaves a run, which can go on."
+        ),
+        epilog=_RETRAIN,
+    )
+    parser.add_argument("checkpoint", help="what hvt power search has written")
+    _add_recipe(parser, skip=("overrides", "model", "init"))
+    add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
+    parser.set_defaults(run=run_retrain, parser=parser)
+
+
+def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
+    parser.add_argument(
+        "--recipe",
+        default="power",
+        help=f"values to start from: {', '.join(list_recipes())} or a .toml file (default: power); "
+        "the architecture is the checkpoint's in any case",
+    )
+    add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=skip)
+
+
+def run_search(args: argparse.Namespace) -> int:
+    from ..power.search import EPOCHS, search
+    from ..train.interrupt import Interrupted
+
+    recipe = _recipe(args, {}, epochs=EPOCHS)
+    output = Path(args.file) if args.file else _beside(args.checkpoint)
+    if output.exists():
+        raise HVTError(f"{output} is there already: choose another --output, or remove it")
+    if not output.parent.is_dir():
+        raise HVTError(f"cannot write {output}: the folder {output.parent} does not exist")
+    if args.r_lr is not None and not 0 < args.r_lr <= 1:
+        raise HVTError(f"r_lr={args.r_lr:g} must be above 0 and at most 1")
+    try:
+        search(recipe, args.gflops, r_lr=args.r_lr, output=output)
+    except Interrupted as stopped:
+        print(f"hvt: {stopped}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run_retrain(args: argparse.Namespace) -> int:
+    from ..train.engine import Interrupted, train
+    from ..weights import read
+
+    overrides = given_fields(args, HVTConfig)
+    if read(args.checkpoint).config.retention is None and overrides.get("retention") is None:
+        raise HVTError(
+            f"{args.checkpoint} has no retention: make one with hvt power search, "
+            "or name it with --retention"
+        )
+    try:
+        train(_recipe(args, overrides), name="power")
+    except Interrupted as stopped:
+        print(f"hvt: {stopped}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _recipe(args: argparse.Namespace, overrides: dict[str, Any], **defaults: Any) -> Recipe:
+    """The recipe with its flags, for the checkpoint's architecture instead of its own."""
+    values = defaults | given_fields(args, Recipe)
+    recipe = dataclasses.replace(load_recipe(args.recipe), model=None, overrides={})
+    return recipe.replace(overrides, **values, init=args.checkpoint)
+
+
+def _beside(checkpoint: str) -> Path:
+    path = Path(checkpoint)
+    return path.with_name(f"{path.stem}_power.safetensors")

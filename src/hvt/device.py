@@ -1,0 +1,25 @@
+"""Where to compute: the device of a name, or the best there is."""
+
+from __future__ import annotations
+
+import torch
+
+from .errors import HVTError
+
+
+def find_device(name: str | torch.device, index: int = 0) -> torch.device:
+    """The device of a name; `auto` is a GPU if there is one, and `index` says which of several."""
+    if name == "auto":
+        name = "cpu"
+        if torch.cuda.is_available():
+            name = "cuda"
+        elif torch.backends.mps.is_available():
+            name = "mps"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", index)
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        raise HVTError(f"the device {str(name)!r} is not there: use auto, cpu or cuda") from error
+    return device

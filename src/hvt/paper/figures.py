@@ -1,0 +1,81 @@
+"""The paper's Figures 1 and 4, with its points and ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import HVTError
+from ..files import whole_file
+from ..train.watch import draw_curves
+from .claims import BUDGETS
+from .protocol import Protocol
+from .report import NAMES, READINGS, Filled, Known, curves, fill
+from .tables import tables
+
+# The first that a row's name has in it.
+_COLOURS = {"HVT": "C3", "PoWER": "C2", "DeiT": "C0"}
+
+
+def draw(folder: Path, protocol: Protocol, known: Known) -> list[Path]:
+    """Write `figure1.png` and, where both its rows have been run, `figure4.png`."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HVTError(f"cannot write {folder}: {error.strerror}") from error
+    written = [folder / "figure1.png"]
+    _figure1(written[0], fill(protocol, tables()["main"], known))
+    runs: dict[str, Any] = curves(protocol, known)
+    if runs:
+        written.append(folder / "figure4.png")
+        draw_curves(written[1], runs)
+    return written
+
+
+def _figure1(path: Path, main: Filled) -> None:
+    """Cost against top-1: the paper's on the left, ours on the right in both readings."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.set_title("the paper: ImageNet, 224 pixels", fontsize=10)
+    left.set_xlabel("GFLOPs (multiply-adds)")
+    for row in main.table.rows:
+        _point(left, row.gflops, row.top1["imagenet"], row.name, "o")
+    right.set_title(f"here: {NAMES[main.data]}", fontsize=10)
+    right.set_xlabel("M multiply-adds")
+    for budget, marker in zip(BUDGETS, ("o", "^"), strict=True):
+        for line in main.lines:
+            figures = [one.top1 for one in line.found[budget]]
+            if figures:
+                mean = sum(figures) / len(figures)
+                reach = [[mean - min(figures)], [max(figures) - mean]]
+                colour = _colour(line.row.name)
+                right.errorbar(line.macs / 1e6, mean, reach, color=colour, capsize=2, linewidth=0.8)
+                _point(right, line.macs / 1e6, mean, line.row.name, marker)
+        right.plot([], [], marker, color="grey", label=READINGS[budget])
+    if any(line.found[budget] for line in main.lines for budget in BUDGETS):
+        right.legend(fontsize=8, loc="lower right")
+    else:
+        right.text(0.5, 0.5, "not run", transform=right.transAxes, ha="center")
+    for axes in (left, right):
+        axes.set_ylabel("top-1, %")
+        axes.grid(alpha=0.25)
+        axes.margins(x=0.2, y=0.12)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+
+
+def _colour(name: str) -> str:
+    return next(colour for part, colour in _COLOURS.items() if part in name)
+
+
+def _point(axes: Any, x: float, y: float, name: str, marker: str) -> None:
+    axes.plot([x], [y], marker, color=_colour(name), markersize=6)
+    # PoWER's points lie beside those of HVT-1: its names go below.
+    shift = (5, -10) if "PoWER" in name else (5, 4)
+    axes.annotate(name, (x, y), xytext=shift, textcoords="offset points", fontsize=7)

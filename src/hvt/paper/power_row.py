@@ -1,0 +1,51 @@
+"""The rows of DeiT with PoWER: a search from a trained DeiT, then training with what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..cost import cost
+from ..errors import HVTError
+from ..power import search
+from ..train.engine import Result, resume, train
+from .protocol import Training
+
+
+def prune(
+    training: Training,
+    seed: int,
+    deit: Path,
+    folder: Path,
+    circumstances: Mapping[str, Any],
+    console: Console,
+) -> tuple[Result, float | None]:
+    """Search and retrain in a folder, or go on there; the search's time, if it was done now.
+
+    A search that was stopped begins anew, as it is short; its result is kept for the training.
+    """
+    if (folder / "recipe.json").exists():
+        return resume(folder, console), None
+    steps = training.power
+    assert steps is not None
+    # The architecture is the checkpoint's from here on.
+    recipe = dataclasses.replace(training.recipe, model=None, overrides={}, seed=seed)
+    recipe = recipe.replace(tensorboard=False, **circumstances)
+    found, seconds = folder / "searched.safetensors", None
+    if not found.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HVTError(f"cannot write {folder}: {error.strerror}") from error
+        began = time.perf_counter()
+        gflops = steps.share * cost(training.config).gflops
+        looking = recipe.replace(init=str(deit), epochs=steps.search)
+        search(looking, gflops, output=found, console=console)
+        seconds = time.perf_counter() - began
+    again = recipe.replace(init=str(found), epochs=steps.retrain, output=str(folder))
+    return train(again, console=console), seconds

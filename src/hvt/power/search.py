@@ -1,0 +1,243 @@
+"""The search of a retention: a DeiT learns with soft extraction until it meets a budget.
+
+The penalty's weight λ is steered. The cost of the retention that r stands for is to fall in a
+straight line to the budget over the first part of the search and to stay there; above that line λ
+rises, below it λ falls. What is left to the budget at the end is settled token by token.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from ..cost import cost
+from ..data.loader import Batch
+from ..errors import HVTError
+from ..evaluate import evaluate
+from ..model import HVT
+from ..train import distributed
+from ..train.interrupt import Interrupted, StopSignals
+from ..train.learner import Learner, Step
+from ..train.optimize import seed_all
+from ..train.pipeline import Pipeline, build_model, open_pipeline
+from ..train.recipe import Recipe
+from ..train.watch import clock
+from ..weights import read, save
+from .retention import (
+    Retention,
+    check_budget,
+    check_deit,
+    fit_retention,
+    least_tokens,
+    retention_of,
+)
+from .soft import clip, harden, mass, penalty, soften, vectors
+
+EPOCHS = 5
+"""Of a search, unless told."""
+CROSSINGS = 5
+"""How often r can cross [0, 1] in a search at its own learning rate."""
+FASTEST = 0.05
+"""The largest rate that r has unless told: λ must be able to follow it."""
+FALLING = 0.7
+"""The part of a search in which the cost is to fall."""
+AHEAD = 10
+"""Steps to look ahead in steering λ: as long as the optimizer's momentum lasts."""
+GAIN = 1.0
+"""e^GAIN is what λ is multiplied by in a step whose cost is as far off as it is to fall in all."""
+REACH = 1000.0
+"""How many times its first value λ may become, and how small a part of it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search gives: a model with hard extraction, to be trained again."""
+
+    model: HVT
+    retention: Retention
+    gflops: float
+    top1: float
+    """Validation top-1 with hard extraction, before it is trained again."""
+    searched: Retention
+    """The retention that r stood for at the end, before it was fitted to the budget."""
+    strength: float
+    """λ at the end."""
+
+
+def search(
+    recipe: Recipe,
+    gflops: float,
+    *,
+    r_lr: float | None = None,
+    output: str | Path | None = None,
+    console: Console | None = None,
+) -> Found:
+    """Search the retention of a budget for the DeiT in `recipe.init`, on the recipe's data.
+
+    The recipe says how to learn; its averaged weights, checkpoints and evaluations are not used.
+    `r_lr` is the learning rate of r; the default lets it cross [0, 1] some times. `output` is the
+    file to write the found model to.
+    """
+    if recipe.init is None:
+        raise HVTError("no checkpoint is named: PoWER starts from a trained DeiT, use init=FILE")
+    team, device = distributed.join(recipe.device)
+    try:
+        if recipe.threads:
+            torch.set_num_threads(recipe.threads)
+        seed_all(recipe.seed, -1)
+        model, pipeline = _open(recipe, gflops, team, device)
+        screen = console or Console()
+        say = Say(screen, quiet=not team.leads)
+        config = model.config
+        say(
+            f"{recipe.init}: {cost(config).gflops:.4g} GFLOPs with all {config.tokens[0]} tokens, "
+            f"{gflops:.4g} wanted; {pipeline.train.steps} steps an epoch on {device}"
+        )
+        searcher = Searcher(recipe, soften(model), pipeline, team, device, gflops, r_lr)
+        searcher.run(say)
+        searched = searcher.retention()
+        retention = fit_retention(config, mass(model), gflops)
+        hard = harden(model, retention)
+        score = evaluate(hard, pipeline.val, hard.num_classes, device, team, searcher.amp)
+        found = Found(
+            hard.eval(), retention, cost(hard).gflops, score.top1, searched, searcher.strength
+        )
+        say(f"retention {','.join(map(str, retention))}: {found.gflops:.4g} GFLOPs")
+        if output is not None and team.leads:
+            save(hard, output)
+        said = f"top-1 {score.top1:.2f} % before it is trained again"
+        say(said if output is None else f"{said}; weights in {output}")
+        return found
+    finally:
+        distributed.leave()
+
+
+def _open(
+    recipe: Recipe, gflops: float, team: distributed.Team, device: torch.device
+) -> tuple[HVT, Pipeline]:
+    path = str(recipe.init)
+    config = read(path).config
+    check_deit(config, path)
+    if config.retention is not None:
+        raise HVTError(f"{path} has a retention already: search from the DeiT it was made of")
+    check_budget(config, gflops)
+    model, data = build_model(recipe)
+    if model.num_classes != config.num_classes:
+        raise HVTError(
+            f"{path} knows {config.num_classes} classes, {data.name} has {model.num_classes}: "
+            f"fine-tune it first, with hvt train finetune --init {path} --data {recipe.data}"
+        )
+    return model, open_pipeline(recipe, model, data, team, device)
+
+
+class Say:
+    """A line at a time, from one of the processes."""
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        self.console, self.quiet = console, quiet
+
+    def __call__(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+
+class Searcher(Learner):
+    """A learner of weights and r, which steers λ by what the present retention costs."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: HVT,
+        pipeline: Pipeline,
+        team: distributed.Team,
+        device: torch.device,
+        gflops: float,
+        r_lr: float | None = None,
+    ) -> None:
+        super().__init__(recipe.replace(ema=0.0), model, pipeline, team, device)
+        self.total = recipe.total_steps(pipeline.train.steps)
+        self.whole, self.budget = cost(model.config).gflops, gflops
+        self.last_price, self.trend = self.whole, 0.0
+        # λ. The penalty counts 1 at first.
+        self.first_strength = self.strength = 1 / penalty(model).item()
+        self._set_apart(min(FASTEST, CROSSINGS / self.total) if r_lr is None else r_lr)
+
+    def _set_apart(self, r_lr: float) -> None:
+        """Give r a rate of its own, which stays as it is, and no decay."""
+        own = vectors(self.model)
+        for group in self.optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if not any(p is r for r in own)]
+        # The schedule knows the groups that were there before, and leaves this one alone.
+        self.optimizer.add_param_group({"params": own, "lr": r_lr, "weight_decay": 0.0})
+
+    def run(self, say: Say) -> None:
+        """All epochs, with a line for each and for every minute."""
+        steps, bad, began = self.pipeline.train.steps, 0, time.monotonic()
+        epochs = math.ceil(self.total / steps)
+        batches, said = self.pipeline.train.epoch(0, 0), began
+        try:
+            with StopSignals() as signals:
+                for update in range(self.total):
+                    epoch, number = divmod(update, steps)
+                    if epoch and not number:
+                        batches = self.pipeline.train.epoch(epoch, 0)
+                    step = self.step(batches, update)
+                    bad = 0 if step.taken else bad + 1
+                    if bad >= self.recipe.max_bad_steps:
+                        raise HVTError(
+                            f"the loss was not finite {bad} times in a row (epoch {epoch + 1}, "
+                            f"step {number + 1}): lower --lr or set --clip-grad"
+                        )
+                    if any(self.team.any(self.device, signals.asked)):
+                        raise Interrupted("the search was stopped and has written nothing")
+                    now = time.monotonic()
+                    if number == steps - 1 or update == self.total - 1 or now - said > 60:
+                        said = now
+                        left = (now - began) / (update + 1) * (self.total - update - 1)
+                        say(
+                            f"epoch {epoch + 1}/{epochs}  step {number + 1}/{steps}  "
+                            f"loss {step.loss:.4f}  λ {self.strength:.2e}  "
+                            f"{self.price():.4g} GFLOPs  {clock(left)} left"
+                        )
+        except BaseException as error:
+            # What reads pictures ends with its iterator, and a traceback would keep that alive.
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    def step(self, batches: Iterator[Batch], update: int) -> Step:
+        """One step, r brought back into [0, 1], and λ for the next."""
+        step = super().step(batches, update)
+        clip(self.model)
+        self._steer(update + 1)
+        return step
+
+    def retention(self) -> Retention:
+        """What r stands for."""
+        return retention_of(mass(self.model), least_tokens(self.model.config))
+
+    def price(self) -> float:
+        """GFLOPs of the retention that r stands for."""
+        return cost(self.model.config, retention=self.retention()).gflops
+
+    def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
+        return super()._loss(batch, piece, update) + self.strength * penalty(self.model)
+
+    def _steer(self, done: int) -> None:
+        """Raise λ where the cost is on its way to end up above the line, lower it where below."""
+        price = self.price()
+        self.trend += (price - self.last_price - self.trend) / AHEAD
+        self.last_price = price
+        fall = min(1.0, (done + AHEAD) / (FALLING * self.total))
+        line = self.whole + fall * (self.budget - self.whole)
+        over = (price + AHEAD * self.trend - line) / max(self.whole - self.budget, 1e-12)
+        factor = math.exp(max(-1.0, min(1.0, GAIN * over)))
+        low, high = self.first_strength / REACH, self.first_strength * REACH
+        self.strength = min(high, max(low, self.strength * factor))

@@ -1,0 +1,22 @@
+"""What happens inside a model, as numbers and as pictures."""
+
+from .draw import FeatureView, draw_costs, draw_features, draw_tokens
+from .maps import FeatureMap, feature_maps
+from .sources import Pick, TokenSources, token_picks, token_sources
+from .subject import Subject, open_model, open_price
+
+__all__ = [
+    "FeatureMap",
+    "FeatureView",
+    "Pick",
+    "Subject",
+    "TokenSources",
+    "draw_costs",
+    "draw_features",
+    "draw_tokens",
+    "feature_maps",
+    "open_model",
+    "open_price",
+    "token_picks",
+    "token_sources",
+]

@@ -1,0 +1,140 @@
+"""Feature maps, as in the paper's Figure 3, of our models and of timm's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import HVTConfig
+from ..errors import HVTError
+from ..model import HVT
+
+FEW = 6
+"""A model of more levels than this, which are blocks then, is looked at in five places."""
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """What a model has at one place."""
+
+    name: str
+    """The block, counted from 0, or what timm calls the place."""
+    size: str
+    """Tokens, or rows × columns."""
+    values: Tensor
+    """`(D, H, W)`; a pooled sequence is stretched back to the patch grid."""
+
+
+def feature_maps(model: nn.Module, image: Tensor) -> list[FeatureMap]:
+    """The feature maps of a prepared picture `(C, H, W)`, stage by stage.
+
+    Of our models these are the first block and the last of each stage; fewer than three stages are
+    divided, so that DeiT, HVT-S-1 and HVT-S-4 are seen at the same depth. Of timm's models it is
+    every level, or, where each block is one, the same five places.
+    """
+    with looking(model):
+        if isinstance(model, HVT):
+            return _ours(model, image[None])
+        try:
+            return _theirs(model, image[None])
+        except Exception as error:  # any of timm's thousand models, each in its own way
+            if isinstance(error, HVTError):
+                raise
+            what, reason = type(model).__name__, " ".join(str(error).split())
+            raise HVTError(f"{what} gives no feature maps of a picture ({reason})") from error
+
+
+def stage_ends(config: HVTConfig) -> list[int]:
+    """The last block of each run of blocks that give equally many tokens."""
+    ends = [block - 1 for block in config.pool_blocks if block > 0]
+    return [*ends, config.depth - 1]
+
+
+def five_places(depth: int) -> list[int]:
+    """The first block and the ends of the four quarters."""
+    return sorted({0, *(-(-depth * quarter // 4) - 1 for quarter in (1, 2, 3, 4))})
+
+
+def strongest(values: Tensor, count: int) -> Tensor:
+    """The channels of `(D, H, W)` that vary most over the picture: `(count, H, W)`.
+
+    How much is measured between the 5th and the 95th hundredth, so that a single odd token, which
+    transformers tend to have, is no reason to be shown.
+    """
+    flat = values.flatten(1).float()
+    low, high = (flat.quantile(q, dim=1) for q in (0.05, 0.95))
+    order = (high - low).argsort(descending=True, stable=True)
+    return values[order[:count]]
+
+
+@contextlib.contextmanager
+def looking(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, and the mode that was after it."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(training)
+
+
+def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:
+    config = model.config
+    ends = stage_ends(config)
+    places = sorted({0, *ends, *(five_places(config.depth) if len(ends) < 3 else ())})
+    maps = model.forward_intermediates(
+        images, places, stop_early=True, intermediates_only=True, interpolate=True
+    )
+    tokens = [model.feature_info[place]["tokens"] for place in places]
+    return [
+        FeatureMap(f"block {place}", f"{n} tokens", values[0])
+        for place, n, values in zip(places, tokens, maps, strict=True)
+    ]
+
+
+def _theirs(model: Any, images: Tensor) -> list[FeatureMap]:
+    names = [row.get("module", "") for row in getattr(model, "feature_info", None) or []]
+    if hasattr(model, "forward_intermediates"):
+        outputs = model.forward_intermediates(images, intermediates_only=True)
+        if len(names) != len(outputs):
+            names = [f"level {i}" for i in range(len(outputs))]
+    else:
+        names, outputs = _hooked(model, names, images)
+    if not outputs or any(output.ndim != 4 for output in outputs):
+        raise HVTError(f"{type(model).__name__} gives no feature maps: timm has none for it")
+    places = range(len(outputs)) if len(outputs) <= FEW else five_places(len(outputs))
+    return [
+        FeatureMap(
+            names[place].replace("blocks.", "block "),
+            " × ".join(map(str, outputs[place].shape[2:])),
+            outputs[place][0],
+        )
+        for place in places
+    ]
+
+
+def _hooked(model: nn.Module, names: list[str], images: Tensor) -> tuple[list[str], list[Tensor]]:
+    """What the modules that timm names as levels give, for its older models."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                found[name] = output.clone()  # the next layer may work in place
+
+        return hook
+
+    modules = dict(model.named_modules())
+    handles = [modules[n].register_forward_hook(keep(n)) for n in names if n in modules]
+    try:
+        model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(found), list(found.values())

@@ -1,0 +1,182 @@
+"""Whom to look at: one of our models by name, a checkpoint, or any model of timm."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from ..cost import Cost, cost
+from ..errors import HVTError, nearest
+from ..model import HVT
+from ..weights import load, read
+from ..zoo import MODELS, create_model, get_config
+
+if TYPE_CHECKING:
+    from ..predict import Picture
+
+TIMM = "timm:"
+BUILT_IN = "built-in model"
+# Names that say nothing without the folder they are in.
+_PLAIN = ("best", "model", "pytorch_model")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in evaluation mode, its name for a title, and its own way to prepare a picture."""
+
+    name: str
+    note: str
+    """Where its weights are from, if the name does not say."""
+    model: nn.Module
+    transform: Any
+    in_chans: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.note})" if self.note else self.name
+
+    def prepare(self, picture: Picture) -> Tensor:
+        """A picture as the model takes it, `(C, H, W)`."""
+        from ..data.pictures import read_picture, to_channels
+
+        if isinstance(picture, str | Path):
+            return self.transform(read_picture(picture, self.in_chans))
+        return self.transform(to_channels(picture, self.in_chans))
+
+    def shown(self, image: Tensor) -> Tensor:
+        """A prepared picture for the eye: `(C, H, W)` → `(H, W, 3)` from 0 to 1."""
+        for step in self.transform.transforms:
+            if hasattr(step, "mean") and hasattr(step, "std"):
+                mean, std = (torch.as_tensor(v).view(-1, 1, 1) for v in (step.mean, step.std))
+                image = image * std + mean
+        return image.clamp(0, 1).expand(3, -1, -1).permute(1, 2, 0)
+
+
+def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0) -> Subject:
+    """The model of a name or of a checkpoint's path; None is the built-in one.
+
+    A name of ours comes before one of timm's, which `timm:` before it asks for. A named model has
+    random weights, the same for the same seed, or with `pretrained` the published ones.
+    """
+    if not 0 <= seed < 2**63:
+        raise HVTError(f"seed={seed} must be a whole number from 0 to 2⁶³ - 1")
+    if name is None or _is_path(name):
+        path, label = _checkpoint(name)
+        return _ours(label, "", load(path).float())
+    weights = "published weights" if pretrained else f"random weights, seed {seed}"
+    if name in MODELS:
+        with _seeded(seed):
+            return _ours(name, weights, create_model(name, pretrained))
+    plain = name.removeprefix(TIMM)
+    if not timm.is_model(plain):
+        raise _unknown(name, plain)
+    model = _from_timm(plain, pretrained, seed)
+    if isinstance(model, HVT):  # timm knows ours too
+        return _ours(plain, weights, model)
+    config = timm.data.resolve_model_data_config(model)
+    transform = timm.data.create_transform(**config, is_training=False)
+    return Subject(plain, f"timm, {weights}", model.eval(), transform, config["input_size"][0])
+
+
+def open_price(name: str | None = None) -> tuple[str, Cost]:
+    """A title and what the model costs, without building it; names as in `open_model`."""
+    if name is None or _is_path(name):
+        path, label = _checkpoint(name)
+        return label, cost(read(path).config)
+    plain = name.removeprefix(TIMM)
+    if plain in MODELS:
+        return plain, cost(get_config(plain))
+    if not timm.is_model(plain):
+        raise _unknown(name, plain)
+    raise HVTError(
+        f"{name} is timm's, and only models of this family are priced block by block: "
+        "choose from hvt models"
+    )
+
+
+def names_model(text: str) -> bool:
+    """Whether a command's argument is a model's name or has the form of a checkpoint."""
+    from ..predict import is_checkpoint
+
+    return is_checkpoint(text) or timm.is_model(text.removeprefix(TIMM))
+
+
+def _ours(name: str, note: str, model: HVT) -> Subject:
+    from ..train.pipeline import eval_transform
+
+    return Subject(name, note, model.eval(), eval_transform(model), model.config.in_chans)
+
+
+def _is_path(name: str) -> bool:
+    """Names win over files of the same name, which `./` before them asks for."""
+    if name in MODELS or name.startswith(TIMM):
+        return False
+    from ..predict import is_checkpoint
+
+    return is_checkpoint(name) or "/" in name or (Path(name).exists() and not timm.is_model(name))
+
+
+def _checkpoint(name: str | None) -> tuple[Path, str]:
+    """A checkpoint's path, and a title for it."""
+    from ..predict import built_in
+
+    if name is None:
+        return built_in(), BUILT_IN
+    path = Path(name).expanduser()
+    label = path.name if path.is_dir() else path.stem
+    return path, f"{path.resolve().parent.name}/{label}" if label in _PLAIN else label
+
+
+def _from_timm(name: str, pretrained: bool, seed: int) -> nn.Module:
+    try:
+        with _seeded(seed), _quiet_hub():
+            return timm.create_model(name, pretrained=pretrained)
+    except HVTError:
+        raise
+    # What a missing network raises depends on the HTTP library, what a bad tag does on the model.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+        if pretrained:
+            raise HVTError(
+                f"timm's weights of {name} could not be fetched ({reason}): check the network, "
+                "or look at the model with random weights"
+            ) from error
+        raise HVTError(f"timm cannot build {name} ({reason})") from error
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw from a seed here, and leave the caller's randomness as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """The hub's library reports each of its attempts; the sentence at the end is enough."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _unknown(name: str, plain: str) -> HVTError:
+    close: Iterable[str] = MODELS
+    for known in (list(MODELS), timm.list_models()):
+        if difflib.get_close_matches(plain, known):
+            close = known
+            break
+    return HVTError(f"{name!r} is neither a model nor a checkpoint: {nearest(plain, close)}")

@@ -1,0 +1,559 @@
+"""PoWER: what is kept and why, what a budget leaves, the search, and all three steps by command."""
+
+import csv
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from conftest import stir
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from training import PLAIN, TINY, quiet, said, tiny, write_recipe
+
+import hvt
+from hvt import HVT, HVTConfig, HVTError
+from hvt.cli import GROUPS, main, power
+from hvt.cli.flags import Parser
+from hvt.data.sources import open_data
+from hvt.extraction import Extract, best, ranks, significance
+from hvt.power import (
+    SoftExtract,
+    budget_range,
+    fit_retention,
+    harden,
+    penalty,
+    retention_for,
+    retention_of,
+    search,
+    soften,
+    survivors,
+)
+from hvt.power.search import Searcher
+from hvt.train.distributed import Team
+from hvt.train.pipeline import build_model, open_pipeline
+from hvt.train.recipe import Recipe
+
+SMALL = HVTConfig(
+    img_size=32, patch_size=8, num_heads=2, head_dim=4, depth=3, num_classes=5, class_token=True,
+    drop_path_rate=0.0,
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def deit(**fields: Any) -> HVT:
+    """A small DeiT of 16 patches, every parameter with a say."""
+    return stir(HVT(SMALL.replace(**fields))).eval()
+
+
+def attention(batch: int = 2, heads: int = 3, tokens: int = 9) -> Tensor:
+    return torch.randn(batch, heads, tokens, tokens).softmax(dim=3)
+
+
+# ── what is kept ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_significance_is_what_others_pay_to_a_patch() -> None:
+    weights = attention()
+    scores = significance(weights)
+    assert scores.shape == (2, 8)
+    for b in range(2):
+        for patch in range(1, 9):
+            paid = [weights[b, h, q, patch] for h in range(3) for q in range(9) if q != patch]
+            torch.testing.assert_close(scores[b, patch - 1], torch.stack(paid).sum())
+
+
+def test_half_precision_is_summed_in_full() -> None:
+    assert significance(attention().bfloat16()).dtype == torch.float32
+    assert significance(attention().double()).dtype == torch.float64
+
+
+SCORES = st.integers(1, 12).flatmap(
+    lambda n: st.lists(st.lists(st.integers(0, 4), min_size=n, max_size=n), min_size=1, max_size=3)
+)
+
+
+@given(SCORES, st.data())
+def test_of_equals_the_earlier_leads_and_order_is_kept(
+    rows: list[list[int]], data: st.DataObject
+) -> None:
+    scores = torch.tensor(rows).float()
+    keep = data.draw(st.integers(1, len(rows[0])))
+    places, kept = ranks(scores), best(scores, keep)
+    for row, place, chosen in zip(rows, places.tolist(), kept.tolist(), strict=True):
+        order = sorted(range(len(row)), key=lambda i: -row[i])  # stable
+        assert [place[i] for i in order] == list(range(len(row)))
+        assert chosen == sorted(order[:keep])
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5, 8])
+def test_the_class_token_survives_and_the_order_is_kept(keep: int) -> None:
+    weights = attention()
+    weights[:, :, :, 0] = 0  # nobody pays the class token anything
+    x = torch.arange(9.0).view(1, 9, 1).expand(2, 9, 4)
+    out = Extract(keep)(x, weights)
+    assert out.shape == (2, keep, 4)
+    assert (out[:, 0] == 0).all()
+    left = out[:, :, 0]
+    assert (left.diff(dim=1) > 0).all()
+    order = significance(weights).argsort(dim=1, descending=True)[:, : keep - 1] + 1
+    assert torch.equal(left[:, 1:], order.sort(dim=1).values.float())
+
+
+# ── in the model; its logits against the equations are in test_model ────────────────────────────
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_full_retention_is_deit_bit_for_bit(training: bool) -> None:
+    plain = deit(drop_path_rate=0.3, proj_drop_rate=0.1)
+    full = HVT(plain.config.replace(retention=(17, 17, 17)))
+    full.load_state_dict(plain.state_dict())
+    images = torch.randn(4, 3, 32, 32)
+    results = []
+    for model in (plain.train(training), full.train(training)):
+        torch.manual_seed(1)
+        logits = model(images)
+        logits.square().sum().backward()
+        results.append((logits, [p.grad for p in model.parameters()]))
+    (logits, gradients), (others, other_gradients) = results
+    assert torch.equal(logits, others)
+    assert all(map(torch.equal, gradients, other_gradients))
+
+
+def test_a_block_that_drops_nothing_is_deits_own() -> None:
+    model = HVT(SMALL.replace(retention=(17, 6, 6)))
+    assert [block.extract is None for block in model.blocks] == [True, False, True]
+    assert model.state_dict().keys() == HVT(SMALL).state_dict().keys()
+
+
+def test_survivors_are_what_the_blocks_pass_on() -> None:
+    model = deit(retention=(12, 12, 3))
+    images = torch.randn(2, 3, 32, 32)
+    left = survivors(model, images)
+    assert [tuple(patches.shape) for patches in left] == [(2, 11), (2, 11), (2, 2)]
+    assert torch.equal(left[0], left[1])
+    for patches in left:
+        assert (patches.diff(dim=1) > 0).all()
+        assert ((patches >= 0) & (patches < 16)).all()
+    for before, after in zip(left[1], left[2], strict=True):
+        assert set(after.tolist()) < set(before.tolist())
+    assert not any(block.extract._forward_hooks for block in model.blocks if block.extract)
+    assert [p.shape[1] for p in survivors(deit(retention=(17, 9, 1)), images)] == [16, 8, 0]
+
+
+def test_what_was_dropped_has_no_say() -> None:
+    """A change in a dropped token of block 0's output changes nothing after it."""
+    model, images = deit(retention=(5, 5, 5)), torch.randn(1, 3, 32, 32)
+    seen: list[Tensor] = []
+    hook = model.blocks[0].extract.register_forward_hook(lambda _m, i, _o: seen.append(i[0]))
+    want = model(images)
+    hook.remove()
+    (kept,) = survivors(model, images)[0].tolist()
+    dropped = [1 + patch for patch in range(16) if patch not in kept]
+    assert len(dropped) == 12
+    noise = torch.zeros_like(seen[0])
+    noise[:, dropped] = 100.0
+    model.blocks[0].extract.register_forward_pre_hook(lambda _m, i: (i[0] + noise, i[1]))
+    assert torch.equal(model(images), want)
+
+
+def test_intermediates_have_a_row_where_the_grid_is_lost() -> None:
+    model, images = deit(retention=(17, 6, 1)), torch.randn(2, 3, 32, 32)
+    shapes = [y.shape for y in model.forward_intermediates(images, intermediates_only=True)]
+    assert shapes == [(2, 8, 4, 4), (2, 8, 1, 5), (2, 8, 1, 0)]
+    assert [(i["tokens"], i["sequence"]) for i in model.feature_info] == [
+        (16, False),
+        (5, True),
+        (0, True),
+    ]
+    stretched = model.forward_intermediates(images, [1], interpolate=True, intermediates_only=True)
+    assert stretched[0].shape == (2, 8, 4, 4)
+    with pytest.raises(HVTError, match="no patch is left after block 2"):
+        model.forward_intermediates(images, [2], interpolate=True, intermediates_only=True)
+
+
+@pytest.mark.slow
+def test_onnx_keeps_the_same_tokens() -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    model = deit(depth=2, retention=(9, 4))
+    shapes = {"images": {0: torch.export.Dim("batch")}}
+    program = torch.onnx.export(
+        model, (torch.randn(2, 3, 32, 32),), dynamic_shapes=shapes, dynamo=True, verbose=False
+    )
+    session = runtime.InferenceSession(program.model_proto.SerializeToString())
+    images = torch.randn(5, 3, 32, 32)
+    (got,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), model(images), rtol=1e-4, atol=1e-4)
+
+
+# ── soft extraction ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_gradient_reaches_r_and_no_score() -> None:
+    soft = SoftExtract(8)
+    x = torch.randn(2, 9, 4, requires_grad=True)
+    weights = attention().requires_grad_()
+    (soft(x, weights) * torch.randn(2, 9, 4)).sum().backward()
+    assert soft.r.grad.ne(0).all()
+    assert x.grad.ne(0).all()
+    assert weights.grad is None
+
+
+def test_r_multiplies_by_rank_and_leaves_the_class_token() -> None:
+    soft, weights, x = SoftExtract(8), attention(), torch.randn(2, 9, 4)
+    assert torch.equal(soft(x, weights), x)  # r starts at 1
+    with torch.no_grad():
+        soft.r.copy_(torch.linspace(0.9, 0.2, 8))
+    out = soft(x, weights)
+    assert torch.equal(out[:, 0], x[:, 0])
+    order = significance(weights).argsort(dim=1, descending=True)
+    for b in range(2):
+        for rank, patch in enumerate(order[b].tolist()):
+            torch.testing.assert_close(out[b, 1 + patch], x[b, 1 + patch] * soft.r[rank])
+
+
+def test_soft_at_1_is_deit_and_hard_has_its_weights() -> None:
+    plain, images = deit(), torch.randn(2, 3, 32, 32)
+    want = plain(images)
+    soft = soften(plain)
+    torch.testing.assert_close(soft(images), want)
+    hard = harden(soft, (9, 9, 2)).eval()
+    assert hard.config == SMALL.replace(retention=(9, 9, 2))
+    own = soft.state_dict()
+    assert set(own) - set(hard.state_dict()) == {f"blocks.{i}.extract.r" for i in range(3)}
+    assert all(torch.equal(own[name], tensor) for name, tensor in hard.state_dict().items())
+
+
+def test_the_penalty_weighs_deep_blocks_most() -> None:
+    model = soften(deit())
+    assert penalty(model).item() == 16 * (1 + 2 + 3)
+    penalty(model).backward()
+    for number, block in enumerate(model.blocks, start=1):
+        assert block.extract.r.grad.tolist() == [number] * 16
+
+
+@pytest.mark.parametrize("fields", [{"class_token": False}, {"stages": 1}])
+def test_only_a_deit_can_be_softened(fields: dict[str, Any]) -> None:
+    with pytest.raises(HVTError, match=r"PoWER needs a DeiT, and the model (has no|pools)"):
+        soften(HVT(SMALL.replace(**fields)))
+
+
+# ── budgets ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("name", "gflops"), [("deit_ti", 0.80), ("deit_s", 2.70)])
+def test_the_named_models_follow_the_rule_and_meet_the_paper(name: str, gflops: float) -> None:
+    named = hvt.get_config(f"{name}_power")
+    assert named == hvt.get_config(name, retention=retention_for(name, gflops))
+    assert f"{hvt.cost(named).gflops:.2f}" == f"{gflops:.2f}"
+    assert hvt.cost(named).params == hvt.cost(name).params
+    falls = [a - b for a, b in zip((197, *named.retention), named.retention, strict=False)]
+    assert max(falls) - min(falls) <= 1 + 1  # even, but for rounding and topping up
+    with pytest.raises(HVTError, match=f"no weights are published for {name}_power"):
+        hvt.create_model(f"{name}_power", pretrained=True)
+    assert "retention_for" in timm.get_pretrained_cfg(f"{name}_power").notes[0]
+
+
+def test_the_sum_of_r_is_rounded_up_and_never_rises() -> None:
+    assert retention_of([16.0, 7.01, 7.0, 0.0]) == (17, 9, 8, 1)
+    assert retention_of([3.0, 5.0, 2.2, 2.9]) == (4, 4, 4, 4)
+    assert retention_of([16 * 0.1 * 10 + 1e-6]) == (17,)  # rounding is not a token
+    assert retention_of([0.0, 0.0], least=2) == (2, 2)
+
+
+MASSES = st.lists(st.floats(0, 16), min_size=1, max_size=5)
+
+
+@settings(max_examples=60)
+@given(MASSES, st.floats(0, 1), st.sampled_from(["token", "avg", ""]))
+def test_any_mass_is_fitted_to_any_budget(mass: list[float], share: float, pool: str) -> None:
+    config = SMALL.replace(depth=len(mass), global_pool=pool)
+    lowest, highest = budget_range(config)
+    budget = lowest + share * (highest - lowest)
+    for retention in (fit_retention(config, mass, budget), retention_for(config, budget)):
+        price = hvt.cost(config, retention=retention).gflops  # refuses a retention that rises
+        assert price <= budget + 1e-9
+        before = (17, *retention)
+        for block, kept in enumerate(retention):
+            if kept < before[block]:
+                more = (*retention[:block], kept + 1, *retention[block + 1 :])
+                assert hvt.cost(config, retention=more).gflops > budget
+
+
+def test_a_mass_that_costs_the_budget_is_left_as_it_is() -> None:
+    kept = (184, 171, 158, 145, 132, 119, 106, 93, 80, 67, 53, 40)
+    config = hvt.get_config("deit_s")
+    budget = hvt.cost(config, retention=kept).gflops
+    assert fit_retention(config, [n - 1 for n in kept], budget) == kept
+    less = fit_retention(config, [n - 1 for n in kept], budget / 2)
+    assert hvt.cost(config, retention=less).gflops == pytest.approx(budget / 2, rel=0.01)
+    shares = [(b - 1) / (a - 1) for a, b in zip(kept, less, strict=True)]
+    assert max(shares) - min(shares) < 0.05  # all blocks give alike
+
+
+@pytest.mark.parametrize("gflops", [0.01, 4.61, -1.0, float("nan"), float("inf")])
+def test_a_budget_out_of_reach_is_answered_with_the_range(gflops: float) -> None:
+    lowest, highest = budget_range(hvt.get_config("deit_s"))
+    assert highest == hvt.cost("deit_s").gflops
+    assert lowest == hvt.cost("deit_s", retention=(1,) * 12).gflops
+    with pytest.raises(HVTError, match=f"costs {lowest:.4g} GFLOPs .* and {highest:.4g} with all"):
+        retention_for("deit_s", gflops)
+    assert retention_for("deit_s", lowest) == (1,) * 12
+    assert retention_for("deit_s", highest) == (197,) * 12
+
+
+def test_no_budget_for_what_is_no_deit() -> None:
+    with pytest.raises(HVTError, match="the model has no class token: use a deit_"):
+        retention_for("hvt_s_0", 2.0)
+    with pytest.raises(HVTError, match="the model pools its tokens"):
+        budget_range(hvt.get_config("hvt_s_1"))
+
+
+# ── wherever a config goes ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_checkpoint_carries_its_retention(tmp_path: Path) -> None:
+    model, images = deit(retention=(12, 7, 2)), torch.randn(2, 3, 32, 32)
+    hvt.save(model, tmp_path / "power.safetensors")
+    back = hvt.load(tmp_path / "power.safetensors")
+    assert back.config.retention == (12, 7, 2)
+    assert torch.equal(back(images), model(images))
+    assert hvt.load(tmp_path / "power.safetensors", retention=None).config == SMALL
+    larger = hvt.load(tmp_path / "power.safetensors", img_size=64)
+    assert larger.config.retention == (45, 25, 5)  # 11, 6 and 1 sixteenths of 64 patches
+
+    model.save_pretrained(tmp_path / "hub")
+    assert torch.equal(hvt.from_pretrained(tmp_path / "hub")(images), model(images))
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True).eval()
+    assert torch.equal(theirs(images), model(images))
+
+
+def test_a_checkpoint_from_before_there_were_retentions_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.safetensors"
+    model = deit()
+    hvt.save(model, path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    described = json.loads(metadata["hvt"])
+    assert described["config"].pop("retention") is None
+    save_file(load_file(path), path, metadata | {"hvt": json.dumps(described)})
+    assert hvt.load(path).config == model.config
+
+
+def test_a_deit_takes_a_retention_and_a_recipe_may_name_one(tmp_path: Path) -> None:
+    hvt.save(deit(), tmp_path / "deit.safetensors")
+    assert hvt.load(tmp_path / "deit.safetensors", retention=(9, 9, 9)).config.retention == (9,) * 3
+    overrides = TINY | {"class_token": True, "stages": 0, "retention": (17, 9, 5, 5)}
+    recipe = tiny(tmp_path / "run", model="deit_ti", overrides=overrides)
+    assert build_model(recipe)[0].config.retention == (17, 9, 5, 5)
+
+
+def test_init_with_a_name_wants_the_names_retention(tmp_path: Path) -> None:
+    fields = TINY | {"num_classes": 10}
+    path = str(tmp_path / "power.safetensors")
+    hvt.save(hvt.create_model("deit_ti_power", **fields), path)
+    recipe = tiny(tmp_path / "run", init=path, model="deit_ti_power")
+    assert build_model(recipe)[0].config.retention == hvt.load(path).config.retention
+    for name in ("deit_ti", "hvt_ti_0"):
+        with pytest.raises(HVTError, match=f"another architecture than {name}"):
+            build_model(recipe.replace(model=name))
+    other = recipe.replace({"retention": (9, 9, 5, 5)}, model="deit_ti")  # the weights are DeiT's
+    assert build_model(other)[0].config.retention == (9, 9, 5, 5)
+
+
+# ── the search ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DeiT that has learned something of the digits."""
+    folder = tmp_path_factory.mktemp("deit")
+    recipe = tiny(
+        folder / "run", **PLAIN | {"epochs": 8, "batch_size": 120, "lr": 0.02, "model": "deit_ti"},
+        overrides={"drop_path_rate": 0.0},
+    )  # fmt: skip
+    assert main(["train", write_recipe(recipe, folder / "deit.toml")]) == 0
+    return folder / "run" / "model.safetensors"
+
+
+def soft_recipe(checkpoint: Path, **values: Any) -> Recipe:
+    recipe = tiny(checkpoint.parent, **PLAIN | {"epochs": 3, "batch_size": 120} | values)
+    return dataclasses.replace(recipe, model=None, overrides={}, init=str(checkpoint), output=None)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_a_search_meets_its_budget(trained: Path, tmp_path: Path, share: float) -> None:
+    config = hvt.load(trained).config
+    lowest, highest = budget_range(config)
+    budget = lowest + share * (highest - lowest)
+    console, path = quiet(), tmp_path / "found.safetensors"
+    found = search(soft_recipe(trained), budget, output=path, console=console)
+    token = (12 * 16**2 + 2 * 16 * (2 * 17 + 1)) / 1e9  # at most, its MLP and the next attention
+    assert budget - token <= found.gflops <= budget
+    assert found.gflops == hvt.cost(found.model).gflops
+    steered = hvt.cost(config, retention=found.searched).gflops
+    assert steered < budget + 0.25 * (highest - budget)  # most of the way is λ's
+    assert found.model.config == config.replace(retention=found.retention)
+    written = hvt.load(path)
+    assert written.config == found.model.config
+    assert written.class_names == tuple("0123456789")
+    before, after = load_file(trained), load_file(path)
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    lines = said(console).splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("epoch")] == ["1/3", "2/3", "3/3"]
+    assert all("λ" in line and "GFLOPs" in line for line in lines if line.startswith("epoch"))
+    assert f"retention {','.join(map(str, found.retention))}" in said(console)
+
+
+def test_r_has_its_own_rate_no_decay_and_stays_in_its_range(trained: Path) -> None:
+    recipe = soft_recipe(trained, weight_decay=0.5)
+    model, data = build_model(recipe)
+    pipeline = open_pipeline(recipe, model, data, Team(), CPU)
+    searcher = Searcher(recipe, soften(model), pipeline, Team(), CPU, 0.00015, r_lr=0.3)
+    own = [block.extract.r for block in model.blocks]
+    (*weights, last) = searcher.optimizer.param_groups
+    assert {id(p) for p in last["params"]} == {id(r) for r in own}
+    assert (last["lr"], last["weight_decay"]) == (0.3, 0.0)
+    held = {id(p) for group in weights for p in group["params"]}
+    assert held == {id(p) for p in model.parameters()} - {id(r) for r in own}
+    batches = pipeline.train.epoch(0, 0)
+    searcher.strength = 10.0  # far above what the labels can hold up
+    for update in range(4):
+        searcher.step(batches, update)
+        assert all(((r >= 0) & (r <= 1)).all() for r in own)
+    assert last["lr"] == 0.3  # the schedule leaves it alone
+    assert weights[0]["lr"] != recipe.scaled_lr
+    assert sum(r.sum().item() for r in own) < 0.5 * 4 * 16
+
+
+def test_a_search_repeats_to_the_bit(trained: Path) -> None:
+    recipe = soft_recipe(trained, epochs=1, batch_size=240)
+    one, other = (search(recipe, 0.00015, console=quiet()) for _ in range(2))
+    assert (one.retention, one.strength, one.top1) == (other.retention, other.strength, other.top1)
+    states = one.model.state_dict(), other.model.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+# ── the three steps, as a user runs them ────────────────────────────────────────────────────────
+
+FLAGS = ["--data", "digits", "--recipe", "digits", "--device", "cpu", "--threads", "1"]
+
+
+def test_search_retrain_eval_and_predict(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 0
+        return capsys.readouterr().out
+
+    found, folder = tmp_path / "power.safetensors", tmp_path / "run"
+    out = run(
+        "power", "search", trained, *FLAGS, "--gflops", 0.00015, "--epochs", 2, "--batch-size", 240,
+        "--workers", 0, "--output", found,
+    )  # fmt: skip
+    retention = tuple(map(int, re.search(r"retention ([\d,]+):", out).group(1).split(",")))
+    assert hvt.load(found).config.retention == retention
+    assert 0.000145 < hvt.cost(hvt.load(found)).gflops <= 0.00015
+
+    retrain = ["--epochs", 2, "--batch-size", 240, "--workers", 0, "--no-tensorboard"]
+    run("power", "retrain", found, *FLAGS, *retrain, "--lr", 0.02, "--output", folder)
+    done = hvt.load(folder / "model.safetensors")
+    assert done.config.retention == retention
+    assert json.loads((folder / "config.json").read_text())["retention"] == list(retention)
+    assert "2/2" not in run("train", "--resume", folder)  # nothing is left to do
+
+    score = json.loads(run("eval", folder / "model.safetensors", "--data", "digits", "--json"))
+    assert score["pictures"] == 359
+    with (folder / "metrics.csv").open() as file:
+        *_, last = csv.DictReader(file)
+    assert score["top1"] == pytest.approx(max(float(last["val_top1"]), float(last["ema_top1"])))
+    open_data("digits").val[0][0].save(tmp_path / "digit.png")
+    words = ("predict", folder / "model.safetensors", tmp_path / "digit.png", "--json", "--top", 1)
+    (answer,) = json.loads(run(*words))
+    assert answer["top"][0]["class"] in "0123456789"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["search", "DEIT", "--gflops", "5"], "is out of reach: this model costs 4.125e-05"),
+        (["search", "DEIT", "--gflops", "0.00015", "--r-lr", "0"], "r_lr=0 must be above 0"),
+        (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "is there already"),
+        (["search", "DEIT", "--gflops", "0.00015", "--output", "no/x"], "the folder no does not"),
+        (["search", "DEIT", "--gflops", "0.00015", "--device", "abc"], "device 'abc' is not there"),
+        (["search", "POWER", "--gflops", "0.00015"], "has a retention already"),
+        (["search", "HVT", "--gflops", "0.00015"], "PoWER needs a DeiT"),
+        (["search", "FIVE", "--gflops", "0.00015"], "knows 5 classes, digits has 10"),
+        (["search", "nothing", "--gflops", "0.00015"], "cannot read nothing"),
+        (["search", "DEIT"], "--gflops"),
+        (["search", "DEIT", "--gflops", "x"], "--gflops"),
+        (["search", "DEIT", "--gflops", "1", "--rlr", "1"], "did you mean --r-lr"),
+        (["search", "DEIT", "--gflops", "0.00015", "--ema", "0"], "unknown flag '--ema'"),
+        (["retrain", "DEIT"], "has no retention: make one with hvt power search"),
+        (["serch"], "did you mean search?"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = TINY | {"class_token": True, "num_classes": 10}
+    models = {
+        "DEIT": fields,
+        "POWER": fields | {"retention": (9,) * 4},
+        "HVT": fields | {"class_token": False},
+        "FIVE": fields | {"num_classes": 5},
+    }
+    paths = {name: tmp_path / f"{name.lower()}.safetensors" for name in models}
+    for name in set(words) & set(models):
+        hvt.save(HVT(HVTConfig(**models[name])), paths[name])
+    argv = ["power", *(str(paths.get(word, word)) for word in words)]
+    try:
+        code = main([*argv, *(FLAGS if "--device" not in words and len(words) > 1 else FLAGS[:4])])
+    except SystemExit as stop:
+        code = stop.code
+    err = capsys.readouterr().err
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_the_group_alone_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["power"]) == 0
+    out = capsys.readouterr().out
+    assert "search" in out
+    assert "retrain" in out
+
+
+def test_the_python_of_the_docs_runs() -> None:
+    page = Path(__file__).parents[1] / "docs" / "power.md"
+    if not page.exists():
+        pytest.skip("a source distribution has no docs/")
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+    assert len(blocks) == 2
+    exec(compile("\n".join(blocks), "power.md", "exec"), {"__name__": "docs"})
+
+
+def test_the_commands_of_the_docs_and_the_help_are_understood() -> None:
+    parser = Parser(prog="hvt")
+    commands = parser.add_subparsers(parser_class=Parser)
+    for group in GROUPS:
+        group.register(commands)
+    page = Path(__file__).parents[1] / "docs" / "power.md"
+    text = (page.read_text() if page.exists() else "") + power._SEARCH + power._RETRAIN
+    found = [line.strip() for line in re.findall(r"^\s*hvt (.*)$", text, flags=re.M)]
+    assert len(found) >= 5
+    for command in found:
+        words = command.split("     ")[0].split()
+        args = parser.parse_args(words)
+        if words[0] == "power":
+            assert args.checkpoint.endswith((".safetensors", ".pth"))

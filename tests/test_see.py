@@ -1,0 +1,579 @@
+"""`hvt see`: feature maps, kept patches and costs equal what is found by hand, and are drawn."""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+
+import hvt
+from hvt.cli import main
+from hvt.errors import HVTError
+from hvt.see import (
+    FeatureMap,
+    FeatureView,
+    draw_costs,
+    draw_features,
+    draw_tokens,
+    feature_maps,
+    open_model,
+    open_price,
+    token_sources,
+)
+from hvt.see.draw import _PARTS, _part
+from hvt.see.maps import five_places, stage_ends, strongest
+
+Build = Callable[..., hvt.HVT]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def image() -> Tensor:
+    return torch.randn(3, 64, 64)
+
+
+@pytest.fixture(scope="session")
+def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A photograph, 640 × 427, that comes with scikit-learn."""
+    path = tmp_path_factory.mktemp("pictures") / "flower.png"
+    Image.fromarray(load_sample_image("flower.jpg")).save(path)
+    return path
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in an empty folder; gives the exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as stop:  # how argparse leaves
+            code = stop.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return command
+
+
+def read(path: Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        return np.asarray(picture.convert("RGB"))
+
+
+# ── feature maps ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("deit_ti", {}),
+        ("hvt_ti_0", {}),
+        ("hvt_ti_1", {}),
+        ("hvt_ti_2", {"pool": "avg"}),
+        ("hvt_ti_2", {"pool": "conv", "class_token": True}),
+        ("hvt_ti_4", {}),
+        ("hvt_ti_4", {"img_size": (32, 96), "in_chans": 1}),
+        ("hvt_ti_3", {"pool_after": (2, 7)}),
+    ],
+)
+def test_sequences_are_stretched_back_to_their_grid(
+    build: Build, name: str, overrides: dict[str, object]
+) -> None:
+    model = build(name, **overrides)
+    config = model.config
+    image = torch.randn(config.in_chans, *config.image)
+    rows, cols = config.grid
+    maps = feature_maps(model, image)
+    assert len(maps) >= 4
+    assert [maps[0].name, maps[-1].name] == ["block 0", "block 11"]
+    with torch.inference_mode():
+        tokens = model.forward_intermediates(image[None], output_fmt="NLC", intermediates_only=True)
+    for found in maps:
+        sequence = tokens[int(found.name.split()[1])]  # (1, N', D)
+        assert found.size == f"{sequence.shape[1]} tokens"
+        stretched = F.interpolate(sequence.transpose(1, 2), size=rows * cols, mode="linear")
+        torch.testing.assert_close(found.values, stretched.reshape(config.width, rows, cols))
+
+
+def test_a_pooled_grid_is_enlarged(build: Build, image: Tensor) -> None:
+    model = build("hvt_s_2_2d")
+    first, *_, last = feature_maps(model, image)
+    assert (first.size, last.size) == ("16 tokens", "4 tokens")
+    with torch.inference_mode():
+        grid = model.forward_intermediates(image[None], intermediates_only=True)[-1]
+    assert grid.shape[2:] == (2, 2)
+    torch.testing.assert_close(last.values, F.interpolate(grid, size=(8, 8))[0])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ends"),
+    [
+        ({"stages": 0}, [11]),
+        ({"stages": 1}, [11]),
+        ({"stages": 2}, [5, 11]),
+        ({"stages": 4}, [2, 5, 8, 11]),
+        ({"pool_after": (0, 1, 11)}, [0, 10, 11]),
+        ({"pool_after": (2,)}, [1, 11]),
+    ],
+)
+def test_stages_end_before_a_pooling(overrides: dict[str, object], ends: list[int]) -> None:
+    config = hvt.get_config("hvt_s_1", **overrides)
+    assert stage_ends(config) == ends
+    # Each end is the last block with its number of tokens.
+    after = [sum(b <= i for b in config.pool_blocks) for i in range(config.depth)]
+    assert [after.index(n) + after.count(n) - 1 for n in sorted(set(after))] == ends
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 12, 24, 25])
+def test_places_are_spread_over_the_depth(depth: int) -> None:
+    places = five_places(depth)
+    assert (places[0], places[-1]) == (0, depth - 1)
+    assert places == sorted(set(places))
+    assert len(places) == min(depth, 5 if depth > 4 else depth)
+
+
+def test_models_of_timm_at_every_level() -> None:
+    subject = open_model("timm:test_resnet")
+    image = torch.randn(3, 160, 160)
+    maps = feature_maps(subject.model, image)
+    assert [m.name for m in maps] == ["act1", "layer1", "layer2", "layer3", "layer4"]
+    assert [m.size for m in maps] == [f"{n} × {n}" for n in (80, 40, 20, 10, 5)]
+    with torch.inference_mode():
+        deepest = subject.model.forward_features(image[None])[0]
+    torch.testing.assert_close(maps[-1].values, deepest)
+
+
+def test_blocks_of_timm_in_five_places() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=12).eval()
+    maps = feature_maps(model, torch.randn(3, 32, 32))
+    assert [m.name for m in maps] == [f"block {i}" for i in (0, 2, 5, 8, 11)]
+    assert {m.values.shape for m in maps} == {(192, 2, 2)}
+
+
+def test_older_models_of_timm_by_their_modules() -> None:
+    """Where timm has no `forward_intermediates`, the maps are those of its features_only."""
+    subject = open_model("cs3darknet_focus_s")
+    assert not hasattr(subject.model, "forward_intermediates")
+    torch.manual_seed(0)  # as open_model did
+    reference = timm.create_model("cs3darknet_focus_s", features_only=True).eval()
+    image = torch.randn(3, 64, 64)
+    maps = feature_maps(subject.model, image)
+    with torch.inference_mode():
+        expected = reference(image[None])
+    assert len(maps) == len(expected)
+    for found, level in zip(maps, expected, strict=True):
+        torch.testing.assert_close(found.values, level[0])
+    assert not any(module._forward_hooks for module in subject.model.modules())
+
+
+def test_no_maps_is_a_sentence(image: Tensor) -> None:
+    with pytest.raises(HVTError, match="Linear gives no feature maps"):
+        feature_maps(torch.nn.Linear(3, 3), image)
+    with pytest.raises(HVTError, match="do not fit: this model takes"):
+        feature_maps(hvt.create_model("hvt_ti_1"), image)
+
+
+def test_looking_changes_nothing(build: Build, image: Tensor) -> None:
+    model = build("hvt_ti_2", drop_path_rate=0.5).train()
+    first, second = (feature_maps(model, image)[-1].values for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)  # nothing was dropped
+    assert model.training
+    shares = [token_sources(model, image)[-1].shares for _ in range(2)]
+    assert shares[0].equal(shares[1])
+    assert model.training
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_strongest_channels_vary_over_the_picture() -> None:
+    values = torch.zeros(4, 10, 10)
+    values[1] = torch.arange(100.0).view(10, 10)
+    values[2, 0, 0] = 1e6  # one odd token says nothing about the picture
+    values[3] = 2 * torch.arange(100.0).view(10, 10)
+    assert strongest(values, 2).equal(values[[3, 1]])
+    assert strongest(values, 9).shape == (4, 10, 10)
+
+
+# ── where tokens come from ──────────────────────────────────────────────────────────────────────
+
+
+def traced(model: hvt.HVT, image: Tensor) -> list[list[list[int]]]:
+    """The same by hand: for each pooling, token and channel, the patch; one window at a time."""
+    config, prefix = model.config, model.num_prefix_tokens
+    kernel, stride = config.pool_kernel, config.pool_stride
+    grid, kernels, pads = (1, config.grid[0] * config.grid[1]), (1, kernel), (0, 0)
+    if config.pool_dims == 2:
+        grid, kernels, pads = config.grid, (kernel, kernel), ((kernel - 1) // 2,) * 2
+    origins = [[n] * config.width for n in range(grid[0] * grid[1])]
+    steps = []
+    x = model._embed(image[None])
+    for block in model.blocks:
+        x = x + block.attn(block.norm1(x))
+        x = x + block.mlp(block.norm2(x))
+        if block.pool is None:
+            continue
+        values = x[0, prefix:].tolist()
+        pooled, kept = [], []
+        rows = (grid[0] + 2 * pads[0] - kernels[0]) // (stride if kernels[0] > 1 else 1) + 1
+        cols = (grid[1] + 2 * pads[1] - kernels[1]) // stride + 1
+        for row in range(rows):
+            for col in range(cols):
+                window = [
+                    r * grid[1] + c
+                    for r in range(row * stride - pads[0], row * stride - pads[0] + kernels[0])
+                    for c in range(col * stride - pads[1], col * stride - pads[1] + kernels[1])
+                    if 0 <= r < grid[0] and 0 <= c < grid[1]
+                ]
+                best = [max(window, key=lambda n, d=d: values[n][d]) for d in range(config.width)]
+                pooled.append([values[n][d] for d, n in enumerate(best)])
+                kept.append([origins[n][d] for d, n in enumerate(best)])
+        origins, grid = kept, (rows, cols)
+        steps.append(kept)
+        x = torch.cat((x[:, :prefix], torch.tensor([pooled])), dim=1) + block.pos_embed
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("hvt_ti_1", {}),
+        ("hvt_ti_2", {"class_token": True}),
+        ("hvt_ti_4", {"img_size": (48, 80), "pool_kernel": 4}),
+        ("hvt_ti_3", {"pool_after": (1, 2, 5), "depth": 6, "pool_stride": 1}),
+        ("hvt_s_2_2d", {}),
+        ("hvt_s_2_2d", {"img_size": (40, 72)}),
+    ],
+)
+@torch.inference_mode()
+def test_sources_equal_a_trace_by_hand(
+    build: Build, name: str, overrides: dict[str, object]
+) -> None:
+    model = build(name, **overrides)
+    image = torch.randn(3, *model.config.image)
+    found = token_sources(model, image)
+    by_hand = traced(model, image)
+    assert [stage.block for stage in found] == list(model.config.pool_blocks)
+    for stage, origins in zip(found, by_hand, strict=True):
+        assert stage.origins.tolist() == origins
+        assert stage.tokens == len(origins)
+        flat = [patch for token in origins for patch in token]
+        shares = [flat.count(n) / len(flat) for n in range(stage.shares.numel())]
+        assert stage.shares.shape == model.config.grid
+        assert stage.shares.flatten().tolist() == pytest.approx(shares)
+        assert float(stage.shares.sum()) == pytest.approx(1)
+    assert [stage.tokens for stage in found] == [
+        n - model.num_prefix_tokens for n in model.config.tokens[1:]
+    ]
+
+
+def bright_in_the_middle() -> tuple[hvt.HVT, Tensor]:
+    """15 → 8 → 1 tokens; the middle patch stands in every window and is the largest in each."""
+    model = hvt.create_model(
+        "hvt_ti_2", img_size=(12, 20), patch_size=4, num_heads=1, head_dim=4, depth=2,
+        pool_kernel=8, pool_stride=1, num_classes=0,
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # so that attention and MLP add nothing
+        model.patch_embed.proj.weight.fill_(1)
+    image = torch.zeros(3, 12, 20)
+    image[:, 4:8, 8:12] = 1
+    return model, image
+
+
+def test_a_patch_that_wins_everywhere() -> None:
+    model, image = bright_in_the_middle()
+    first, second = token_sources(model, image)
+    assert (first.tokens, second.tokens) == (8, 1)
+    only_the_middle = torch.zeros(3, 5, dtype=torch.float64)
+    only_the_middle[1, 2] = 1
+    assert first.shares.equal(only_the_middle)
+    assert second.shares.equal(only_the_middle)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "words"),
+    [
+        ("deit_ti", {}, "has no pooling, so it keeps all its 65 tokens"),
+        ("hvt_ti_0", {}, "has no pooling, so it keeps all its 64 tokens"),
+        ("hvt_ti_2", {"pool": "avg"}, r"averages its tokens \(pool=avg\)"),
+        ("hvt_ti_2", {"pool": "conv"}, r"convolves its tokens \(pool=conv\)"),
+    ],
+)
+def test_what_has_no_sources(
+    build: Build, image: Tensor, name: str, overrides: dict[str, object], words: str
+) -> None:
+    with pytest.raises(HVTError, match=words):
+        token_sources(build(name, **overrides), image)
+
+
+# ── drawing; at 72 dots per inch a point is a pixel ─────────────────────────────────────────────
+
+
+def test_features_are_drawn(tmp_path: Path) -> None:
+    picture = torch.rand(46, 46, 3)
+    steps = torch.linspace(0, 1, 4).view(1, 2, 2)
+    maps = [FeatureMap("block 0", "4 tokens", steps), FeatureMap("block 1", "4 tokens", -steps)]
+    one, two = FeatureView("one", picture, maps), FeatureView("two $x_", picture, maps[:1])
+    draw_features(tmp_path / "f.png", [one, two], channels=1, dpi=72)
+    drawn = read(tmp_path / "f.png")
+    assert drawn.shape == (2 * (40 + 138 + 12), 12 + 3 * (138 + 12), 3)
+    for top in (40, 40 + 190):
+        shown = drawn[top : top + 138, 12 : 12 + 138] / 255
+        expected = picture.repeat_interleave(3, 0).repeat_interleave(3, 1)
+        assert np.abs(shown - expected.numpy()).max() < 0.5 / 63 + 1 / 255
+    quarters = [drawn[40 + y, 162 + x].astype(int) for y in (34, 103) for x in (34, 103)]
+    brightness = [int(colour.sum()) for colour in quarters]
+    assert brightness == sorted(brightness)
+    assert len(set(brightness)) == 4
+    other = [drawn[40 + y, 312 + x].astype(int) for y in (34, 103) for x in (34, 103)]
+    assert [c.tolist() for c in other] == [c.tolist() for c in reversed(quarters)]
+    assert (drawn[230:, 312:] == 255).all()  # the second row has no second map
+    draw_features(tmp_path / "f.png", [one], channels=1, dpi=144)
+    assert read(tmp_path / "f.png").shape == (2 * 190, 2 * 462, 3)
+
+
+def test_channels_without_contrast_are_drawn_too(tmp_path: Path) -> None:
+    flat = FeatureMap("flat", "1 token", torch.full((5, 1, 1), 3.0))
+    wide = FeatureMap("wide", "2 tokens", torch.rand(7, 1, 20))
+    draw_features(tmp_path / "f.png", [FeatureView("", torch.rand(8, 160, 3), [flat, wide])])
+    assert read(tmp_path / "f.png").std() > 0
+
+
+def test_tokens_are_drawn(tmp_path: Path) -> None:
+    model, image = bright_in_the_middle()
+    picture = torch.full((12, 20, 3), 0.5)
+    draw_tokens(tmp_path / "t.png", "title", picture, token_sources(model, image), dpi=72)
+    drawn = read(tmp_path / "t.png").astype(int)
+    height = round(160 * 12 / 20)
+    assert drawn.shape == (44 + height + 12, 12 + 3 * 172 + 64, 3)
+    for column in (1, 2):
+        left = 12 + 172 * column
+        panel = drawn[44 : 44 + height, left : left + 160]
+        patches = [
+            [int(panel[16 + 32 * row, 16 + 32 * col].sum()) for col in range(5)] for row in range(3)
+        ]
+        others = {patches[r][c] for r in range(3) for c in range(5) if (r, c) != (1, 2)}
+        assert len(others) == 1  # nothing came from any of them
+        assert patches[1][2] > others.pop() + 300
+
+
+def test_costs_are_drawn(tmp_path: Path) -> None:
+    widths = []
+    for names in (["hvt_s_4"], ["deit_s", "hvt_s_1", "hvt_s_4"]):
+        draw_costs(tmp_path / "c.png", [open_price(name) for name in names], dpi=72)
+        drawn = read(tmp_path / "c.png")
+        assert drawn.shape[0] == 330
+        assert drawn.std() > 10
+        widths.append(drawn.shape[1])
+    assert widths == [320, 45 + 3 * 220]
+
+
+@pytest.mark.parametrize("name", ["deit_s", "hvt_s_4", "hvt_s_2_2d"])
+@pytest.mark.parametrize("pool", ["max", "conv"])
+def test_the_parts_of_a_block_are_its_cost(name: str, pool: str) -> None:
+    cost = hvt.cost(name, pool=pool)
+    total = [sum(parts) for parts in zip(*(_part(cost, part) for part in _PARTS), strict=True)]
+    assert total == pytest.approx([macs / 1e6 for _, macs in cost.blocks()])
+
+
+# ── whom to look at ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_named_models_have_weights_of_a_seed() -> None:
+    state = torch.random.get_rng_state()
+    for name in ("hvt_ti_1", "test_vit"):
+        one, again, other = (open_model(name, seed=seed) for seed in (3, 3, 4))
+        a, b, c = (next(iter(s.model.parameters())) for s in (one, again, other))
+        assert a.equal(b)
+        assert not a.equal(c)
+        assert not one.model.training
+    assert torch.random.get_rng_state().equal(state)
+    assert open_model("hvt_ti_1").title == "hvt_ti_1 (random weights, seed 0)"
+    assert open_model("test_vit", seed=7).title == "test_vit (timm, random weights, seed 7)"
+    assert open_model("timm:hvt_ti_1").title == "hvt_ti_1 (random weights, seed 0)"
+
+
+def test_checkpoints_keep_their_preparation(
+    build: Build, flower: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build("hvt_ti_2", in_chans=1, img_size=(32, 64)).half()
+    model.pretrained_cfg.update(mean=(0.2, 0.3, 0.4), std=(0.1, 0.2, 0.3))
+    (tmp_path / "run").mkdir()
+    hvt.save(model, tmp_path / "run" / "best.safetensors")
+    subject = open_model(str(tmp_path / "run" / "best.safetensors"))
+    assert subject.title == "run/best"
+    image = subject.prepare(flower)
+    assert image.shape == (1, 32, 64)
+    with Image.open(flower) as opened:
+        torch.testing.assert_close(subject.prepare(opened), image)
+    shown = subject.shown(image)
+    assert shown.shape == (32, 64, 3)
+    torch.testing.assert_close(shown[..., 0], (image[0] * 0.2 + 0.3).clamp(0, 1))
+    assert token_sources(subject.model, image)[0].shares.shape == (4, 8)
+    # A name of ours wins over a folder of that name, which ./ asks for.
+    model.float().save_pretrained(tmp_path / "hvt_ti_2")
+    monkeypatch.chdir(tmp_path)
+    assert "random" in open_model("hvt_ti_2").title
+    assert open_model("./hvt_ti_2").title == "hvt_ti_2"
+
+
+def test_a_price_needs_no_model(build: Build, tmp_path: Path) -> None:
+    model = build("hvt_ti_2")
+    hvt.save(model, tmp_path / "small.safetensors")
+    assert open_price(str(tmp_path / "small.safetensors")) == ("small", hvt.cost(model))
+    assert open_price("timm:hvt_s_4") == ("hvt_s_4", hvt.cost("hvt_s_4"))
+
+
+def test_without_a_network_weights_are_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    sentence = r"^timm's weights of test_resnet could not be fetched \(.+\): check the network, .+$"
+    with pytest.raises(HVTError, match=sentence):
+        open_model("test_resnet", pretrained=True)
+    assert caplog.text == ""
+    with pytest.raises(HVTError, match="no weights are published for hvt_ti_4"):
+        open_model("hvt_ti_4", pretrained=True)
+
+
+# ── the commands ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_see_features(run: Run, build: Build, flower: Path, tmp_path: Path) -> None:
+    hvt.save(build("hvt_ti_2"), tmp_path / "small.safetensors")
+    code, out, err = run("see", "features", "small.safetensors", "timm:test_resnet", flower)
+    assert (code, out, err) == (0, "flower-features.png\n", "")
+    assert read(tmp_path / "flower-features.png").shape[1] > 1000
+    words = ("small.safetensors", "--output", "mine.PNG", flower, "--dpi", 50, "--channels", 1)
+    assert run("see", "features", *words)[:2] == (0, "mine.PNG\n")
+    assert read(tmp_path / "mine.PNG").shape[1] < 700
+
+
+def test_see_tokens(run: Run, build: Build, flower: Path, tmp_path: Path) -> None:
+    hvt.save(build("hvt_ti_4"), tmp_path / "small.safetensors")
+    code, out, err = run("see", "tokens", "small.safetensors", flower, "--dpi", 72)
+    assert (code, out, err) == (0, "flower-tokens.png\n", "")
+    assert read(tmp_path / "flower-tokens.png").shape == (44 + 160 + 12, 12 + 5 * 172 + 64, 3)
+
+
+def test_see_cost(run: Run, build: Build, tmp_path: Path) -> None:
+    hvt.save(build("hvt_ti_2", pool="conv"), tmp_path / "small.safetensors")
+    code, out, err = run("see", "cost", "deit_s", "small.safetensors", "--dpi", 72)
+    assert (code, out, err) == (0, "cost.png\n", "")
+    assert read(tmp_path / "cost.png").shape == (330, 485, 3)
+
+
+@pytest.mark.parametrize("kind", ["features", "tokens", "cost"])
+def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -> None:
+    code, out, err = run("see", kind, *([] if kind == "cost" else [flower]))
+    assert (code, err) == (0, "")
+    assert read(tmp_path / out.strip()).size
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("see feature", "unknown command 'feature': did you mean features?"),
+        ("see features", "required: MODEL… PICTURE"),
+        ("see features hvt_ti_1", "no picture is named: use hvt see features hvt_ti_1 PICTURE"),
+        ("see tokens old.pth", "no picture is named: use hvt see tokens old.pth PICTURE"),
+        ("see features hvt_ti_1 none.png", "none.png cannot be read as a picture: there is no"),
+        ("see tokens hvt_ti_1 cut.png", "cut.png cannot be read as a picture"),
+        ("see tokens hvt_ti_1 .", ". cannot be read as a picture"),
+        ("see features hvt_s4 PICTURE", "'hvt_s4' is neither a model nor a checkpoint: did you"),
+        ("see features renset50 PICTURE", "did you mean resnet50"),
+        ("see features timm:renset50 PICTURE", "'timm:renset50' is neither"),
+        ("see features zzzz PICTURE", "known: deit_b, "),
+        ("see features test_resnet.zzz PICTURE", "timm cannot build test_resnet.zzz ("),
+        ("see features none.pth PICTURE", "cannot read none.pth"),
+        ("see features runs/none PICTURE", "cannot read runs/none"),
+        ("see features cut.png PICTURE", "cut.png is neither a safetensors nor a PyTorch file"),
+        ("see features hvt_ti_1 PICTURE --channels 0", "channels=0 must be at least 1"),
+        ("see features hvt_ti_1 PICTURE --channels many", "channels='many' must be a whole number"),
+        ("see features hvt_ti_1 PICTURE --dpi 10", "dpi=10 must be a whole number from 40 to 600"),
+        ("see features hvt_ti_1 PICTURE --seed -1", "seed=-1 must be a whole number from 0"),
+        ("see features hvt_ti_1 PICTURE --ouput a.png", "unknown flag '--ouput': did you mean"),
+        ("see features hvt_ti_1 PICTURE --output a.pdf", "only PNG is, so name it a.png"),
+        ("see tokens hvt_ti_1 PICTURE --output no/a.png", "the folder no does not exist"),
+        ("see tokens hvt_ti_1 PICTURE --output PICTURE", "is the picture itself"),
+        ("see tokens hvt_ti_1 hvt_ti_2 PICTURE", "'hvt_ti_2' is one model too many"),
+        ("see tokens deit_ti PICTURE", "has no pooling"),
+        ("see tokens test_resnet PICTURE", "ResNet is no model of this family"),
+        ("see cost hvt_s_44", "'hvt_s_44' is neither a model nor a checkpoint: did"),
+        ("see cost resnet50", "resnet50 is timm's, and only models of this family are priced"),
+        ("see cost none.pth", "cannot read none.pth"),
+        ("see cost hvt_s_1 --pretrained", "unknown flag '--pretrained'"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(
+    run: Run, flower: Path, tmp_path: Path, line: str, words: str
+) -> None:
+    (tmp_path / "cut.png").write_bytes(flower.read_bytes()[:300])
+    code, out, err = run(*shlex.split(line.replace("PICTURE", str(flower))))
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["cut.png"]
+
+
+def test_drawing_without_matplotlib(
+    run: Run, flower: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for words in (("features", "hvt_ti_1", flower), ("tokens", "hvt_ti_1", flower), ("cost",)):
+        code, _, err = run("see", *words)
+        assert code == 2
+        assert err == "hvt: drawing needs matplotlib: pip install 'hvt[plot]'\n"
+
+
+def test_help(run: Run, flower: Path, tmp_path: Path) -> None:
+    """`hvt see` alone shows it; its examples run, weights from the network aside."""
+    code, out, _ = run("see")
+    assert code == 0
+    assert out == run("see", "--help")[1]
+    assert "traced back" in " ".join(run("see", "tokens", "--help")[1].split())
+    examples = [line.strip() for line in out.split("examples:\n")[1].splitlines()]
+    assert len(examples) == 3
+    for line in examples:
+        for given, quicker in (("resnet50", "test_resnet"), ("hvt_s", "hvt_ti")):
+            line = line.replace(given, quicker)
+        words = shlex.split(line.replace("PICTURE", str(flower)))[1:]
+        assert run(*words, "--dpi", 50)[0] == 0
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made == {"flower-features.png", "flower-tokens.png", "cost.png"}
+
+
+# ── the page about it ───────────────────────────────────────────────────────────────────────────
+
+PAGE = Path(__file__).parents[1] / "docs" / "see.md"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="a source distribution has no docs/")
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python runs, and its pictures are there, small, and each made by a command on it."""
+    monkeypatch.chdir(tmp_path)
+    text = PAGE.read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S):
+        exec(compile(block, "see.md", "exec"), scope := {"__name__": "page"})
+    assert scope["stages"][-1].origins.shape == (48, 192)
+    assert {"features.png", "tokens.png"} < {path.name for path in tmp_path.iterdir()}
+    pictures = re.findall(r"\]\((see-\w+\.png)\)", text)
+    assert len(pictures) == 3
+    assert all(read(PAGE.parent / name).size for name in pictures)
+    assert all((PAGE.parent / name).stat().st_size <= 150_000 for name in pictures)
+    commands = re.findall(r"^hvt see .* --output (see-\w+\.png)$", text, flags=re.M)
+    assert commands == pictures
