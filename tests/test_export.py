@@ -240,7 +240,7 @@ def test_rounding_is_onnx_runtimes(tmp_path: Path, build: Build) -> None:
     with torch.inference_mode():
         imitated = model(images)
     assert (got - truth).norm() > 1e-3 * truth.norm()
-    assert (got - imitated).norm() < 0.3 * (got - truth).norm()
+    assert (got - imitated).norm() < 0.1 * (got - truth).norm()
 
 
 def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
@@ -499,8 +499,7 @@ def test_commands_in_the_documentation_are_understood() -> None:
     commands = parser.add_subparsers(parser_class=Parser)
     for group in GROUPS:
         group.register(commands)
-    blocks = re.findall(r"^```\n(.*?)^```", DOCS.read_text(encoding="utf-8"), flags=re.M | re.S)
-    found = [line for line in "".join(blocks).splitlines() if line.startswith("hvt ")]
+    found = re.findall(r"^hvt .*$", DOCS.read_text(encoding="utf-8"), flags=re.M)
     assert len(found) > 6
     for line in found:
         parser.parse_args(shlex.split(line)[1:])

@@ -133,10 +133,14 @@ def rounded_weights(weight: Tensor) -> Tensor:
 
 
 def rounded_activations(x: Tensor) -> Tensor:
-    """Activations as 8 bits keep them, from their smallest to their largest value and zero."""
+    """Activations as 8 bits keep them, from their smallest to their largest value and zero.
+
+    Zero is one of the 256 values, as in ONNX's `DynamicQuantizeLinear`.
+    """
     low, high = x.min().clamp(max=0), x.max().clamp(min=0)
     scale = ((high - low) / 255).clamp(min=1e-12)
-    return ((x - low) / scale).round() * scale + low
+    zero = (-low / scale).round()
+    return (((x / scale).round() + zero).clamp(0, 255) - zero) * scale
 
 
 def _counting(name: str, into: dict[str, int]) -> Any:

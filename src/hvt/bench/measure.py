@@ -17,6 +17,7 @@ import timm
 import torch
 
 from .._version import __version__
+from ..device import processor
 
 Case = TypeVar("Case", bound=Hashable)
 
@@ -46,16 +47,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def processor() -> str:
-    """The CPU's own name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def portable_command(argv: Sequence[str]) -> str:
