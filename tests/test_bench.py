@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from PIL import Image
 
 import hvt
 from hvt.bench.contenders import build as build_contender
-from hvt.bench.contenders import gflops, open_contender
+from hvt.bench.contenders import gflops, modes_of, open_contender
 from hvt.bench.measure import calls_in_turns, describe, in_turns
 from hvt.bench.peak import peak_memory
-from hvt.bench.run import measure, percentile
+from hvt.bench.plot import draw
+from hvt.bench.run import Row, measure, percentile
 from hvt.cli import main
 from hvt.errors import HVTError
 from hvt.export import write
@@ -153,7 +155,7 @@ def test_the_command(command: Command, checkpoint: Path, build: Build, tmp_path:
     code, out, err = command(
         "bench", checkpoint, tmp_path / "small-int8.onnx", "--batch", "2", "--rounds", 1,
         "--device", "cpu", "--no-memory", "--json", "--csv", tmp_path / "speed.csv",
-        "--plot", tmp_path / "speed.png",
+        "--plot", tmp_path / "speed.svg",
     )  # fmt: skip
     assert code == 0
     assert "round 1 of 1" in err
@@ -170,8 +172,8 @@ def test_the_command(command: Command, checkpoint: Path, build: Build, tmp_path:
         said["rows"][0]["images_per_s"], rel=1e-5
     )
     assert written[0]["cpu"] == said["machine"]["cpu"]
-    with Image.open(tmp_path / "speed.png") as image:
-        assert image.format == "PNG"
+    drawn = (tmp_path / "speed.svg").read_text()
+    assert "<svg" in drawn
 
 
 def test_the_command_as_a_table(command: Command) -> None:
@@ -186,6 +188,31 @@ def test_the_command_as_a_table(command: Command) -> None:
     assert row.split()[:5] == ["deit_ti", "eager", "1", "32", f"{gflops:.2f}"]
 
 
+def test_the_picture(tmp_path: Path) -> None:
+    rows = [
+        Row("deit_s", "hvt", "eager", 16, "224", 4.6, 22.0, 15.0, 1, 1, 1, 9, 1, 1, 1, None),
+        Row("runs/$a_b.onnx", "hvt", "int8", 1, "224", 1.4, 22.0, 70.0, 1, 1, 1, 9, 1, 1, 1, None),
+    ]
+    draw(rows, describe(CPU), tmp_path / "speed.png")
+    with Image.open(tmp_path / "speed.png") as image:
+        assert image.format == "PNG"
+        assert image.width > 1.5 * image.height  # a panel for each batch size
+
+
+def test_modes_that_a_model_has() -> None:
+    assert modes_of("hvt_s_1", ["eager", "int8"]) == ["eager", "int8"]
+    assert modes_of("resnet18", ["onnx", "eager"]) == ["eager"]
+    assert modes_of("a/model.safetensors", ["onnx", "eager"]) == ["onnx", "eager"]
+    assert len(modes_of("a/model.onnx", ["onnx", "eager"])) == 1
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, err = command("bench", "hvt_s_1", "--plot", "speed.png")
+    assert (code, out) == (2, "")
+    assert err == "hvt: drawing needs matplotlib: pip install 'hvt[plot]'\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -196,6 +223,9 @@ def test_the_command_as_a_table(command: Command) -> None:
         (("none.onnx",), "cannot read none.onnx: there is no such file"),
         (("none.safetensors",), "cannot read none.safetensors"),
         (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not there"),
+        (("hvt_s_1", "--plot", "speed.jpg"), "the picture speed.jpg should end in .png or .svg"),
+        (("hvt_s_1", "--csv", "none/speed.csv"), "none/speed.csv: the folder none does not exist"),
+        (("resnet18", "--modes", "onnx"), "resnet18 is not a model of hvt, and only those are"),
     ],
 )
 def test_bad_input(command: Command, words: tuple[str, ...], message: str) -> None:

@@ -6,6 +6,7 @@ import pickle
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -15,10 +16,11 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from conftest import SMALL, stir
 from onnx import TensorProto, helper
 from PIL import Image
 from torch import Tensor
-from training import PLAIN, run
+from training import PLAIN, run, small_disk
 
 import hvt
 from hvt.cli import GROUPS, main
@@ -27,6 +29,7 @@ from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
 from hvt.errors import CheckpointError, HVTError
 from hvt.export import TOLERANCE, export, write
+from hvt.extraction import best, significance
 from hvt.quantise import (
     linear_nodes,
     rounded_activations,
@@ -84,33 +87,62 @@ def in_pieces(model: Callable[[Tensor], Tensor], images: Tensor, size: int = 16)
 # The graph
 
 
+def tiny_models() -> dict[hvt.HVTConfig, list[str]]:
+    """The models of the registry made tiny; those of the same shape but for their width are one."""
+    found: dict[hvt.HVTConfig, list[str]] = {}
+    for name in hvt.list_models():
+        config = hvt.get_config(name)
+        depth = max(config.stages, 1 if config.retention is None else 2)
+        found.setdefault(config.replace(**SMALL, depth=depth), []).append(name)
+    return found
+
+
+REGISTRY = tiny_models()
+OTHERS = [
+    ("hvt_ti_1", {"depth": 1, "pool": "avg", "in_chans": 1, "img_size": (64, 48)}),
+    ("hvt_ti_1", {"depth": 1, "pool": "conv", "class_token": True, "global_pool": "avg"}),
+    ("hvt_s_2_2d", {"depth": 2, "pool": "avg", "class_token": True}),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "overrides"),
-    [
-        ("deit_ti", {"depth": 1}),
-        ("hvt_ti_1", {"depth": 1, "in_chans": 1}),
-        ("hvt_s_2", {"depth": 2, "img_size": (64, 48)}),
-        ("hvt_b_1", {"depth": 1, "pool": "avg"}),
-        ("scale_hvt_ti_4", {"depth": 2, "stages": 2, "pool": "conv"}),
-        ("hvt_s_2_2d", {"depth": 2}),
-        ("hvt_s_2_2d", {"depth": 2, "pool": "avg", "class_token": True}),
-        ("hvt_ti_1", {"depth": 1, "class_token": True, "global_pool": "avg"}),
-    ],
+    "config",
+    [*REGISTRY, *(hvt.get_config(name, **SMALL | values) for name, values in OTHERS)],
+    ids=[*(" ".join(names) for names in REGISTRY.values()), "flat", "token", "2d-avg-token"],
 )
-def test_logits_at_every_batch_size(
-    tmp_path: Path, build: Build, name: str, overrides: dict[str, Any]
-) -> None:
-    model = build(name, **overrides)
+def test_logits_at_every_batch_size(tmp_path: Path, config: hvt.HVTConfig) -> None:
+    model = stir(hvt.HVT(config)).eval()
     write(model, tmp_path / "model.onnx", "onnx")
     exported = OnnxModel(tmp_path / "model.onnx", "cpu", threads=1)
-    assert exported.config == model.config
+    assert exported.config == config
     for batch in (1, 2, 17):
-        images = torch.randn(batch, model.config.in_chans, *model.config.image)
+        images = torch.randn(batch, config.in_chans, *config.image)
         with torch.inference_mode():
             expected = model(images)
         got = exported(images)
         assert got.shape == (batch, 10)
         assert (got - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def test_power_drops_tokens_in_every_form(tmp_path: Path, build: Build) -> None:
+    """Which tokens are kept depends on the picture: one graph must choose for each of a batch."""
+    model = build("deit_ti_power", depth=2)
+    assert model.config.retention is not None
+    assert model.config.tokens[-1] < model.config.tokens[0]
+    images = drawn_pictures(5, 3, (64, 64))
+    with torch.inference_mode():
+        expected = model(images)
+        _, attention = model.blocks[0].attn.with_weights(  # type: ignore[union-attr]
+            model.blocks[0].norm1(model._embed(images))  # type: ignore[union-attr]
+        )
+        kept = best(significance(attention), model.config.retention[0] - 1)
+    assert len({tuple(row) for row in kept.tolist()}) > 1
+    found = export(model, tmp_path / "model.pt2", "torch", images)
+    assert found.difference <= TOLERANCE
+    write(model, tmp_path / "model.onnx", "int8")
+    got = OnnxModel(tmp_path / "model.onnx", threads=1)(images)
+    assert (got - expected).norm() < 0.2 * expected.norm()
+    assert len(sensitivities(model, images)) == 8
 
 
 def test_one_file_that_tells_nothing_of_this_machine(trained: Path) -> None:
@@ -303,7 +335,7 @@ def test_refused_before_anything_is_written(
         ((checkpoint, tmp_path / "m.pt2", "--int8"), "--int8 is for ONNX"),
         ((features, tmp_path / "m.onnx"), "only a model with a classifier"),
         ((checkpoint, tmp_path / "none" / "m.onnx"), "none does not exist"),
-        ((checkpoint, tmp_path / "folder.onnx"), "cannot write"),
+        ((checkpoint, tmp_path / "folder.onnx"), "folder.onnx: it is a folder"),
         ((tmp_path / "no.safetensors", tmp_path / "m.onnx"), "no.safetensors: No such file"),
         ((checkpoint, tmp_path / "m.onnx", "--data", tmp_path / "none"), "none"),
     ):
@@ -316,6 +348,15 @@ def test_refused_before_anything_is_written(
     assert code == 2
     assert err == "hvt: exported models need onnxscript: pip install 'hvt[export]'\n"
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch"])
+def test_a_full_disk(tmp_path: Path, build: Build, form: str) -> None:
+    model = build("hvt_ti_1", depth=1, head_dim=64)  # about 2 MB
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        with pytest.raises(HVTError, match=r"cannot write .*model\.\w+: No space left on device"):
+            export(model, disk / FORMS[form], form)
+        assert list(disk.iterdir()) == []
 
 
 class Restless(hvt.HVT):
@@ -503,3 +544,11 @@ def test_commands_in_the_documentation_are_understood() -> None:
     assert len(found) > 6
     for line in found:
         parser.parse_args(shlex.split(line)[1:])
+
+
+def test_tables_in_the_documentation_are_current() -> None:
+    script = DOCS.parents[1] / "benchmarks/export_tables.py"
+    if not script.exists():
+        pytest.skip("a source distribution has no benchmarks/")
+    result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import logging
 import statistics
 import warnings
@@ -107,12 +108,14 @@ def export(
 
 
 def check_name(path: Path, form: str) -> None:
-    """Refuse a form that is unknown, and a file's name by which it would not be known again."""
+    """Refuse an unknown form, a name by which a file would not be known again, and a folder's."""
     if form not in FORMS:
         raise HVTError(f"unknown form {form!r}: use {', '.join(FORMS)}")
     if path.suffix.lower() != FORMS[form]:
         better = path.with_suffix(FORMS[form]).name
         raise HVTError(f"{path} should end in {FORMS[form]}, as {better} does")
+    if path.is_dir():
+        raise HVTError(f"cannot write {path}: it is a folder")
 
 
 def write(model: HVT, path: Path, form: str, kept: Collection[str] = ()) -> None:
@@ -169,11 +172,13 @@ def to_onnx(model: HVT) -> Any:
 def _write_program(model: HVT, description: str, path: Path) -> None:
     config = model.config
     example = torch.zeros(2, config.in_chans, *config.image)
-    with _quiet(), path.open("wb") as file:
+    content = io.BytesIO()  # torch's own writer does not say why it failed, such as a full disk
+    with _quiet():
         program = torch.export.export(
             model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
-        torch.export.save(program, file, extra_files={DESCRIPTION: description})
+        torch.export.save(program, content, extra_files={DESCRIPTION: description})
+    path.write_bytes(content.getbuffer())
 
 
 def _program(path: Path) -> Callable[[Tensor], Tensor]:

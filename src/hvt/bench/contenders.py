@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ..runtime import OnnxModel, is_onnx, open_model
 from ..zoo import MODELS, create_model
 
 MODES = ("eager", "compiled", "onnx", "int8")
+EXPORTED = ("onnx", "int8")
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ def open_contender(
         mode = "int8" if session.int8 else "onnx"
         return _of_config(name, mode, session.config, session)
     model = build(name, **overrides).eval()
-    if mode in ("onnx", "int8"):
+    if mode in EXPORTED:
         if not isinstance(model, HVT):
             raise HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
-        path = folder / f"{Path(name).stem}-{mode}.onnx"
+        path = Path(tempfile.mkdtemp(dir=folder)) / f"{mode}.onnx"  # names may be alike
         write(model, path, mode)
         return _of_config(name, mode, model.config, OnnxModel(path, device, threads))
     model.to(device)
@@ -102,6 +104,21 @@ def check_name(name: str) -> None:
     """Refuse a name that neither hvt nor timm knows."""
     if not timm.is_model(name):
         raise HVTError(f"neither hvt nor timm has a model {name!r}: {nearest(name, MODELS)}")
+
+
+def modes_of(name: str, modes: Sequence[str]) -> list[str]:
+    """Those of some modes that a model can be timed in; an exported file has only its own."""
+    if is_onnx(name):
+        return list(modes[:1])
+    if is_checkpoint(name) or library(name) == "hvt":
+        return list(modes)
+    found = [mode for mode in modes if mode not in EXPORTED]
+    if not found:
+        raise HVTError(
+            f"{name} is not a model of hvt, and only those are timed as {' and '.join(modes)}: "
+            "add eager to the modes"
+        )
+    return found
 
 
 def library(name: str) -> str:

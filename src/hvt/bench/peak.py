@@ -31,10 +31,10 @@ def peak_memory(
     name: str, mode: str, batches: Sequence[int], device: torch.device, **overrides: Any
 ) -> dict[int, int]:
     """Bytes by batch size, from a new process; `mode` is one of a contender, or `train`."""
-    if device.type == "cuda" and (mode in ("onnx", "int8") or is_onnx(name)):
+    if device.type == "cuda" and (mode in contenders.EXPORTED or is_onnx(name)):
         return {}  # ONNX Runtime's memory there is not torch's to count
     with tempfile.TemporaryDirectory() as folder:
-        if mode in ("onnx", "int8") and not is_onnx(name):
+        if mode in contenders.EXPORTED and not is_onnx(name):
             # Exported here: exporting takes more memory than running.
             file = Path(folder) / f"{mode}.onnx"
             model = contenders.build(name, **overrides)

@@ -137,39 +137,3 @@ def write_csv(rows: Sequence[dict[str, Any]], path: str | Path) -> None:
         writer.writeheader()
         for row in rows:
             writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-
-
-def draw(rows: Sequence[Row], machine: dict[str, Any], path: str | Path) -> None:
-    """Images/s against GFLOPs, both logarithmic, a panel for each batch size."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
-    batches = sorted({row.batch for row in rows})
-    marks = {"eager": "o", "compiled": "^", "onnx": "s", "int8": "D"}
-    figure = Figure(figsize=(5.5 * len(batches), 4.8), layout="constrained")
-    for axes, batch in zip(
-        figure.subplots(1, len(batches), squeeze=False)[0], batches, strict=True
-    ):
-        for row in (row for row in rows if row.batch == batch):
-            colour = "#0969da" if row.library == "hvt" else "#57606a"
-            axes.plot(row.gflops, row.images_per_s, marks[row.mode], color=colour)
-            axes.annotate(
-                f"{Path(row.model).stem} {row.mode}",
-                (row.gflops, row.images_per_s),
-                xytext=(5, 3),
-                textcoords="offset points",
-                fontsize=7,
-                parse_math=False,
-            )
-        axes.set(xscale="log", yscale="log", xlabel="GFLOPs", ylabel="images/s")
-        axes.set_title(f"batch {batch}")
-        axes.margins(0.2)
-        axes.grid(alpha=0.3, which="both")
-    where = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
-    figure.suptitle(
-        f"{where}, {machine['threads']} threads, torch {machine['torch']}, {machine['date']}",
-        fontsize=9,
-    )
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)

@@ -32,7 +32,7 @@ def register(commands: Any) -> None:
         epilog=(
             "examples:\n  hvt bench deit_s hvt_s_1 hvt_s_4 --batch 1,16\n"
             "  hvt bench hvt_s_4 --modes eager,compiled,onnx,int8 --csv speed.csv\n"
-            "  hvt bench hvt_s_4 pit_s_224 --plot speed.png\n"
+            "  hvt bench deit_s hvt_s_4 pit_s_224 --batch 16 --plot speed.png\n"
             "  hvt bench model.safetensors model.onnx resnet50 --threads 2 --json"
         ),
     )
@@ -46,7 +46,7 @@ def register(commands: Any) -> None:
         "--modes",
         default="eager",
         help="of eager, compiled, onnx, int8 (default: eager); an exported file has its own, and "
-        "timm's models the first two",
+        "timm's models are left out of the last two",
     )
     parser.add_argument("--batch", default="1,16", help="batch sizes (default: 1,16)")
     parser.add_argument("--img-size", type=int, metavar="N", help="pixels, for hvt's names")
@@ -57,7 +57,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory")
     parser.add_argument("--csv", metavar="FILE", help="also write the rows, with the machine")
-    parser.add_argument("--plot", metavar="PNG", help="draw images/s against GFLOPs")
+    parser.add_argument("--plot", metavar="PNG|SVG", help="draw images/s against GFLOPs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run_bench, parser=parser)
 
@@ -65,12 +65,13 @@ def register(commands: Any) -> None:
 def run_bench(args: argparse.Namespace) -> None:
     import torch
 
-    from ..bench.contenders import library, open_contender
+    from ..bench.contenders import check_name, library, modes_of, open_contender
     from ..bench.measure import describe
     from ..bench.peak import peak_memory
-    from ..bench.run import draw, measure, write_csv
+    from ..bench.plot import check_picture, draw
+    from ..bench.run import measure, write_csv
     from ..device import find_device
-    from ..runtime import is_onnx
+    from ..predict import is_checkpoint
 
     modes = _modes(args.modes)
     batches = _whole("--batch", args.batch.split(","))
@@ -79,13 +80,19 @@ def run_bench(args: argparse.Namespace) -> None:
         _whole("--threads", [str(args.threads)])
         torch.set_num_threads(args.threads)
     device = find_device(args.device)
+    for path in filter(None, (args.csv, args.plot)):  # before minutes are spent on measuring
+        if not Path(path).parent.is_dir():
+            raise HVTError(f"cannot write {path}: the folder {Path(path).parent} does not exist")
+    if args.plot:
+        check_picture(args.plot)
     names = list(dict.fromkeys([args.first, *args.others]))
     entries = []
     for name in names:
+        if not is_checkpoint(name):
+            check_name(name)
         ours = library(name) == "hvt"
         overrides = {"img_size": args.img_size} if args.img_size and ours else {}
-        own = [modes[0]] if is_onnx(name) else modes
-        entries += [(name, mode, overrides) for mode in own]
+        entries += [(name, mode, overrides) for mode in modes_of(name, modes)]
     with tempfile.TemporaryDirectory() as folder:
         opened = []
         for name, mode, overrides in entries:
