@@ -92,7 +92,7 @@ def tiny_models() -> dict[hvt.HVTConfig, list[str]]:
     found: dict[hvt.HVTConfig, list[str]] = {}
     for name in hvt.list_models():
         config = hvt.get_config(name)
-        depth = max(config.stages, 1 if config.retention is None else 2)
+        depth = max(len(config.pool_blocks), 1 if config.retention is None else 2)
         found.setdefault(config.replace(**SMALL, depth=depth), []).append(name)
     return found
 

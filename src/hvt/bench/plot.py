@@ -102,5 +102,7 @@ def _short(row: Row) -> str:
 
 def save(figure: Any, path: str | Path) -> None:
     """Whole or not at all, as PNG or SVG by the name's ending."""
+    form = Path(path).suffix.lower().removeprefix(".")
+    undated = {"Date": None} if form == "svg" else None  # or the same figures would differ
     with whole_file(path) as temporary:
-        figure.savefig(temporary, format=Path(path).suffix.lower().removeprefix("."), dpi=120)
+        figure.savefig(temporary, format=form, dpi=120, metadata=undated)
