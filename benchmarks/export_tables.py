@@ -48,7 +48,8 @@ def filled(page: str) -> str:
         }
         for part, make in parts.items():
             if report.get(part):
-                page = between(page, f"int8-{part}", make(report[part]) + "\n\n" + by(report))
+                page = between(page, f"int8-{part}", make(report[part]))
+        page = between(page, "int8-machine", by(report))
     if GROWTH.exists():
         with GROWTH.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -139,6 +140,8 @@ def growth(rows: list[Row]) -> str:
             "closed form:",
             table(headings, [_growth_row(cells, size, models, _memory) for size in sizes]),
         ]
+    if GROWTH.with_suffix(".png").exists():
+        parts.append("![The same as curves.](../benchmarks/results/growth.png)")
     parts.append(
         f"{first['cpu'] if first['device'] == 'cpu' else first['device']}, {first['threads']} "
         f"threads, {first['dtype']}, torch {first['torch']}, {first['date']}, by "

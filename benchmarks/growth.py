@@ -138,8 +138,8 @@ def show(rows: list[Row]) -> None:
 def draw(rows: list[Row], path: Path) -> None:
     """Images/s and memory over the side of the picture: marks are measured, lines the closed form.
 
-    The lines of speed start from the first model at its smallest picture and fall as the
-    multiply-adds of each model rise.
+    The lines of speed go through the first model at its largest picture, where what is no
+    multiply-add weighs least.
     """
     patches = sorted({int(r["patch"]) for r in rows}, reverse=True)
     with_memory = all(r["train_peak_memory_mb"] != "" for r in rows)
@@ -149,7 +149,8 @@ def draw(rows: list[Row], path: Path) -> None:
     grid = figure.subplots(2 if with_memory else 1, len(patches), squeeze=False)
     for column, patch in enumerate(patches):
         own = sorted((r for r in rows if int(r["patch"]) == patch), key=lambda r: int(r["pixels"]))
-        rate = float(own[0]["images_per_s"]) * float(own[0]["gflops"])
+        largest = [r for r in own if r["model"] == own[0]["model"]][-1]
+        rate = float(largest["images_per_s"]) * float(largest["gflops"])
         for place, name in enumerate(dict.fromkeys(r["model"] for r in own)):
             mine = [r for r in own if r["model"] == name]
             sizes = [int(r["pixels"]) for r in mine]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import statistics
 import sys
 import tempfile
@@ -48,6 +49,7 @@ def main() -> None:
     args = parse()
     if args.threads:
         torch.set_num_threads(args.threads)
+    logging.disable(logging.WARNING)  # the quantiser's advice to prepare graphs, as ours are
     machine = describe(CPU)
     report = {} if args.again else kept(args.out, machine, args.limit)
     report |= {"command": portable_command(sys.argv), "machine": machine, "limit": args.limit}
@@ -59,7 +61,8 @@ def main() -> None:
                 print(f"{name}: measured before")
                 continue
             done[name] = make()
-            print(name, {k: shown(v) for k, v in done[name].items()}, flush=True)
+            if part != "choices":  # which tell each way as it comes
+                print(name, {k: shown(v) for k, v in done[name].items()}, flush=True)
             save(report, args.out)
 
 
