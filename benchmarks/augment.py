@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from measure import describe, in_turns, portable_command
 from PIL import Image
 
+from hvt.bench.measure import describe, in_turns, portable_command
 from hvt.data.augment import Augmentation, BatchAugment, keys_for
 
 # After hvt, which imports torchvision where timm alone could not.

@@ -20,8 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from measure import describe, portable_command
-
+from hvt.bench.measure import describe, portable_command
 from hvt.data.loader import Batch
 from hvt.train import distributed
 from hvt.train.engine import Trainer

@@ -17,11 +17,12 @@ import time
 from pathlib import Path
 
 import torch
-from measure import describe, pick_device, portable_command
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import hvt
+from hvt.bench.measure import describe, portable_command
+from hvt.runtime import find_device
 
 # isort: split
 import timm
@@ -31,7 +32,7 @@ from torchvision.datasets import ImageFolder
 
 def main() -> None:
     args = parse()
-    device = pick_device(args.device)
+    device = find_device(args.device)
     models: dict[str, nn.Module] = {"hvt": hvt.load(args.weights, device=device).float()}
     if args.timm:
         other = timm.create_model(args.timm, checkpoint_path=str(args.weights))
@@ -78,7 +79,7 @@ def parse() -> argparse.Namespace:
     add("folder", type=Path, help="one folder of pictures per class")
     add("--timm", metavar="NAME", help="compare with timm's model of this name, same weights")
     add("--batch", type=int, default=25, help="pictures at a time")
-    add("--device", help="cpu, cuda, …; CUDA where there is one by default")
+    add("--device", default="auto", help="auto, cpu, cuda, …")
     add("--out", type=Path, help="write the figures to this JSON file")
     return parser.parse_args()
 

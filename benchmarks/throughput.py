@@ -9,25 +9,36 @@ machine falls on all of them alike. Every figure is a median over the rounds.
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import contenders
 import torch
-from measure import describe, in_turns, matmul_peak, matmuls, pick_device, portable_command
 from torch import nn
 
 import hvt
+from hvt.bench import contenders
+from hvt.bench.measure import describe, in_turns, matmul_peak, matmuls, portable_command
+from hvt.bench.peak import peak_memory
+from hvt.bench.run import write_csv
+from hvt.runtime import find_device
 
 HERE = Path(__file__).parent
+BASELINE = "deit_small_patch16_224"
+DEFAULT = (
+    "deit_s",
+    "hvt_s_1",
+    "hvt_s_4",
+    BASELINE,
+    "hiera_tiny_224",
+    "pvt_v2_b1",
+    "swin_tiny_patch4_window7_224",
+    "pit_s_224",
+)
 LEAST = 0.25  # seconds that one timing fills at least
 PASSES = {"inference": 1, "train": 3}  # a backward pass costs two forward passes
 
@@ -44,7 +55,7 @@ Times = dict[Case, list[float]]
 
 def main() -> None:
     args = parse()
-    device = pick_device(args.device)
+    device = find_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
     threads, cores = torch.get_num_threads(), os.cpu_count()
@@ -66,23 +77,24 @@ def parse() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--device", help="cpu, cuda, …; CUDA where there is one by default")
+    add("--device", default="auto", help="auto, cpu, cuda, …")
     add("--threads", type=int, help="CPU threads; torch's own choice by default")
     add("--batch", type=int, nargs="+", default=[1, 16], help="batch sizes")
     add("--rounds", type=int, default=5, help="rounds: one training step and two inferences each")
     add(
         "--models",
         nargs="+",
-        default=list(contenders.DEFAULT),
+        default=list(DEFAULT),
         help="models of hvt or timm; timm's DeiT-S, the baseline, always takes part",
     )
     add("--all-hvt", action="store_true", help="all hvt models too, inference at the largest batch")
     add("--no-memory", action="store_true", help="leave out the peak memory of a training step")
     add("--out", type=Path, default=HERE / "results/throughput.csv", help="the results' CSV file")
     args = parser.parse_args()
-    args.models = list(dict.fromkeys([*args.models, contenders.BASELINE]))
+    args.models = list(dict.fromkeys([*args.models, BASELINE]))
     args.batch = sorted(set(args.batch))
-    contenders.check(args.models)
+    for name in args.models:
+        contenders.check_name(name)
     if args.rounds < 1 or args.batch[0] < 1 or (args.threads is not None and args.threads < 1):
         parser.error("--rounds, --batch and --threads must be at least 1")
     return args
@@ -97,7 +109,8 @@ def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, ob
     memory: dict[Case, int] = {}
     for name in [] if args.no_memory else args.models:
         note(f"peak memory of {name}")
-        memory |= peak_memory(name, args.batch, device)
+        peaks = peak_memory(name, "train", args.batch, device, drop_path_rate=0.1)
+        memory |= {Case(name, "train", batch): peak for batch, peak in peaks.items()}
 
     inference, train = prepare(args.models, extra, args.batch, device)
     compared = {case: run for case, run in inference.items() if case.model in args.models}
@@ -122,8 +135,11 @@ def prepare(
     """What is timed: every model at every batch, and the extra ones at the largest."""
     inference: Runs = {}
     train: Runs = {}
-    data = {batch: contenders.pictures(batch, device) for batch in batches}
-    built: dict[str, nn.Module] = {m: contenders.build(m, device) for m in [*models, *extra]}
+    # The same stochastic depth for all, which DeiT's recipe trains with.
+    built: dict[str, nn.Module] = {
+        name: contenders.build(name, device, drop_path_rate=0.1) for name in [*models, *extra]
+    }
+    data = {batch: contenders.pictures(built[BASELINE], batch, device) for batch in batches}
     optimizers = {name: contenders.adamw(built[name]) for name in models}
     for batch in batches:
         images, classes = data[batch]
@@ -147,13 +163,6 @@ def warm_up(inference: Runs, train: Runs) -> None:
             run()
 
 
-def peak_memory(name: str, batches: list[int], device: torch.device) -> dict[Case, int]:
-    command = [sys.executable, str(HERE / "peak_memory.py"), name, "--device", str(device)]
-    command += ["--batch", *map(str, batches)]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {Case(name, "train", int(b)): peak for b, peak in json.loads(answer).items()}
-
-
 # ── reporting ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -165,7 +174,7 @@ def row(
 
     samples = times[case]
     images_per_s = speed(statistics.median(samples))
-    baseline = times[case._replace(model=contenders.BASELINE)]
+    baseline = times[case._replace(model=BASELINE)]
     achieved = 2 * gflops * PASSES[case.mode] * images_per_s
     return {
         "model": case.model,
@@ -184,13 +193,6 @@ def row(
         "share_of_peak": f"{achieved / peak:.3f}",
         "train_peak_memory_mb": "" if memory is None else f"{memory / 1e6:.0f}",
     }
-
-
-def write_csv(rows: list[dict[str, object]], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def show(rows: list[dict[str, object]]) -> None:
@@ -233,7 +235,7 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
                 ink = "black" if i else "white"
                 axis.text(0.05, at, f"{ratio:.2f}", va="center", fontsize=8, color=ink)
         for y, name in enumerate(trained):
-            promised = price[contenders.BASELINE] / price[name]
+            promised = price[BASELINE] / price[name]
             axis.plot([promised, promised], [y - 0.45, y + 0.45], color="black", linewidth=1.5)
         axis.axvline(1, color="black", linewidth=0.8, linestyle=":")
         axis.set_title(title)

@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import describe, portable_command
 from rich.console import Console
 
 from hvt import cost
+from hvt.bench.measure import describe, portable_command
 from hvt.files import whole_file
 from hvt.train import distributed
 from hvt.train.engine import Trainer, train

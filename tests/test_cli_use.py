@@ -372,7 +372,7 @@ def test_predict_flags(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    for command in ("models", "cost", "check", "train", "eval", "predict"):
+    for command in ("models", "cost", "check", "train", "eval", "predict", "export", "bench"):
         assert f"\n    {command} " in out
         assert f"  hvt {command} " in out  # with an example
         with pytest.raises(SystemExit) as caught:

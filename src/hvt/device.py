@@ -1,6 +1,9 @@
-"""Where to compute: the device of a name, or the best there is."""
+"""Where to compute: the device of a name, or the best there is, and what the CPU is called."""
 
 from __future__ import annotations
+
+import platform
+from pathlib import Path
 
 import torch
 
@@ -23,3 +26,13 @@ def find_device(name: str | torch.device, index: int = 0) -> torch.device:
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         raise HVTError(f"the device {str(name)!r} is not there: use auto, cpu or cuda") from error
     return device
+
+
+def processor() -> str:
+    """The CPU's own name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

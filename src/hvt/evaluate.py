@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class Score:
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module,
+    model: Callable[[Tensor], Tensor],
     batches: Iterable[Batch],
     num_classes: int,
     device: torch.device | str = "cpu",
@@ -71,8 +71,9 @@ def evaluate(
 ) -> Score:
     """Evaluate a model; with several processes, each brings its pictures and gets the whole sum."""
     device, team = torch.device(device), team or Team()
-    training = model.training
-    model.eval()
+    training = isinstance(model, nn.Module) and model.training
+    if isinstance(model, nn.Module):
+        model.eval()
     # right, right among five, loss, pictures, skipped: float64 sums are exact counts
     sums = torch.zeros(5, dtype=torch.float64)
     confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64)
@@ -94,7 +95,8 @@ def evaluate(
             [hits[:, 0].sum().item(), hits.sum().item(), loss.item(), len(labels)],
             dtype=torch.float64,
         )
-    model.train(training)
+    if isinstance(model, nn.Module):
+        model.train(training)
     seconds = time.perf_counter() - start
     if team.size > 1:
         where = device if device.type == "cuda" else torch.device("cpu")

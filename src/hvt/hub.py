@@ -12,10 +12,11 @@ from huggingface_hub import HfApi, snapshot_download
 
 from .config import HVTConfig
 from .cost import cost
+from .description import PREPROCESSING
 from .errors import HVTError
 from .files import whole_file
 from .model import HVT
-from .weights import PREPROCESSING, load, save
+from .weights import load, save
 from .zoo import MODELS
 
 # Without a network the hub's library lets its HTTP library's own error through, and which library

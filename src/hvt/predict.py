@@ -15,8 +15,8 @@ from .data.pictures import BrokenPicture, picture_extensions, read_picture, to_c
 from .device import find_device
 from .errors import HVTError
 from .model import HVT
+from .runtime import OnnxModel, open_model
 from .train.pipeline import eval_transform
-from .weights import load
 
 Picture = str | Path | Image.Image
 
@@ -42,26 +42,33 @@ class Answer:
 class Predictor:
     """A checkpoint that answers: `Predictor("model.safetensors")("cat.jpg")`.
 
-    Without a checkpoint it is the built-in model, which knows CIFAR-100's classes.
+    An exported file, `model.onnx`, does as well. Without either it is the built-in model, which
+    knows CIFAR-100's classes. `threads` are those of ONNX Runtime; torch has its own setting.
     """
 
     def __init__(
         self,
-        checkpoint: str | Path | HVT | None = None,
+        checkpoint: str | Path | HVT | OnnxModel | None = None,
         device: str | torch.device = "auto",
         top: int = 5,
         batch_size: int = 64,
+        threads: int = 0,
     ) -> None:
         for name, value in (("top", top), ("batch_size", batch_size)):
             if value < 1:
                 raise HVTError(f"{name}={value} must be at least 1")
-        self.device, self.top, self.batch_size = find_device(device), top, batch_size
+        self.top, self.batch_size = top, batch_size
+        self.model: HVT | OnnxModel
         if isinstance(checkpoint, HVT):
-            self.model = checkpoint.to(self.device).eval()
+            self.model = checkpoint.to(find_device(device)).eval()
+        elif isinstance(checkpoint, OnnxModel):
+            self.model = checkpoint
         else:
-            self.model = load(checkpoint or built_in(), self.device).float()
+            self.model = open_model(checkpoint or built_in(), device, threads)
+        # Where pictures are put; ONNX Runtime takes them from the CPU wherever it runs.
+        self.device = find_device(device if isinstance(self.model, HVT) else "cpu")
         if not self.model.num_classes:
-            what = "the model" if isinstance(checkpoint, HVT) else checkpoint
+            what = "the model" if isinstance(checkpoint, HVT | OnnxModel) else checkpoint
             raise HVTError(f"{what} has no classifier, so it cannot name what it sees")
         self.transform = eval_transform(self.model)
         names = self.model.class_names
@@ -94,8 +101,8 @@ class Predictor:
                 errors.append(error.reason)
         rows: Iterator[tuple[list[float], list[int]]] = iter(())
         if tensors:
-            images = torch.stack(tensors).to(self.device, self.model.pos_embed.dtype)
-            logits = self.model(images).float()
+            dtype = self.model.pos_embed.dtype if isinstance(self.model, HVT) else None
+            logits = self.model(torch.stack(tensors).to(self.device, dtype)).float()
             best = logits.softmax(dim=1).topk(min(self.top, logits.shape[1]), dim=1)
             rows = iter(zip(best.values.tolist(), best.indices.tolist(), strict=True))
         answers = []
@@ -134,7 +141,7 @@ def built_in() -> Path:
 def is_checkpoint(path: str) -> bool:
     """Whether a command's argument names weights rather than a picture, by its form."""
     found = Path(path)
-    if found.suffix.lower() in (".safetensors", ".pth", ".pt", ".bin", ".onnx"):
+    if found.suffix.lower() in (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx"):
         return True
     return any((found / name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
 

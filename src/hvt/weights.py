@@ -14,8 +14,16 @@ from safetensors.torch import save_file
 from timm.models import adapt_input_conv
 from torch import Tensor
 
+from .archive import is_archive, read_archive
 from .config import HVTConfig
-from .errors import CheckpointError, HVTError
+from .description import (
+    NOT_AS_EXPECTED,
+    describe,
+    read_description,
+    read_names,
+    read_preprocessing,
+)
+from .errors import CheckpointError
 from .files import whole_file
 from .foreign import (
     block_numbers,
@@ -28,20 +36,6 @@ from .foreign import (
 )
 from .model import HVT
 from .resize import resize_patches, resize_positions
-
-FORMAT = 1
-PREPROCESSING = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
-
-# What reading values of a wrong kind raises; `RecursionError` is JSON nested too deep.
-_NOT_AS_EXPECTED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass
@@ -67,27 +61,19 @@ def save(
 
     Names and preprocessing (mean, std, interpolation, crop_pct, crop_mode) default to the model's.
     """
-    names = model.class_names if class_names is None else class_names
-    if names is not None and len(names) != model.num_classes:
-        raise HVTError(f"{len(names)} class names do not fit {model.num_classes} classes")
-    known = model.pretrained_cfg | (preprocessing or {})
-    described = {
-        "format": FORMAT,
-        "config": model.config.to_dict(),
-        "class_names": None if names is None else list(names),
-        "preprocessing": {key: known[key] for key in PREPROCESSING if key in known},
-    }
+    described = describe(model, class_names, preprocessing)
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     with whole_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt", "hvt": json.dumps(described)})
+        save_file(tensors, temporary, metadata={"format": "pt", "hvt": described})
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any) -> HVT:
     """The model of a checkpoint, in evaluation mode.
 
-    Reads our files, the authors' `.pth`, DeiT's and timm's plain ViTs (`.pth` or safetensors) and
-    Hugging Face directories. `overrides` are fields of `HVTConfig`: another `img_size`,
-    `patch_size` or `in_chans` resizes the weights, another `num_classes` gets a new head.
+    Reads our files, the weights of our `.pt2` exports, the authors' `.pth`, DeiT's and timm's plain
+    ViTs (`.pth` or safetensors) and Hugging Face directories. `overrides` are fields of
+    `HVTConfig`: another `img_size`, `patch_size` or `in_chans` resizes the weights, another
+    `num_classes` gets a new head.
     """
     checkpoint = read(path, overrides)
     config = checkpoint.config.replace(**overrides)
@@ -111,6 +97,11 @@ def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     path, hints = Path(path), hints or {}
     if path.is_dir():
         return _read_directory(path, hints)
+    if path.suffix.lower() == ".onnx":
+        raise CheckpointError(
+            f"{path} is an exported model, which hvt predict, hvt eval and hvt.Predictor run: "
+            "here name the checkpoint that it was exported from"
+        )
     try:
         with path.open("rb") as file:
             start = file.read(9)
@@ -118,6 +109,9 @@ def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if start[8:9] == b"{":
         return _read_safetensors(path, hints)
+    if start[:4] == b"PK\x03\x04" and is_archive(path):
+        tensors, description = read_archive(path)
+        return _described(path, description, tensors)
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         tensors, arguments = read_pickle(path)
         return _foreign(path, tensors, arguments, hints)
@@ -140,31 +134,15 @@ def _read_safetensors(path: Path, hints: dict[str, Any]) -> Checkpoint:
         ) from error
     if "hvt" not in metadata:
         return _foreign(path, {strip(k): v for k, v in tensors.items()}, {}, hints)
-    try:
-        return _described(path, json.loads(metadata["hvt"]), tensors)
-    except CheckpointError:
-        raise
-    except _NOT_AS_EXPECTED as error:
-        raise CheckpointError(f"{path} describes no usable model: {error}") from error
+    return _described(path, metadata["hvt"], tensors)
 
 
-def _described(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) -> Checkpoint:
-    """One of our own files, from what its metadata says."""
-    if described["format"] > FORMAT:
-        raise CheckpointError(f"{path} was written by a newer hvt: upgrade to read it")
-    # Before the config, which takes as long to check as it is deep.
-    depth, held = described["config"]["depth"], len(block_numbers(tensors))
-    if depth != held:
-        raise CheckpointError(f"{path} describes {depth!r} blocks but holds {held}")
+def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Checkpoint:
+    """One of our own files, from what it says of itself."""
+    found = read_description(path, description, blocks=len(block_numbers(tensors)))
     dtypes = {tensor.dtype for tensor in tensors.values()}
-    return Checkpoint(
-        path,
-        HVTConfig.from_dict(described["config"]),
-        tensors,
-        _preprocessing(described["preprocessing"]),
-        _names(described["class_names"]),
-        dtypes.pop() if len(dtypes) == 1 else torch.float32,
-    )
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    return Checkpoint(path, found.config, tensors, found.preprocessing, found.class_names, dtype)
 
 
 def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
@@ -176,13 +154,13 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
         config = _read_json(path / "config.json")
         if "pretrained_cfg" in config:  # timm's
             heads: dict[str, Any] = {}
-            preprocessing = _preprocessing(config["pretrained_cfg"])
-            names = _names(config["pretrained_cfg"].get("label_names"))
+            preprocessing = read_preprocessing(config["pretrained_cfg"])
+            names = read_names(config["pretrained_cfg"].get("label_names"))
         else:
             processor = _read_json(path / "preprocessor_config.json")
-            preprocessing = _preprocessing(transformers_preprocessing(processor))
+            preprocessing = read_preprocessing(transformers_preprocessing(processor))
             heads, names = transformers_config(config)
-    except _NOT_AS_EXPECTED as error:
+    except NOT_AS_EXPECTED as error:
         raise CheckpointError(f"the JSON files in {path} are not understood: {error}") from error
     checkpoint = read(weights, heads | hints)
     if not checkpoint.preprocessing:
@@ -205,19 +183,6 @@ def _foreign(
 ) -> Checkpoint:
     tensors = from_transformers(tensors, path)
     return Checkpoint(path, infer_config(tensors, arguments, hints, path), tensors)
-
-
-def _preprocessing(values: dict[str, Any]) -> dict[str, Any]:
-    known = {key: values[key] for key in PREPROCESSING if key in values}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
-
-
-def _names(names: Any) -> list[str] | None:
-    if not names:
-        return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("class names must be a list of text")
-    return names
 
 
 # ── fitting ─────────────────────────────────────────────────────────────────────────────────────

@@ -28,10 +28,14 @@ def register(commands: Any) -> None:
         description="Top-1, top-5, loss and speed of a checkpoint, per class and as a confusion.",
         epilog=(
             "examples:\n  hvt eval runs/digits-hvt_ti_2/best.safetensors --data digits\n"
-            "  hvt eval model.safetensors --data PICTURES --confusion confusion.png --json"
+            "  hvt eval model.safetensors --data PICTURES --confusion confusion.png --json\n"
+            "  hvt eval model.onnx --data PICTURES"
         ),
     )
-    parser.add_argument("checkpoint", help="a checkpoint, in any form that hvt.load reads")
+    parser.add_argument(
+        "checkpoint",
+        help="a checkpoint, in any form that hvt.load reads, or an exported file",
+    )
     parser.add_argument("--data", required=True, help="digits, cifar100, imagenet or a folder")
     parser.add_argument("--root", help="folder that has the named data set in it")
     parser.add_argument("--download", action="store_true", help="fetch the named data set")
@@ -52,8 +56,9 @@ def register(commands: Any) -> None:
         "predict",
         help="say what is in pictures",
         description=(
-            "The likeliest classes of pictures: files, folders or globs, by a checkpoint's model.\n"
-            "Without a checkpoint it is the built-in one, which knows CIFAR-100's classes."
+            "The likeliest classes of pictures: files, folders or globs, by a checkpoint's model\n"
+            "or an exported one. Without either it is the built-in model, which knows\n"
+            "CIFAR-100's classes."
         ),
         epilog=(
             "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors PICTURES --csv\n"
@@ -98,13 +103,14 @@ def run_eval(args: argparse.Namespace) -> int:
     from ..data.loader import EvalBatches
     from ..data.sources import ArrayPictures, open_eval
     from ..evaluate import draw_confusion, evaluate
+    from ..runtime import is_onnx, open_model
     from ..train import distributed
     from ..train.pipeline import SMALL, as_files, eval_transform
-    from ..weights import load
 
     team, device = distributed.join(args.device)
     try:
-        model = load(args.checkpoint, device).float()
+        # "auto" is for ONNX Runtime to settle: it may know other devices than torch.
+        model = open_model(args.checkpoint, args.device if is_onnx(args.checkpoint) else device)
         if not model.num_classes:
             raise HVTError(f"{args.checkpoint} has no classifier, so there is nothing to measure")
         data = open_eval(

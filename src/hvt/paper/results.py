@@ -17,6 +17,7 @@ import timm
 import torch
 
 from .._version import __version__
+from ..device import processor
 from ..errors import HVTError
 from ..files import whole_file
 
@@ -111,7 +112,7 @@ def read_all(folders: Iterable[Path]) -> dict[str, list[Finished]]:
 def machine() -> dict[str, Any]:
     """What the training ran on."""
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
@@ -140,13 +141,3 @@ def speed(results: Sequence[Finished], here: dict[str, Any]) -> float | None:
         one.training_macs / one.seconds for one in results if one.seconds and one.machine == here
     ]
     return statistics.median(alike) if alike else None
-
-
-def _processor() -> str:
-    """The CPU's own name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

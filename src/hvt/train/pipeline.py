@@ -17,6 +17,7 @@ from ..data.loader import ArrayTransform, EvalBatches, TrainBatches, rows_of_sha
 from ..data.sources import ArrayPictures, Data, open_data
 from ..errors import HVTError
 from ..model import HVT
+from ..runtime import Classifier
 from ..weights import load, read
 from ..zoo import create_model, get_config
 from .distributed import Team
@@ -144,7 +145,7 @@ def open_pipeline(
     return Pipeline(train, val, device)
 
 
-def eval_transform(model: HVT, arrays: bool = False) -> Any:
+def eval_transform(model: Classifier, arrays: bool = False) -> Any:
     """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole."""
     cfg, config = model.pretrained_cfg, model.config
     mean, std = (_per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))

@@ -1,4 +1,4 @@
-"""How the benchmarks measure: which machine this is, time taken in turns, memory at its peak."""
+"""How speed is measured: which machine this is, time taken in turns, memory at its peak."""
 
 from __future__ import annotations
 
@@ -9,25 +9,19 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
+import timm
 import torch
 
-import hvt
-
-# After hvt, which imports torchvision where timm alone could not.
-# isort: split
-import timm
+from .._version import __version__
+from ..device import processor
 
 Case = TypeVar("Case", bound=Hashable)
 
 MATMUL_SIZES = (1024, 1536, 2048)
-
-
-def pick_device(name: str | None = None) -> torch.device:
-    """The named device, or CUDA where there is one, or the CPU."""
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def describe(device: torch.device) -> dict[str, str | int]:
@@ -42,19 +36,17 @@ def describe(device: torch.device) -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "timm": timm.__version__,
-        "hvt": hvt.__version__,
+        "onnxruntime": _version("onnxruntime"),
+        "hvt": __version__,
         "date": date.today().isoformat(),
     }
 
 
-def processor() -> str:
-    """The CPU's own name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def portable_command(argv: Sequence[str]) -> str:
@@ -84,23 +76,38 @@ def in_turns(
     one call that is not counted: it finds the caches and the allocator as another model left them,
     which costs the quickest models most and is no part of a steady throughput.
     """
+    calls: dict[Case, list[float]] = {}
+    calls_in_turns(runs, device, turn, least, calls)
+    for case, seconds in calls.items():
+        into.setdefault(case, []).append(statistics.fmean(seconds))
+
+
+def calls_in_turns(
+    runs: Mapping[Case, Callable[[], object]],
+    device: torch.device,
+    turn: int,
+    least: float,
+    into: dict[Case, list[float]],
+) -> None:
+    """The same, with the time of every call instead of their mean, for percentiles."""
     cases = list(runs)
     start = turn % len(cases)
     for case in cases[start:] + cases[:start]:
-        into.setdefault(case, []).append(_seconds(runs[case], device, least))
+        into.setdefault(case, []).extend(_seconds(runs[case], device, least))
 
 
-def _seconds(run: Callable[[], object], device: torch.device, least: float) -> float:
+def _seconds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
     run()
     _finish(device)
-    calls, start = 0, time.perf_counter()
-    while True:
+    calls: list[float] = []
+    start = before = time.perf_counter()
+    while before - start < least or not calls:
         run()
         _finish(device)
-        calls += 1
-        elapsed = time.perf_counter() - start
-        if elapsed >= least:
-            return elapsed / calls
+        now = time.perf_counter()
+        calls.append(now - before)
+        before = now
+    return calls
 
 
 def _finish(device: torch.device) -> None:

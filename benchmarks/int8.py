@@ -1,0 +1,338 @@
+"""What int8 gains in speed and loses in accuracy, beside the same graph in float32.
+
+    python benchmarks/int8.py --cifar100 data --deit WEIGHTS --imagenet FOLDER --train FOLDER
+
+Three parts: `choices` compares ways to quantise on training pictures, `speed` times two models in
+turns, `accuracy` is top-1 of two models on their test pictures. Whatever decides anything (which
+layers stay in float32, which way is best) has seen training pictures only. Each result is written
+when it is there, and one that the file has is not measured again; `--again` measures all anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hvt
+from hvt.bench.measure import describe, in_turns, portable_command
+from hvt.data.loader import EvalBatches
+from hvt.data.sample import drawn_pictures, sample_pictures
+from hvt.data.sources import open_eval
+from hvt.evaluate import evaluate
+from hvt.export import CHOOSING, to_onnx, write
+from hvt.files import whole_file
+from hvt.predict import built_in
+from hvt.quantise import FLOAT_SHARE, linear_nodes, quantise, sensitive
+from hvt.runtime import INPUT, OUTPUT, OnnxModel
+from hvt.train.pipeline import SMALL, as_files, eval_transform
+
+HERE = Path(__file__).parent
+PARTS = ("choices", "speed", "accuracy")
+MODELS = ("hvt_s_1", "hvt_s_4")
+BATCH = 16
+COMPARED = 256  # training pictures that the choices are compared on
+LEAST = 0.5  # seconds that one timing fills at least
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    args = parse()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    logging.disable(logging.WARNING)  # the quantiser's advice to prepare graphs, as ours are
+    machine = describe(CPU)
+    report = {} if args.again else kept(args.out, machine, args.limit)
+    report |= {"command": portable_command(sys.argv), "machine": machine, "limit": args.limit}
+    parts = {"choices": choices, "speed": speeds, "accuracy": accuracies}
+    for part in args.only:
+        done = report.setdefault(part, {})
+        for name, make in parts[part](args).items():
+            if name in done:
+                print(f"{name}: measured before")
+                continue
+            done[name] = make()
+            if part != "choices":  # which tell each way as it comes
+                print(name, {k: shown(v) for k, v in done[name].items()}, flush=True)
+            save(report, args.out)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Speed and accuracy of int8 beside float32, in ONNX Runtime.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--only", nargs="+", default=list(PARTS), choices=PARTS, help="parts to measure")
+    add("--models", nargs="+", default=list(MODELS), help="models to time")
+    add("--cifar100", type=Path, help="folder that has CIFAR-100 in it, for the built-in model")
+    add("--deit", type=Path, help="weights of an ImageNet model")
+    add("--imagenet", type=Path, help="ImageNet's validation pictures, a folder per class")
+    add("--train", type=Path, help="training pictures of ImageNet, some folders of its classes")
+    add("--limit", type=int, help="pictures at most of each kind, for a try")
+    add("--rounds", type=int, default=7, help="times that every model is timed")
+    add("--threads", type=int, help="CPU threads; torch's own choice by default")
+    add("--again", action="store_true", help="measure what the results have already, too")
+    add("--out", type=Path, default=HERE / "results/int8.json", help="the results' JSON file")
+    return parser.parse_args()
+
+
+def kept(path: Path, machine: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
+    """The results of an earlier run on the same machine, with the same versions and pictures."""
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text())
+    same = {**found["machine"], "date": machine["date"]} == machine and found["limit"] == limit
+    return {part: found[part] for part in PARTS if part in found} if same else {}
+
+
+def save(report: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def shown(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def images_per_second(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Of batches, in turns."""
+    times: dict[str, list[float]] = {}
+    with torch.inference_mode():
+        for turn in range(rounds):
+            in_turns(runs, CPU, turn, LEAST, times)
+    return {name: BATCH / statistics.median(seconds) for name, seconds in times.items()}
+
+
+def calling(model: Callable[[Tensor], object], images: Tensor) -> Callable[[], object]:
+    return lambda: model(images)
+
+
+def exported(model: hvt.HVT, images: Tensor, folder: Path) -> dict[str, Path]:
+    """The float32 and the int8 file of a model; the pictures decide which layers int8 spares."""
+    files = {form: folder / f"{form}.onnx" for form in ("onnx", "int8")}
+    write(model, files["onnx"], "onnx")
+    write(model, files["int8"], "int8", sensitive(model, images[:CHOOSING]))
+    return files
+
+
+# ── speed ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def speeds(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
+    def of(name: str) -> Callable[[], dict[str, Any]]:
+        return lambda: speed(hvt.create_model(name).eval(), args.rounds)
+
+    return {name: of(name) for name in args.models}
+
+
+def speed(model: hvt.HVT, rounds: int) -> dict[str, Any]:
+    """Images/s in PyTorch, in ONNX and in int8, layers spared as with pictures; and sizes."""
+    images = drawn_pictures(BATCH, 3, model.config.image)
+    with tempfile.TemporaryDirectory() as folder:
+        files = exported(model, images, Path(folder))
+        runs = {"torch": calling(model, images)}
+        for form, path in files.items():
+            runs[form] = calling(OnnxModel(path, CPU, torch.get_num_threads()), images)
+        rates = images_per_second(runs, rounds)
+        sizes = {f"{form}_mb": path.stat().st_size / 1e6 for form, path in files.items()}
+    return {
+        **{f"{form}_images_per_s": rate for form, rate in rates.items()},
+        "int8_over_onnx": rates["int8"] / rates["onnx"],
+        **sizes,
+    }
+
+
+# ── accuracy ────────────────────────────────────────────────────────────────────────────────────
+
+
+def accuracies(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
+    found: dict[str, Callable[[], dict[str, Any]]] = {}
+    if args.cifar100 is None:
+        print("left out: the built-in model on CIFAR-100 (needs --cifar100)")
+    else:
+        found["built-in model, CIFAR-100"] = lambda: accuracy(
+            hvt.load(built_in()).float(), ("cifar100", args.cifar100), "cifar100", args
+        )
+    if None in (args.deit, args.imagenet, args.train):
+        print("left out: an ImageNet model (needs --deit, --imagenet and --train)")
+    else:
+        found[f"{args.deit.stem}, ImageNet"] = lambda: accuracy(
+            hvt.load(args.deit).float(), (args.train, None), str(args.imagenet), args
+        )
+    return found
+
+
+def accuracy(
+    model: hvt.HVT,
+    train: tuple[str | Path, Path | None],
+    test_data: str,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Top-1 in float32 and in int8 on the same test pictures."""
+    name, root = train
+    deciding = sample_pictures(name, eval_transform(model), CHOOSING, root=root)
+    test = open_eval(test_data, root=root, class_names=model.class_names).val
+    if args.limit is not None and args.limit < len(test):
+        test = test.subset(range(0, len(test), len(test) // args.limit))  # type: ignore[union-attr]
+    height, width = model.config.image
+    small = hasattr(test, "images") and height == width <= SMALL
+    found: dict[str, Any] = {"pictures": len(test)}
+    with tempfile.TemporaryDirectory() as folder:
+        for form, path in exported(model, deciding, Path(folder)).items():
+            batches = EvalBatches(
+                test if small else as_files(test),
+                eval_transform(model, arrays=small),
+                batch_size=BATCH,
+            )
+            run = OnnxModel(path, CPU, torch.get_num_threads())
+            found[form] = evaluate(run, batches, model.num_classes).top1
+    found["lost"] = found["onnx"] - found["int8"]
+    return found
+
+
+# ── choosing ────────────────────────────────────────────────────────────────────────────────────
+
+
+def choices(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
+    if args.deit is None or args.train is None:
+        print("left out: the ways to quantise (need --deit and --train)")
+        return {}
+    return {args.deit.stem: lambda: {"ways": choose(args)}}
+
+
+def choose(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ways to quantise, by speed and by what they do to the logits of training pictures."""
+    model = hvt.load(args.deit).float()
+    count = 2 * CHOOSING + (args.limit or COMPARED)
+    pictures = sample_pictures(args.train, eval_transform(model), count)
+    # Those that decide which layers stay in float32 are not those that are compared on.
+    apart = torch.arange(len(pictures)) % max(2, len(pictures) // CHOOSING) == 0
+    deciding, pictures = pictures[apart][:CHOOSING], pictures[~apart]
+    graph = to_onnx(model)
+    ways = {"float32": session_of(graph)}
+    for name, make in variants(model, graph, deciding).items():
+        ways[name] = session_of(make())
+    batch = pictures[torch.arange(BATCH) % len(pictures)]
+    rates = images_per_second({n: calling(run, batch) for n, run in ways.items()}, args.rounds)
+    truth = in_batches(ways["float32"], pictures)
+    rows = []
+    for name, run in ways.items():
+        logits = in_batches(run, pictures)
+        same = logits.argmax(dim=1) == truth.argmax(dim=1)
+        rows.append(
+            {
+                "way": name,
+                "images_per_s": rates[name],
+                "over_float32": rates[name] / rates["float32"],
+                "relative_error": ((logits - truth).norm() / truth.norm()).item(),
+                "agreement": 100 * same.float().mean().item(),
+                "pictures": len(pictures),
+            }
+        )
+        print({key: shown(value) for key, value in rows[-1].items()}, flush=True)
+    return rows
+
+
+def variants(model: hvt.HVT, graph: Any, deciding: Tensor) -> dict[str, Callable[[], Any]]:
+    from onnxruntime.quantization import QuantType
+
+    def sparing(share: float) -> Callable[[], Any]:
+        return lambda: quantise(graph, sensitive(model, deciding, share))
+
+    def dynamic(kind: Any, per_channel: bool, reduce_range: bool) -> Callable[[], Any]:
+        return lambda: dynamically(
+            graph, weight_type=kind, per_channel=per_channel, reduce_range=reduce_range
+        )
+
+    s8, u8 = QuantType.QInt8, QuantType.QUInt8
+    return {
+        "dynamic, s8 weights": dynamic(s8, False, False),
+        "dynamic, s8 weights per channel": dynamic(s8, True, False),
+        "dynamic, s8 weights in 7 bits": dynamic(s8, False, True),
+        "dynamic, 7 bits per channel": dynamic(s8, True, True),
+        "dynamic, u8 weights per channel": dynamic(u8, True, False),
+        "static, 7 bits per channel": lambda: statically(graph, deciding),
+        "static, 7 bits per channel, 5 % in float32": lambda: statically(
+            graph, deciding, sensitive(model, deciding)
+        ),
+        **{
+            f"dynamic, 7 bits per channel, {100 * share:.0f} % in float32": sparing(share)
+            for share in (FLOAT_SHARE, 2 * FLOAT_SHARE, 4 * FLOAT_SHARE)
+        },
+    }
+
+
+def dynamically(graph: Any, **options: Any) -> Any:
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "int8.onnx"
+        nodes = list(linear_nodes(graph).values())
+        quantize_dynamic(graph, str(path), nodes_to_quantize=nodes, **options)
+        return onnx.load(str(path))
+
+
+def statically(graph: Any, pictures: Tensor, keep: Collection[str] = ()) -> Any:
+    """Activations in ranges seen on some pictures; the products' results stay in float32."""
+    import onnx
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.batches = iter(pictures.split(BATCH))
+
+        def get_next(self) -> dict[str, Any] | None:
+            batch = next(self.batches, None)
+            return None if batch is None else {INPUT: batch.numpy()}
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, path = Path(folder) / "float32.onnx", Path(folder) / "int8.onnx"
+        source.write_bytes(graph.SerializeToString())
+        quantize_static(
+            str(source),
+            str(path),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_quantize=[n for layer, n in linear_nodes(graph).items() if layer not in keep],
+            per_channel=True,
+            reduce_range=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul"]},
+        )
+        return onnx.load(str(path))
+
+
+def session_of(graph: Any) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), options)
+    return lambda images: torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
+
+
+def in_batches(run: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:
+    return torch.cat([run(batch) for batch in pictures.split(BATCH)])
+
+
+if __name__ == "__main__":
+    main()

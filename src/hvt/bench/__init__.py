@@ -1,0 +1,1 @@
+"""How fast models are: measured in turns, on a machine that is named."""

@@ -1,0 +1,183 @@
+"""The models that are compared, ours and timm's, built and run in the same way."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..cost import cost
+from ..errors import HVTError, nearest
+from ..export import write
+from ..model import HVT
+from ..predict import is_checkpoint
+from ..runtime import OnnxModel, is_onnx, open_model
+from ..zoo import MODELS, create_model
+
+MODES = ("eager", "compiled", "onnx", "int8")
+EXPORTED = ("onnx", "int8")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model that is ready to run, one way of the four."""
+
+    name: str
+    library: str
+    """hvt or timm."""
+    mode: str
+    input_size: tuple[int, int, int]
+    """Channels, height and width."""
+    gflops: float
+    """Multiply-adds in 10⁹ for one picture."""
+    params_m: float
+    run: Callable[[Tensor], object]
+
+    def call(self, batch: int, device: torch.device) -> Callable[[], object]:
+        """One forward pass on a batch of noise, to be timed."""
+        images = torch.randn(batch, *self.input_size, device=device)
+
+        def forward() -> object:
+            with torch.inference_mode():
+                return self.run(images)
+
+        return forward
+
+
+def open_contender(
+    name: str, mode: str, device: torch.device, folder: Path, **overrides: Any
+) -> Contender:
+    """A model's name, a checkpoint or an exported file, made ready to run in a mode.
+
+    Exported files run as they are. Others are exported to `folder` where the mode asks for it, int8
+    without sparing a layer. `overrides` are for the named models of hvt.
+    """
+    threads = torch.get_num_threads()
+    if is_onnx(name):
+        session = OnnxModel(name, device, threads)
+        mode = "int8" if session.int8 else "onnx"
+        return _of_config(name, mode, session.config, session)
+    model = build(name, **overrides).eval()
+    if mode in EXPORTED:
+        if not isinstance(model, HVT):
+            raise HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
+        path = Path(tempfile.mkdtemp(dir=folder)) / f"{mode}.onnx"  # names may be alike
+        write(model, path, mode)
+        return _of_config(name, mode, model.config, OnnxModel(path, device, threads))
+    model.to(device)
+    run = torch.compile(model, dynamic=False) if mode == "compiled" else model
+    if isinstance(model, HVT):
+        return _of_config(name, mode, model.config, run)
+    params = sum(p.numel() for p in model.parameters()) / 1e6
+    size = input_size(model)
+    return Contender(name, "timm", mode, size, gflops(name), params, run)
+
+
+def _of_config(name: str, mode: str, config: Any, run: Callable[[Tensor], object]) -> Contender:
+    price = cost(config)
+    size = (config.in_chans, *config.image)
+    return Contender(name, "hvt", mode, size, price.gflops, price.params_m, run)
+
+
+def build(name: str, device: torch.device | str = "cpu", **overrides: Any) -> nn.Module:
+    """The model of a name or a checkpoint, with new weights unless they are a checkpoint's."""
+    if is_checkpoint(name):
+        model = open_model(name, device)
+        assert isinstance(model, HVT)
+        return model
+    check_name(name)
+    if library(name) == "hvt":
+        return create_model(name, **overrides).to(device)
+    return timm.create_model(name, **overrides).to(device)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that neither hvt nor timm knows."""
+    if not timm.is_model(name):
+        raise HVTError(f"neither hvt nor timm has a model {name!r}: {nearest(name, MODELS)}")
+
+
+def modes_of(name: str, modes: Sequence[str]) -> list[str]:
+    """Those of some modes that a model can be timed in; an exported file has only its own."""
+    if is_onnx(name):
+        return list(modes[:1])
+    if is_checkpoint(name) or library(name) == "hvt":
+        return list(modes)
+    found = [mode for mode in modes if mode not in EXPORTED]
+    if not found:
+        raise HVTError(
+            f"{name} is not a model of hvt, and only those are timed as {' and '.join(modes)}: "
+            "add eager to the modes"
+        )
+    return found
+
+
+def library(name: str) -> str:
+    return "hvt" if name in MODELS else "timm"
+
+
+def input_size(model: nn.Module) -> tuple[int, int, int]:
+    """The channels, height and width that a model of either library takes."""
+    cfg: Any = model.pretrained_cfg
+    return tuple(cfg["input_size"])
+
+
+def gflops(name: str) -> float:
+    """Multiply-adds in 10⁹ for one picture: by `hvt.cost`, and by torch's counter for timm's."""
+    if library(name) == "hvt":
+        return cost(name).gflops
+    # Frozen, for the counter follows whatever wants a gradient.
+    model = timm.create_model(name).eval().requires_grad_(False)
+    counter = FlopCounterMode(display=False)
+    # The counter does not know every fused attention kernel; the plain one is matrix products.
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        model(torch.zeros(1, *input_size(model)))
+    return counter.get_total_flops() / 2 / 1e9
+
+
+# ── what is timed ───────────────────────────────────────────────────────────────────────────────
+
+
+def pictures(model: nn.Module, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random pictures `(B, C, H, W)` and classes `(B,)` for a model."""
+    images = torch.randn(batch, *input_size(model), device=device)
+    return images, torch.randint(int(model.num_classes), (batch,), device=device)  # type: ignore[arg-type]
+
+
+def inference(model: nn.Module, images: Tensor) -> Callable[[], object]:
+    """One forward pass in evaluation mode."""
+
+    def run() -> object:
+        model.eval()
+        with torch.inference_mode():
+            return model(images)
+
+    return run
+
+
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    """The same fused optimiser for all."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.025, fused=True)
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.AdamW, images: Tensor, classes: Tensor
+) -> Callable[[], object]:
+    """Forward, cross-entropy, backward and one step of the optimiser."""
+
+    def run() -> None:
+        model.train()
+        F.cross_entropy(model(images), classes).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run

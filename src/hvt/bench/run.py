@@ -1,0 +1,139 @@
+"""Latency and throughput of several models, timed in turns, as rows for a table or a file."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import HVTError
+from ..files import whole_file
+from .contenders import Contender
+from .measure import calls_in_turns, in_turns, matmul_peak, matmuls
+
+LEAST = 0.25  # seconds that one turn of a model fills at least
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model in one mode at one batch size."""
+
+    model: str
+    library: str
+    mode: str
+    batch: int
+    pixels: str
+    gflops: float
+    """Multiply-adds in 10⁹ for one picture."""
+    params_m: float
+    images_per_s: float
+    """From the median call."""
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    calls: int
+    gflop_per_s: float
+    matmul_peak_gflop_per_s: float
+    share_of_peak: float
+    """Of the fastest float32 matrix product; int8 may pass 1."""
+    peak_memory_mb: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(
+    contenders: Sequence[Contender],
+    batches: Sequence[int],
+    device: torch.device,
+    *,
+    rounds: int = 5,
+    least: float = LEAST,
+    memory: dict[tuple[str, str, int], int] | None = None,
+    note: Note = lambda text: None,
+) -> list[Row]:
+    """Time every model at every batch size, round after round, each a little at a time.
+
+    `memory` has the peak bytes by name, mode and batch, where they are known.
+    """
+    runs = {
+        (place, batch): contender.call(batch, device)
+        for batch in batches
+        for place, contender in enumerate(contenders)
+    }
+    note("warming up")
+    for (place, _), run in runs.items():
+        try:
+            run()
+        except Exception as error:
+            if contenders[place].mode != "compiled":
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise HVTError(
+                f"{contenders[place].name} cannot be compiled here ({reason}): leave compiled out"
+            ) from error
+    products = matmuls(device)
+    product_times: dict[int, list[float]] = {}
+    times: dict[tuple[int, int], list[float]] = {}
+    for turn in range(rounds):
+        note(f"round {turn + 1} of {rounds}")
+        in_turns(products, device, turn, least / 5, product_times)
+        calls_in_turns(runs, device, turn, least, times)
+    peak = matmul_peak(product_times)
+    return [
+        _row(contenders[place], batch, times[place, batch], peak, memory or {})
+        for batch, place in itertools.product(batches, range(len(contenders)))
+    ]
+
+
+def _row(
+    contender: Contender,
+    batch: int,
+    seconds: list[float],
+    peak: float,
+    memory: dict[tuple[str, str, int], int],
+) -> Row:
+    median = statistics.median(seconds)
+    achieved = 2 * contender.gflops * batch / median
+    held = memory.get((contender.name, contender.mode, batch))
+    _, height, width = contender.input_size
+    return Row(
+        model=contender.name,
+        library=contender.library,
+        mode=contender.mode,
+        batch=batch,
+        pixels=str(height) if height == width else f"{height}x{width}",
+        gflops=contender.gflops,
+        params_m=contender.params_m,
+        images_per_s=batch / median,
+        p50_ms=1e3 * median,
+        p90_ms=1e3 * percentile(seconds, 90),
+        p99_ms=1e3 * percentile(seconds, 99),
+        calls=len(seconds),
+        gflop_per_s=achieved,
+        matmul_peak_gflop_per_s=peak,
+        share_of_peak=achieved / peak,
+        peak_memory_mb=None if held is None else held / 1e6,
+    )
+
+
+def percentile(seconds: Sequence[float], share: float) -> float:
+    """The time that `share` per cent of the calls do not exceed; of few calls the slowest."""
+    ordered = sorted(seconds)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share / 100))]
+
+
+def write_csv(rows: Sequence[dict[str, Any]], path: str | Path) -> None:
+    """Rows with the same columns, as a file that other programs read."""
+    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})

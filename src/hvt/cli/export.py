@@ -1,0 +1,111 @@
+"""`hvt export`: a checkpoint as ONNX, as ONNX in int8, or as a `torch.export` program."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..export import Comparison
+
+PICTURES = 64  # that the two are compared on
+
+
+def register(commands: Any) -> None:
+    """Add the commands of this group."""
+    parser = commands.add_parser(
+        "export",
+        help="write a model that runs without this package",
+        description=(
+            "Write a checkpoint as ONNX, as ONNX in int8, or as a torch.export program, and\n"
+            "compare the file with the PyTorch model: logits, likeliest class, size and speed.\n"
+            "hvt predict, hvt eval and hvt bench take the file as they take the checkpoint."
+        ),
+        epilog=(
+            "examples:\n  hvt export model.safetensors model.onnx --data PICTURES\n"
+            "  hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
+            "  hvt export model.safetensors model.pt2 --to torch"
+        ),
+    )
+    parser.add_argument("checkpoint", help="a checkpoint, in any form that hvt.load reads")
+    parser.add_argument("out", help="the file to write: OUT.onnx, or OUT.pt2 for torch")
+    parser.add_argument(
+        "--to", choices=("onnx", "torch"), help="the format (default: by the file's ending)"
+    )
+    parser.add_argument(
+        "--int8", action="store_true", help="weights and activations in 8 bits (ONNX only)"
+    )
+    parser.add_argument(
+        "--data",
+        help=f"pictures to compare on, {PICTURES} of the training part: digits, cifar100, "
+        "imagenet or a folder; they also decide which layers int8 spares",
+    )
+    parser.add_argument("--root", help="folder that has the named data set in it")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run_export, parser=parser)
+
+
+def run_export(args: argparse.Namespace) -> None:
+    from ..data.sample import sample_pictures
+    from ..errors import HVTError
+    from ..export import check_name, export
+    from ..train.pipeline import eval_transform
+    from ..weights import load
+
+    out = Path(args.out)
+    form = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")
+    if args.int8 and form == "torch":
+        raise HVTError("--int8 is for ONNX: leave it out, or name a file that ends in .onnx")
+    form = "int8" if args.int8 else form
+    check_name(out, form)
+    model = load(args.checkpoint).float()
+    pictures = None
+    if args.data:
+        transform, channels = eval_transform(model), model.config.in_chans
+        pictures = sample_pictures(
+            args.data, transform, PICTURES, root=args.root, in_chans=channels
+        )
+    found = export(model, out, form, pictures)
+    if args.json:
+        described = {"checkpoint": args.checkpoint, "out": args.out, **found.to_dict()}
+        print(json.dumps(described, indent=2))
+        return
+    Console().print(_table(found))
+    for line in _remarks(found):
+        print(line)
+
+
+def _table(found: Comparison) -> Table:
+    table = Table("", box=None, header_style="bold")
+    for heading in ("MB", "images/s", "same top-1", "largest difference", "relative error"):
+        table.add_column(heading, justify="right")
+    table.add_row(
+        "PyTorch", f"{found.torch_bytes / 1e6:.1f}", f"{found.torch_images_per_second:.1f}"
+    )
+    names = {"onnx": "ONNX", "int8": "ONNX, int8", "torch": "torch.export"}
+    table.add_row(
+        names[found.form],
+        f"{found.bytes / 1e6:.1f}",
+        f"{found.images_per_second:.1f}",
+        f"{found.agreement:.1f} %",
+        f"{found.difference:.1e}",
+        f"{found.relative_error:.1e}",
+    )
+    return table
+
+
+def _remarks(found: Comparison) -> list[str]:
+    from ..export import BATCH
+
+    kind = "real" if found.real else "drawn"
+    lines = [f"on {found.pictures} {kind} pictures; speed at batch {BATCH} on the CPU"]
+    if not found.real:
+        lines.append("name real ones with --data: drawn pictures tell little of the answers")
+    if found.kept:
+        lines.append(f"in float32 for accuracy's sake: {', '.join(found.kept)}")
+    return lines

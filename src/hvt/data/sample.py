@@ -1,0 +1,57 @@
+"""A few pictures for trying a model out: real ones, or drawn where there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import HVTError
+from .pictures import BrokenPicture
+from .sources import Pictures, open_parts
+
+
+def sample_pictures(
+    name: str | Path,
+    transform: Any,
+    count: int,
+    *,
+    root: str | Path | None = None,
+    in_chans: int = 3,
+    download: bool = False,
+) -> Tensor:
+    """Pictures spread evenly over a source's training part, `(n, C, H, W)` with n at most `count`.
+
+    What is chosen with them has not seen the validation part; it is taken where there is no other.
+    """
+    parts = open_parts(name, root=root, in_chans=in_chans, download=download)
+    dataset = parts.val if parts.train is None else parts.train
+    if not isinstance(dataset, Pictures):
+        raise HVTError(f"{name} is a stream, of which no part can be chosen: name a folder instead")
+    chosen: list[Tensor] = []
+    step = max(1, len(dataset) // count)
+    for index in range(step // 2, len(dataset), step):
+        try:
+            chosen.append(transform(dataset[index][0]))
+        except BrokenPicture:
+            continue
+        if len(chosen) == count:
+            break
+    if not chosen:
+        raise HVTError(f"{name} has no readable picture to try the model on")
+    return torch.stack(chosen)
+
+
+def drawn_pictures(count: int, channels: int, size: tuple[int, int]) -> Tensor:
+    """Clouds with detail at every scale, the same each time: `(count, C, H, W)`, normalised."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.zeros(count, channels, *size)
+    cells = 2
+    while cells <= min(size):
+        coarse = torch.randn(count, channels, cells, cells, generator=generator)
+        images += F.interpolate(coarse, size, mode="bilinear", align_corners=False)
+        cells *= 2
+    return images / images.std(dim=(1, 2, 3), keepdim=True).clamp(min=1e-6)

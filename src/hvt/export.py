@@ -1,0 +1,222 @@
+"""Models for use without this package: ONNX, ONNX in int8, and `torch.export` programs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import statistics
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._version import __version__
+from .archive import DESCRIPTION
+from .bench.measure import in_turns
+from .data.sample import drawn_pictures
+from .description import describe
+from .errors import HVTError
+from .files import whole_file
+from .model import HVT
+from .quantise import quantise, sensitive
+from .runtime import INPUT, METADATA, OUTPUT, OnnxModel, import_extra
+
+FORMS = {"onnx": ".onnx", "int8": ".onnx", "torch": ".pt2"}
+"""What a model can be exported to, and how such a file's name ends."""
+
+# LayerNormalization came with 17 and Gelu with 20, which ONNX Runtime reads since 1.17. 23 has
+# Attention too, but is read by few, and is no faster on a CPU.
+OPSET = 20
+TOLERANCE = 1e-4
+"""The largest difference of a float32 export's logits, over the largest logit."""
+BATCH = 16  # pictures at a time for the comparison of speed
+CHOOSING = 16  # pictures that decide which layers stay in float32
+ROUNDS, LEAST = 3, 0.2  # turns of the comparison of speed, and seconds of each
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An exported file beside the PyTorch model it came from, on the same pictures."""
+
+    form: str
+    pictures: int
+    real: bool
+    """Whether the pictures were real, or drawn for want of any."""
+    difference: float
+    """The largest difference of a logit, over the largest logit."""
+    relative_error: float
+    """The differences' norm over the logits' norm."""
+    agreement: float
+    """Per cent of the pictures with the same likeliest class."""
+    bytes: int
+    torch_bytes: int
+    """Of the model's parameters in float32."""
+    images_per_second: float
+    torch_images_per_second: float
+    kept: tuple[str, ...] = ()
+    """The layers that an int8 file has in float32 for accuracy's sake."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def export(
+    model: HVT, path: str | Path, form: str = "onnx", pictures: Tensor | None = None
+) -> Comparison:
+    """Write a model to a file that needs no hvt to run, and compare the two.
+
+    `form` is `onnx`, `int8` (ONNX too) or `torch` (a `torch.export` program). `pictures`, prepared
+    as the model's inputs, are what the two are compared on, and what decides which layers int8
+    spares; without any, pictures are drawn and no layer is spared. A float32 file that does not
+    give the model's logits is not written.
+    """
+    path = Path(path)
+    check_name(path, form)
+    for needed in () if form == "torch" else ("onnx", "onnxscript", "onnxruntime"):
+        import_extra(needed)
+    if not model.num_classes or model.global_pool == "":
+        raise HVTError("only a model with a classifier over pooled tokens can be exported")
+    model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+    config, real = model.config, pictures is not None
+    if pictures is None:
+        pictures = drawn_pictures(BATCH, config.in_chans, config.image)
+    with whole_file(path) as temporary:
+        kept = sensitive(model, pictures[:CHOOSING]) if form == "int8" and real else ()
+        write(model, temporary, form, kept)
+        run: Callable[[Tensor], Tensor]
+        if form == "torch":
+            run = _program(temporary)
+        else:
+            run = OnnxModel(temporary, "cpu", torch.get_num_threads())
+        found = _compare(model, run, pictures)
+        if form != "int8" and not found["difference"] <= TOLERANCE:
+            raise HVTError(
+                f"the exported model's logits differ by {found['difference']:.1e} of the largest, "
+                f"so {path} was not written: try another version of torch or onnxruntime"
+            )
+        size = temporary.stat().st_size
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    return Comparison(
+        form, len(pictures), real, bytes=size, torch_bytes=parameters, kept=kept, **found
+    )
+
+
+def check_name(path: Path, form: str) -> None:
+    """Refuse an unknown form, a name by which a file would not be known again, and a folder's."""
+    if form not in FORMS:
+        raise HVTError(f"unknown form {form!r}: use {', '.join(FORMS)}")
+    if path.suffix.lower() != FORMS[form]:
+        better = path.with_suffix(FORMS[form]).name
+        raise HVTError(f"{path} should end in {FORMS[form]}, as {better} does")
+    if path.is_dir():
+        raise HVTError(f"cannot write {path}: it is a folder")
+
+
+def write(model: HVT, path: Path, form: str, kept: Collection[str] = ()) -> None:
+    """Write a float32 model in evaluation mode in one of `FORMS`, without comparing anything."""
+    description = describe(model)
+    if form == "torch":
+        _write_program(model, description, path)
+        return
+    graph = to_onnx(model)
+    if form == "int8":
+        graph = quantise(graph, kept)
+    helper = import_extra("onnx").helper
+    graph.producer_name, graph.producer_version = "hvt", __version__
+    precision = "int8" if form == "int8" else "float32"
+    helper.set_model_props(graph, {METADATA: description, "precision": precision})
+    try:
+        content = graph.SerializeToString()
+    except (ValueError, RuntimeError) as error:  # protobuf's EncodeError is a ValueError
+        raise HVTError("the model is above 2 GB, more than one ONNX file can hold") from error
+    path.write_bytes(content)
+
+
+def to_onnx(model: HVT) -> Any:
+    """The graph of a model in evaluation mode as an `onnx.ModelProto`, for batches of any size."""
+    config = model.config
+    example = torch.zeros(2, config.in_chans, *config.image)
+    with _quiet():
+        program = torch.onnx.export(
+            model,
+            (example,),
+            dynamo=True,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            opset_version=OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    graph = program.model_proto
+    # Where each node was traced, with paths of this machine; and shapes that any reader can infer,
+    # which the quantiser would not bring up to date.
+    for node in graph.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for value in (*graph.graph.input, *graph.graph.output):
+        del value.metadata_props[:]
+    del graph.graph.value_info[:]
+    del graph.graph.metadata_props[:]
+    del graph.metadata_props[:]
+    graph.doc_string = graph.graph.doc_string = ""
+    return graph
+
+
+def _write_program(model: HVT, description: str, path: Path) -> None:
+    config = model.config
+    example = torch.zeros(2, config.in_chans, *config.image)
+    content = io.BytesIO()  # torch's own writer does not say why it failed, such as a full disk
+    with _quiet():
+        program = torch.export.export(
+            model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
+        torch.export.save(program, content, extra_files={DESCRIPTION: description})
+    path.write_bytes(content.getbuffer())
+
+
+def _program(path: Path) -> Callable[[Tensor], Tensor]:
+    """The program of a file that this process has just written, and may therefore unpickle."""
+    with _quiet(), path.open("rb") as file:
+        return torch.export.load(file).module()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporters say to those who work on them."""
+    shown = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(shown)
+
+
+@torch.inference_mode()
+def _compare(model: HVT, run: Callable[[Tensor], Tensor], images: Tensor) -> dict[str, Any]:
+    pieces = images.split(BATCH)
+    truth = torch.cat([model(piece) for piece in pieces])
+    logits = torch.cat([run(piece) for piece in pieces])
+    batch = images[torch.arange(BATCH) % len(images)]
+    times: dict[str, list[float]] = {}
+    runs = {"torch": lambda: model(batch), "exported": lambda: run(batch)}
+    for turn in range(ROUNDS):
+        in_turns(runs, torch.device("cpu"), turn, LEAST, times)
+    speed = {name: BATCH / statistics.median(seconds) for name, seconds in times.items()}
+    largest = truth.abs().max().clamp(min=1e-12)
+    same = truth.argmax(dim=1) == logits.argmax(dim=1)
+    return {
+        "difference": ((logits - truth).abs().max() / largest).item(),
+        "relative_error": ((logits - truth).norm() / truth.norm().clamp(min=1e-12)).item(),
+        "agreement": 100 * same.float().mean().item(),
+        "images_per_second": speed["exported"],
+        "torch_images_per_second": speed["torch"],
+    }

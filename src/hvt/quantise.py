@@ -1,0 +1,150 @@
+"""An ONNX graph in 8 bits: weights per output channel, activations as they come.
+
+ONNX Runtime quantises. What is decided here is which matrix products: those of the blocks' linear
+layers. Attention's own products stay in float32, as do the patch embedding and the head, which are
+cheap, and the layers that cost the most accuracy for what they save (see `sensitive`).
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import HVTError
+from .model import HVT
+from .runtime import import_extra
+
+# Without VNNI, x86 adds pairs of u8 × s8 products in 16 bits; 7-bit weights cannot overflow them.
+LEVELS = 64
+FLOAT_SHARE = 0.05
+"""The share of the blocks' multiply-adds that may stay in float32 for accuracy's sake."""
+
+
+def quantise(graph: Any, keep: Collection[str] = ()) -> Any:
+    """The same ONNX graph with its blocks' linear layers in int8, but for those in `keep`."""
+    quantisation = import_extra("onnxruntime.quantization")
+    onnx = import_extra("onnx")
+    nodes = [node for layer, node in linear_nodes(graph).items() if layer not in keep]
+    if not nodes:
+        raise HVTError("the exported graph has no linear layer of a block to quantise")
+    shown = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # its advice is about preparing graphs, as ours are
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "int8.onnx"
+            quantisation.quantize_dynamic(
+                graph,
+                str(path),
+                nodes_to_quantize=nodes,
+                weight_type=quantisation.QuantType.QInt8,
+                per_channel=True,
+                reduce_range=True,
+            )
+            return onnx.load(str(path))
+    finally:
+        logging.disable(shown)
+
+
+def linear_nodes(graph: Any) -> dict[str, str]:
+    """The blocks' linear layers in a graph, by their name in the model: the matrix product's node.
+
+    Parameters keep their names in the graph, and a layer's product is what its bias is added to.
+    """
+    products = {node.output[0]: node.name for node in graph.graph.node if node.op_type == "MatMul"}
+    found = {}
+    for node in graph.graph.node:
+        biases = [name for name in node.input if name.endswith(".bias")]
+        product = next((products[name] for name in node.input if name in products), None)
+        if node.op_type == "Add" and product and biases and biases[0].startswith("blocks."):
+            found[biases[0].removesuffix(".bias")] = product
+    return found
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What one layer in int8 does to the logits, and what it saves."""
+
+    layer: str
+    error: float
+    """Squared error of the logits, over the squared logits."""
+    share: float
+    """Of the multiply-adds of all the blocks' linear layers."""
+
+
+@torch.inference_mode()
+def sensitivities(model: HVT, images: Tensor) -> list[Sensitivity]:
+    """Each linear layer of the blocks quantised alone, as `quantise` would, on some pictures."""
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and "blocks" in n}
+    macs: dict[str, int] = {}
+    inputs: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(_counting(name, macs)) for name, layer in layers.items()
+    ]
+    hooks += [
+        block.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        for block in model.blocks
+    ]
+    truth = model(images)
+    for hook in hooks:
+        hook.remove()
+    found = []
+    for name, layer in layers.items():
+        first = int(name.split(".")[1])
+        weight = layer.weight.data
+        hook = layer.register_forward_pre_hook(lambda _, given: (rounded_activations(given[0]),))
+        layer.weight.data = rounded_weights(weight)
+        try:
+            x = inputs[first]  # the blocks before it are as they were
+            for block in model.blocks[first:]:
+                x = block(x)
+            logits = model.forward_head(model.norm(x))
+        finally:
+            hook.remove()
+            layer.weight.data = weight
+        error = ((logits - truth).square().sum() / truth.square().sum()).item()
+        found.append(Sensitivity(name, error, macs[name] / sum(macs.values())))
+    return found
+
+
+def sensitive(model: HVT, images: Tensor, share: float = FLOAT_SHARE) -> tuple[str, ...]:
+    """The layers to leave in float32: the greatest error for what they save, up to a share."""
+    kept, left = [], share
+    ranked = sorted(
+        sensitivities(model, images), key=lambda one: one.error / one.share, reverse=True
+    )
+    for one in ranked:
+        if one.share <= left:
+            kept.append(one.layer)
+            left -= one.share
+    return tuple(kept)
+
+
+def rounded_weights(weight: Tensor) -> Tensor:
+    """Weights as int8 keeps them with a scale per output: `(out, in)` → the same."""
+    scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / LEVELS
+    return (weight / scale).round() * scale
+
+
+def rounded_activations(x: Tensor) -> Tensor:
+    """Activations as 8 bits keep them, from their smallest to their largest value and zero.
+
+    Zero is one of the 256 values, as in ONNX's `DynamicQuantizeLinear`.
+    """
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    scale = ((high - low) / 255).clamp(min=1e-12)
+    zero = (-low / scale).round()
+    return (((x / scale).round() + zero).clamp(0, 255) - zero) * scale
+
+
+def _counting(name: str, into: dict[str, int]) -> Any:
+    def count(layer: nn.Linear, given: tuple[Tensor, ...]) -> None:
+        into[name] = given[0].numel() * layer.out_features
+
+    return count

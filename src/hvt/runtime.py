@@ -1,0 +1,148 @@
+"""What runs a model: PyTorch for a checkpoint, ONNX Runtime for an exported file."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .config import HVTConfig
+from .description import read_description
+from .device import find_device
+from .errors import CheckpointError, HVTError
+from .model import HVT, default_cfg
+from .weights import load
+
+INPUT, OUTPUT = "images", "logits"
+METADATA = "hvt"
+"""The key under which an ONNX file carries our description of its model."""
+
+
+class Classifier(Protocol):
+    """What predicting and evaluating need to know of a model, whatever runs it."""
+
+    config: HVTConfig
+    num_classes: int
+    pretrained_cfg: dict[str, Any]
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None: ...
+
+    def __call__(self, images: Tensor, /) -> Any: ...
+
+
+class OnnxModel:
+    """An ONNX file that answers like a model: images in, logits out, from any number of threads.
+
+    It runs on CUDA where ONNX Runtime can and `device` allows, else on the CPU; tensors may be
+    anywhere. `threads` are those of one call; 0 takes `OMP_NUM_THREADS`, or a thread per core.
+    """
+
+    def __init__(
+        self, path: str | Path, device: str | torch.device = "auto", threads: int = 0
+    ) -> None:
+        path = Path(path)
+        if not path.is_file():
+            raise CheckpointError(f"cannot read {path}: there is no such file")
+        runtime = import_extra("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0) or 0)
+        options.log_severity_level = 3  # errors come as exceptions
+        providers = _providers(runtime, str(device))
+        try:
+            self.session = runtime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:  # ONNX Runtime has a class for each kind, and no common one
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(
+                f"{path} is no ONNX model, or is damaged, and cannot be run ({reason})"
+            ) from error
+        metadata = self.session.get_modelmeta().custom_metadata_map
+        if METADATA not in metadata:
+            raise CheckpointError(
+                f"{path} was not written by hvt export: it does not say which classes it knows "
+                "and how pictures are prepared for it"
+            )
+        found = read_description(path, metadata[METADATA])
+        self.config, self.num_classes = found.config, found.config.num_classes
+        self.pretrained_cfg = default_cfg(found.config) | found.preprocessing
+        names = found.class_names
+        self.class_names = (
+            tuple(names) if names is not None and len(names) == self.num_classes else None
+        )
+        self._check_shapes(path)
+
+    @property
+    def int8(self) -> bool:
+        """Whether `hvt export --int8` wrote it."""
+        return self.session.get_modelmeta().custom_metadata_map.get("precision") == "int8"
+
+    @property
+    def provider(self) -> str:
+        """What ONNX Runtime runs it on, such as `CPUExecutionProvider`."""
+        return self.session.get_providers()[0]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits of a batch of any size: float `(B, C, H, W)` → float32 `(B, classes)`."""
+        want = (self.config.in_chans, *self.config.image)
+        if images.ndim != 4 or tuple(images.shape[1:]) != want:
+            raise HVTError(
+                f"images of shape {tuple(images.shape)} do not fit: this model takes "
+                f"(batch, {want[0]}, {want[1]}, {want[2]})"
+            )
+        array = np.ascontiguousarray(images.detach().float().cpu().numpy())
+        (logits,) = self.session.run([OUTPUT], {INPUT: array})
+        return torch.from_numpy(logits).to(images.device)
+
+    def _check_shapes(self, path: Path) -> None:
+        """Refuse a file whose graph is not what its description says."""
+        config = self.config
+        want = {INPUT: [config.in_chans, *config.image], OUTPUT: [self.num_classes]}
+        has = {x.name: x.shape for x in (*self.session.get_inputs(), *self.session.get_outputs())}
+        for name, shape in want.items():
+            if len(has) != 2 or name not in has or list(has[name][1:]) != shape:
+                raise CheckpointError(
+                    f"{path} takes and gives {has}, which is not what it says of itself "
+                    f"(batch, then {shape} for {name}): export it again"
+                )
+
+
+def open_model(
+    path: str | Path, device: str | torch.device = "auto", threads: int = 0
+) -> HVT | OnnxModel:
+    """The model of a checkpoint or of an exported file, in float32 and ready to answer."""
+    if is_onnx(path):
+        return OnnxModel(path, device, threads)
+    return load(path, find_device(device)).float()
+
+
+def is_onnx(path: str | Path) -> bool:
+    """Whether a name is that of an ONNX file, by its form; protobuf has no mark to know it by."""
+    return Path(path).suffix.lower() == ".onnx"
+
+
+def import_extra(name: str) -> Any:
+    """A module of the `export` extra."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise HVTError(
+            f"exported models need {name.partition('.')[0]}: pip install 'hvt[export]'"
+        ) from error
+
+
+def _providers(runtime: Any, device: str) -> list[str]:
+    cuda = "CUDAExecutionProvider" in runtime.get_available_providers()
+    kind, _, _ = device.partition(":")
+    if kind == "cuda" and not cuda:
+        raise HVTError(
+            f"this ONNX Runtime does not know the device {device!r}: "
+            "pip install onnxruntime-gpu in place of onnxruntime, or use cpu"
+        )
+    if kind not in ("auto", "cpu", "cuda"):
+        raise HVTError(f"exported models do not run on {device!r}: use auto, cpu or cuda")
+    return [*(["CUDAExecutionProvider"] if cuda and kind != "cpu" else []), "CPUExecutionProvider"]

@@ -1,0 +1,234 @@
+"""Models are timed in turns, each as what it is, and the figures are those of its own cost."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import hvt
+from hvt.bench.contenders import build as build_contender
+from hvt.bench.contenders import gflops, modes_of, open_contender
+from hvt.bench.measure import calls_in_turns, describe, in_turns
+from hvt.bench.peak import peak_memory
+from hvt.bench.plot import draw
+from hvt.bench.run import Row, measure, percentile
+from hvt.cli import main
+from hvt.errors import HVTError
+from hvt.export import write
+
+Build = Callable[..., hvt.HVT]
+Command = Callable[..., tuple[int, str, str]]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    def called(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return called
+
+
+@pytest.fixture
+def checkpoint(build: Build, tmp_path: Path) -> Path:
+    hvt.save(build("hvt_ti_1", depth=1), tmp_path / "small.safetensors")
+    return tmp_path / "small.safetensors"
+
+
+# Time
+
+
+def test_every_case_gets_its_turn_and_another_neighbour() -> None:
+    called: list[str] = []
+    runs = {name: (lambda name=name: called.append(name)) for name in "abc"}
+    times: dict[str, list[float]] = {}
+    for turn in range(3):
+        in_turns(runs, CPU, turn, 0.0, times)
+    # One call that is not counted and one that is, from one further along each time.
+    assert "".join(called) == "aabbcc" + "bbccaa" + "ccaabb"
+    assert {name: len(found) for name, found in times.items()} == {"a": 3, "b": 3, "c": 3}
+    each: dict[str, list[float]] = {}
+    calls_in_turns(runs, CPU, 0, 0.001, each)
+    assert all(len(found) > 1 and sum(found) >= 0.001 for found in each.values())
+
+
+def test_percentiles() -> None:
+    seconds = [float(n) for n in range(100, 0, -1)]
+    assert (percentile(seconds, 50), percentile(seconds, 90), percentile(seconds, 99)) == (
+        51, 91, 100,
+    )  # fmt: skip
+    assert percentile([2.0], 99) == percentile([2.0], 50) == 2
+
+
+def test_the_machine_is_named() -> None:
+    machine = describe(CPU)
+    assert machine["torch"] == torch.__version__
+    assert machine["hvt"] == hvt.__version__
+    assert machine["threads"] == torch.get_num_threads()
+    assert all(machine[key] for key in ("cpu", "cores", "timm", "onnxruntime", "date", "dtype"))
+
+
+# Contenders
+
+
+def test_rows_are_of_the_models_own_cost(checkpoint: Path, tmp_path: Path) -> None:
+    opened = [open_contender(str(checkpoint), mode, CPU, tmp_path) for mode in ("eager", "onnx")]
+    memory = {(str(checkpoint), "onnx", 2): 5_000_000}
+    rows = measure(opened, [1, 2], CPU, rounds=1, least=0.01, memory=memory)
+    assert [(row.mode, row.batch) for row in rows] == [
+        ("eager", 1), ("onnx", 1), ("eager", 2), ("onnx", 2),
+    ]  # fmt: skip
+    price = hvt.cost(hvt.load(checkpoint))
+    for row in rows:
+        assert (row.gflops, row.params_m) == (price.gflops, price.params_m)
+        assert (row.library, row.pixels) == ("hvt", "64")
+        assert row.images_per_s == pytest.approx(1e3 * row.batch / row.p50_ms)
+        assert row.p50_ms <= row.p90_ms <= row.p99_ms
+        assert row.gflop_per_s == pytest.approx(2 * price.gflops * row.images_per_s)
+        assert row.share_of_peak == pytest.approx(row.gflop_per_s / row.matmul_peak_gflop_per_s)
+        assert row.calls >= 1
+    assert [row.peak_memory_mb for row in rows] == [None, None, None, 5.0]
+
+
+def test_modes_give_the_same_logits(checkpoint: Path, tmp_path: Path) -> None:
+    images = torch.randn(3, 3, 64, 64)
+    with torch.inference_mode():
+        logits = {
+            mode: open_contender(str(checkpoint), mode, CPU, tmp_path).run(images)
+            for mode in ("eager", "onnx", "int8")
+        }
+    torch.testing.assert_close(logits["eager"], logits["onnx"], rtol=1e-3, atol=1e-3)
+    assert not torch.equal(logits["int8"], logits["onnx"])  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_compiled(checkpoint: Path, tmp_path: Path) -> None:
+    opened = [open_contender(str(checkpoint), m, CPU, tmp_path) for m in ("eager", "compiled")]
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(opened[0].run(images), opened[1].run(images))
+
+
+def test_a_model_of_timm(tmp_path: Path) -> None:
+    opened = open_contender("test_vit", "eager", CPU, tmp_path)
+    assert opened.library == "timm"
+    assert opened.input_size == (3, 160, 160)
+    model = build_contender("test_vit")
+    assert opened.params_m == pytest.approx(sum(p.numel() for p in model.parameters()) / 1e6)
+    assert opened.call(2, CPU)().shape == (2, 1000)  # type: ignore[attr-defined]
+    with pytest.raises(HVTError, match="test_vit is timm's"):
+        open_contender("test_vit", "onnx", CPU, tmp_path)
+
+
+def test_timms_counter_agrees_with_the_closed_form() -> None:
+    """timm's DeiT-Ti is ours: 1.25 G."""
+    assert gflops("deit_tiny_patch16_224") == pytest.approx(gflops("deit_ti"), rel=0.01)
+
+
+def test_peak_memory_of_an_exported_file(build: Build, tmp_path: Path) -> None:
+    model = build("hvt_ti_1", depth=1, num_heads=6, head_dim=64)
+    write(model, tmp_path / "model.onnx", "onnx")
+    peaks = peak_memory(str(tmp_path / "model.onnx"), "onnx", [1, 64], CPU)
+    assert list(peaks) == [1, 64]
+    weights = 4 * hvt.cost(model).params
+    assert weights < peaks[1] < peaks[64] < 1e9
+
+
+def test_peak_memory_that_cannot_be_measured() -> None:
+    with pytest.raises(HVTError, match=r"the peak memory of nothing could not be measured: .*timm"):
+        peak_memory("nothing", "train", [1], CPU)
+
+
+# The command
+
+
+def test_the_command(command: Command, checkpoint: Path, build: Build, tmp_path: Path) -> None:
+    write(hvt.load(checkpoint), tmp_path / "small-int8.onnx", "int8")
+    code, out, err = command(
+        "bench", checkpoint, tmp_path / "small-int8.onnx", "--batch", "2", "--rounds", 1,
+        "--device", "cpu", "--no-memory", "--json", "--csv", tmp_path / "speed.csv",
+        "--plot", tmp_path / "speed.svg",
+    )  # fmt: skip
+    assert code == 0
+    assert "round 1 of 1" in err
+    said = json.loads(out)
+    assert [(row["model"], row["mode"]) for row in said["rows"]] == [
+        (str(checkpoint), "eager"),
+        (str(tmp_path / "small-int8.onnx"), "int8"),
+    ]
+    assert said["machine"]["torch"] == torch.__version__
+    with (tmp_path / "speed.csv").open() as file:
+        written = list(csv.DictReader(file))
+    assert [row["mode"] for row in written] == ["eager", "int8"]
+    assert float(written[0]["images_per_s"]) == pytest.approx(
+        said["rows"][0]["images_per_s"], rel=1e-5
+    )
+    assert written[0]["cpu"] == said["machine"]["cpu"]
+    drawn = (tmp_path / "speed.svg").read_text()
+    assert "<svg" in drawn
+
+
+def test_the_command_as_a_table(command: Command) -> None:
+    words = ("bench", "deit_ti", "--img-size", 32, "--batch", 1, "--rounds", 1, "--no-memory")
+    code, out, _ = command(*words, "--device", "cpu")
+    assert code == 0
+    first, heading, row = out.splitlines()
+    assert f"torch {torch.__version__}" in first
+    assert "GFLOP/s" in first
+    assert heading.split()[:5] == ["model", "mode", "batch", "px", "GFLOPs"]
+    gflops = hvt.cost("deit_ti", img_size=32).gflops
+    assert row.split()[:5] == ["deit_ti", "eager", "1", "32", f"{gflops:.2f}"]
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    rows = [
+        Row("deit_s", "hvt", "eager", 16, "224", 4.6, 22.0, 15.0, 1, 1, 1, 9, 1, 1, 1, None),
+        Row("runs/$a_b.onnx", "hvt", "int8", 1, "224", 1.4, 22.0, 70.0, 1, 1, 1, 9, 1, 1, 1, None),
+    ]
+    draw(rows, describe(CPU), tmp_path / "speed.png")
+    with Image.open(tmp_path / "speed.png") as image:
+        assert image.format == "PNG"
+        assert image.width > 1.5 * image.height  # a panel for each batch size
+
+
+def test_modes_that_a_model_has() -> None:
+    assert modes_of("hvt_s_1", ["eager", "int8"]) == ["eager", "int8"]
+    assert modes_of("resnet18", ["onnx", "eager"]) == ["eager"]
+    assert modes_of("a/model.safetensors", ["onnx", "eager"]) == ["onnx", "eager"]
+    assert len(modes_of("a/model.onnx", ["onnx", "eager"])) == 1
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, err = command("bench", "hvt_s_1", "--plot", "speed.png")
+    assert (code, out) == (2, "")
+    assert err == "hvt: drawing needs matplotlib: pip install 'hvt[plot]'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("hvt_s_9",), "neither hvt nor timm has a model 'hvt_s_9': did you mean hvt_s_"),
+        (("hvt_s_1", "--modes", "onx"), "unknown mode 'onx': did you mean onnx?"),
+        (("hvt_s_1", "--batch", "1,zero"), "--batch='zero' must be a whole number of at least 1"),
+        (("hvt_s_1", "--rounds", "0"), "--rounds='0' must be a whole number of at least 1"),
+        (("none.onnx",), "cannot read none.onnx: there is no such file"),
+        (("none.safetensors",), "cannot read none.safetensors"),
+        (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not there"),
+        (("hvt_s_1", "--plot", "speed.jpg"), "the picture speed.jpg should end in .png or .svg"),
+        (("hvt_s_1", "--csv", "none/speed.csv"), "none/speed.csv: the folder none does not exist"),
+        (("resnet18", "--modes", "onnx"), "resnet18 is not a model of hvt, and only those are"),
+    ],
+)
+def test_bad_input(command: Command, words: tuple[str, ...], message: str) -> None:
+    code, out, err = command("bench", *words)
+    assert (code, out) == (2, "")
+    assert message in err.splitlines()[-1]

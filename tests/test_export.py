@@ -1,0 +1,554 @@
+"""An exported file gives the model's answers, wherever a checkpoint is taken, and runs no code."""
+
+import concurrent.futures
+import json
+import pickle
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from conftest import SMALL, stir
+from onnx import TensorProto, helper
+from PIL import Image
+from torch import Tensor
+from training import PLAIN, run, small_disk
+
+import hvt
+from hvt.cli import GROUPS, main
+from hvt.cli.flags import Parser
+from hvt.data.sample import drawn_pictures, sample_pictures
+from hvt.data.sources import open_eval
+from hvt.errors import CheckpointError, HVTError
+from hvt.export import TOLERANCE, export, write
+from hvt.extraction import best, significance
+from hvt.quantise import (
+    linear_nodes,
+    rounded_activations,
+    rounded_weights,
+    sensitive,
+    sensitivities,
+)
+from hvt.runtime import OnnxModel, open_model
+from hvt.train.pipeline import eval_transform
+
+Build = Callable[..., hvt.HVT]
+Command = Callable[..., tuple[int, str, str]]
+FORMS = {"onnx": "model.onnx", "int8": "int8.onnx", "torch": "model.pt2"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint that knows the digits fairly well, and its three exports."""
+    folder = tmp_path_factory.mktemp("digits")
+    run(folder / "run", epochs=12, **PLAIN, overrides={"depth": 2})
+    shutil.copy(folder / "run/model.safetensors", folder / "model.safetensors")
+    model = hvt.load(folder / "model.safetensors")
+    images = sample_pictures("digits", eval_transform(model), 64)
+    found = {form: export(model, folder / name, form, images) for form, name in FORMS.items()}
+    (folder / "found.json").write_text(json.dumps({k: v.to_dict() for k, v in found.items()}))
+    return folder
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    def called(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return called
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> list[str]:
+    """Real digits as files."""
+    val = open_eval("digits").val
+    paths = [str(tmp_path / f"{number:02}.png") for number in range(12)]
+    for number, path in enumerate(paths):
+        val[number][0].save(path)  # type: ignore[index]
+    return paths
+
+
+def in_pieces(model: Callable[[Tensor], Tensor], images: Tensor, size: int = 16) -> Tensor:
+    with torch.inference_mode():
+        return torch.cat([model(piece) for piece in images.split(size)])
+
+
+# The graph
+
+
+def tiny_models() -> dict[hvt.HVTConfig, list[str]]:
+    """The models of the registry made tiny; those of the same shape but for their width are one."""
+    found: dict[hvt.HVTConfig, list[str]] = {}
+    for name in hvt.list_models():
+        config = hvt.get_config(name)
+        depth = max(len(config.pool_blocks), 1 if config.retention is None else 2)
+        found.setdefault(config.replace(**SMALL, depth=depth), []).append(name)
+    return found
+
+
+REGISTRY = tiny_models()
+OTHERS = [
+    ("hvt_ti_1", {"depth": 1, "pool": "avg", "in_chans": 1, "img_size": (64, 48)}),
+    ("hvt_ti_1", {"depth": 1, "pool": "conv", "class_token": True, "global_pool": "avg"}),
+    ("hvt_s_2_2d", {"depth": 2, "pool": "avg", "class_token": True}),
+]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*REGISTRY, *(hvt.get_config(name, **SMALL | values) for name, values in OTHERS)],
+    ids=[*(" ".join(names) for names in REGISTRY.values()), "flat", "token", "2d-avg-token"],
+)
+def test_logits_at_every_batch_size(tmp_path: Path, config: hvt.HVTConfig) -> None:
+    model = stir(hvt.HVT(config)).eval()
+    write(model, tmp_path / "model.onnx", "onnx")
+    exported = OnnxModel(tmp_path / "model.onnx", "cpu", threads=1)
+    assert exported.config == config
+    for batch in (1, 2, 17):
+        images = torch.randn(batch, config.in_chans, *config.image)
+        with torch.inference_mode():
+            expected = model(images)
+        got = exported(images)
+        assert got.shape == (batch, 10)
+        assert (got - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def test_power_drops_tokens_in_every_form(tmp_path: Path, build: Build) -> None:
+    """Which tokens are kept depends on the picture: one graph must choose for each of a batch."""
+    model = build("deit_ti_power", depth=2)
+    assert model.config.retention is not None
+    assert model.config.tokens[-1] < model.config.tokens[0]
+    images = drawn_pictures(5, 3, (64, 64))
+    with torch.inference_mode():
+        expected = model(images)
+        _, attention = model.blocks[0].attn.with_weights(  # type: ignore[union-attr]
+            model.blocks[0].norm1(model._embed(images))  # type: ignore[union-attr]
+        )
+        kept = best(significance(attention), model.config.retention[0] - 1)
+    assert len({tuple(row) for row in kept.tolist()}) > 1
+    found = export(model, tmp_path / "model.pt2", "torch", images)
+    assert found.difference <= TOLERANCE
+    write(model, tmp_path / "model.onnx", "int8")
+    got = OnnxModel(tmp_path / "model.onnx", threads=1)(images)
+    assert (got - expected).norm() < 0.2 * expected.norm()
+    assert len(sensitivities(model, images)) == 8
+
+
+def test_one_file_that_tells_nothing_of_this_machine(trained: Path) -> None:
+    for name in FORMS.values():
+        assert (trained / name).is_file()
+    for name in ("model.onnx", "int8.onnx"):
+        graph = onnx.load(str(trained / name))
+        onnx.checker.check_model(graph)
+        assert not any(one.external_data for one in graph.graph.initializer)
+        assert graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+        content = (trained / name).read_bytes()
+        assert str(Path(hvt.__file__).parent).encode() not in content
+        assert b"site-packages" not in content
+    left = {path.name for path in trained.iterdir()}
+    assert left == {*FORMS.values(), "run", "model.safetensors", "found.json"}
+
+
+def test_what_a_file_says_of_itself(trained: Path) -> None:
+    model = hvt.load(trained / "model.safetensors")
+    for name in FORMS.values():
+        other = open_model(trained / name, "cpu")
+        assert other.config == model.config
+        assert other.class_names == model.class_names == tuple("0123456789")
+        for key in ("mean", "std", "crop_pct", "interpolation", "crop_mode"):
+            assert other.pretrained_cfg[key] == model.pretrained_cfg[key], key
+        assert other.pretrained_cfg["crop_pct"] == 1.0
+    assert OnnxModel(trained / "int8.onnx").int8
+    assert not OnnxModel(trained / "model.onnx").int8
+
+
+def test_the_comparison(trained: Path) -> None:
+    found = json.loads((trained / "found.json").read_text())
+    for form in ("onnx", "torch"):
+        assert found[form]["difference"] <= TOLERANCE
+        assert found[form]["agreement"] == 100
+    assert TOLERANCE < found["int8"]["relative_error"] < 0.1
+    assert found["int8"]["kept"]
+    for form, name in FORMS.items():
+        assert found[form]["bytes"] == (trained / name).stat().st_size
+        assert found[form]["images_per_second"] > 0
+        assert (found[form]["real"], found[form]["pictures"]) == (True, 64)
+
+
+# Where a checkpoint is taken
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch"])
+def test_predictor(trained: Path, digits: list[str], form: str) -> None:
+    expected = hvt.Predictor(trained / "model.safetensors", "cpu", top=10)(digits)
+    answers = hvt.Predictor(trained / FORMS[form], "cpu", top=10, batch_size=5)(digits)
+    for answer, one in zip(answers, expected, strict=True):
+        assert (answer.source, answer.classes[0]) == (one.source, one.classes[0])
+        got = dict(zip(answer.classes, answer.probabilities, strict=True))
+        assert got == pytest.approx(
+            dict(zip(one.classes, one.probabilities, strict=True)), abs=1e-4
+        )
+    (answer,) = hvt.Predictor(OnnxModel(trained / "model.onnx"))([Image.open(digits[0])])
+    assert answer.classes[0] == expected[0].classes[0]
+
+
+@pytest.mark.parametrize("form", ["onnx", "int8", "torch"])
+def test_eval(command: Command, trained: Path, form: str) -> None:
+    scores = {}
+    for path in (trained / "model.safetensors", trained / FORMS[form]):
+        code, out, err = command("eval", path, "--data", "digits", "--json", "--device", "cpu")
+        assert (code, err) == (0, "")
+        scores[path.name] = json.loads(out)
+    expected, got = scores.values()
+    if form == "int8":
+        assert expected["top1"] > 60  # or there would be nothing to lose
+        assert got["top1"] >= expected["top1"] - 2
+    else:
+        assert got["top1"] == expected["top1"]
+        assert got["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        assert got["per_class"] == expected["per_class"]
+
+
+def test_predict_command(command: Command, trained: Path, digits: list[str]) -> None:
+    outputs = []
+    for name in ("model.safetensors", "model.onnx", "model.pt2"):
+        code, out, err = command("predict", trained / name, *digits, "--top", 1, "--json")
+        assert (code, err) == (0, "")
+        outputs.append([one["top"][0]["class"] for one in json.loads(out)])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_many_threads_at_once(trained: Path) -> None:
+    model = OnnxModel(trained / "model.onnx", threads=1)
+    batches = [torch.randn(n, 3, 8, 8) for n in (1, 2, 3, 5, 8, 13)] * 3
+    expected = [model(batch) for batch in batches]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for got, one in zip(pool.map(model, batches), expected, strict=True):
+            torch.testing.assert_close(got, one)
+
+
+# int8
+
+
+def test_int8_products_are_those_of_the_blocks(trained: Path) -> None:
+    found = json.loads((trained / "found.json").read_text())["int8"]
+    whole, graph = (onnx.load(str(trained / name)) for name in ("model.onnx", "int8.onnx"))
+    layers = linear_nodes(whole)
+    names = {"attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"}
+    assert set(layers) == {f"blocks.{i}.{name}" for i in range(2) for name in names}
+    ops = [node.op_type for node in graph.graph.node]
+    assert ops.count("MatMulInteger") == len(layers) - len(found["kept"])
+    weights = {one.name: one for one in graph.graph.initializer}
+    stored = [weights[n.input[1]] for n in graph.graph.node if n.op_type == "MatMulInteger"]
+    for weight in stored:
+        values = onnx.numpy_helper.to_array(weight)
+        assert values.dtype == "int8"
+        assert abs(values.astype(int)).max() <= 64  # what AVX2 can add up without overflow
+
+
+def test_rounding_is_onnx_runtimes(tmp_path: Path, build: Build) -> None:
+    """What decides on the layers to spare stands for what they will do."""
+    model = build("hvt_ti_1", depth=1)
+    write(model, tmp_path / "int8.onnx", "int8")
+    images = drawn_pictures(4, 3, (64, 64))
+    with torch.inference_mode():
+        truth = model(images)
+    got = OnnxModel(tmp_path / "int8.onnx", threads=1)(images)
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.startswith("blocks"):
+            layer.weight.data = rounded_weights(layer.weight.data)
+            layer.register_forward_pre_hook(lambda _, given: (rounded_activations(given[0]),))
+    with torch.inference_mode():
+        imitated = model(images)
+    assert (got - truth).norm() > 1e-3 * truth.norm()
+    assert (got - imitated).norm() < 0.1 * (got - truth).norm()
+
+
+def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
+    model = build("hvt_ti_2", depth=2)
+    images = drawn_pictures(4, 3, (64, 64))
+    broken = model.blocks[1].attn.proj  # type: ignore[union-attr]
+    before = model.state_dict()["blocks.1.attn.proj.weight"].clone()
+    with torch.no_grad():
+        broken.weight[:, 0] = 40 * broken.weight.abs().max()  # one value takes the whole range
+    after = broken.weight.clone()
+    assert "blocks.1.attn.proj" in sensitive(model, images, share=0.1)
+    torch.testing.assert_close(broken.weight, after)  # as it was
+    assert not torch.equal(before, after)
+    found = sensitivities(model, images)
+    assert sum(one.share for one in found) == pytest.approx(1)
+    shares = {one.layer: one.share for one in found}
+    for share in (0.0, 0.05, 0.3):
+        assert sum(shares[layer] for layer in sensitive(model, images, share)) <= share
+    assert shares["blocks.0.mlp.fc1"] > shares["blocks.1.mlp.fc1"]  # which sees fewer tokens
+
+
+# The command
+
+
+def test_the_command(command: Command, build: Build, tmp_path: Path) -> None:
+    hvt.save(build("hvt_ti_1", depth=1), tmp_path / "model.safetensors")
+    out = tmp_path / "model.onnx"
+    code, said, err = command("export", tmp_path / "model.safetensors", out)
+    assert (code, err) == (0, "")
+    lines = said.splitlines()
+    assert lines[0].split()[0] == "MB"
+    assert [line.split()[0] for line in lines[1:3]] == ["PyTorch", "ONNX"]
+    assert "100.0 %" in lines[2]
+    assert "on 16 drawn pictures" in said
+    assert "--data" in said
+    assert out.is_file()
+
+
+def test_the_command_in_int8_as_json(command: Command, build: Build, tmp_path: Path) -> None:
+    hvt.save(build("hvt_ti_1", depth=1, img_size=8, patch_size=1), tmp_path / "m.safetensors")
+    words = (tmp_path / "m.safetensors", tmp_path / "m.onnx", "--int8", "--data", "digits")
+    code, out, err = command("export", *words, "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert (said["form"], said["real"], said["pictures"]) == ("int8", True, 64)
+    assert OnnxModel(tmp_path / "m.onnx").int8
+
+
+def test_refused_before_anything_is_written(
+    command: Command, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, features = tmp_path / "model.safetensors", tmp_path / "features.safetensors"
+    hvt.save(build("hvt_ti_1", depth=1), checkpoint)
+    hvt.save(build("hvt_ti_1", depth=1, num_classes=0), features)
+    (tmp_path / "folder.onnx").mkdir()
+    before = sorted(tmp_path.iterdir())
+    for words, message in (
+        ((checkpoint, tmp_path / "model.bin"), "model.bin should end in .onnx, as model.onnx does"),
+        ((checkpoint, tmp_path / "m.onnx", "--to", "torch"), "should end in .pt2, as m.pt2 does"),
+        ((checkpoint, tmp_path / "m.pt2", "--int8"), "--int8 is for ONNX"),
+        ((features, tmp_path / "m.onnx"), "only a model with a classifier"),
+        ((checkpoint, tmp_path / "none" / "m.onnx"), "none does not exist"),
+        ((checkpoint, tmp_path / "folder.onnx"), "folder.onnx: it is a folder"),
+        ((tmp_path / "no.safetensors", tmp_path / "m.onnx"), "no.safetensors: No such file"),
+        ((checkpoint, tmp_path / "m.onnx", "--data", tmp_path / "none"), "none"),
+    ):
+        code, out, err = command("export", *words)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    code, _, err = command("export", checkpoint, tmp_path / "m.onnx")
+    assert code == 2
+    assert err == "hvt: exported models need onnxscript: pip install 'hvt[export]'\n"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch"])
+def test_a_full_disk(tmp_path: Path, build: Build, form: str) -> None:
+    model = build("hvt_ti_1", depth=1, head_dim=64)  # about 2 MB
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        with pytest.raises(HVTError, match=r"cannot write .*model\.\w+: No space left on device"):
+            export(model, disk / FORMS[form], form)
+        assert list(disk.iterdir()) == []
+
+
+class Restless(hvt.HVT):
+    """A model that no graph can follow, as it never says the same twice."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        return logits + torch.rand_like(logits)
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch"])
+def test_a_file_that_does_not_agree_is_not_left_behind(
+    small: dict[str, Any], tmp_path: Path, form: str
+) -> None:
+    model = Restless(hvt.get_config("hvt_ti_1", **small | {"depth": 1}))
+    path = tmp_path / FORMS[form]
+    path.write_text("an older file")
+    with pytest.raises(HVTError, match=r"logits differ by .* so .*model\.\w+ was not written"):
+        export(model, path, form)
+    assert path.read_text() == "an older file"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Files that are not as they should be
+
+
+def changed(source: Path, target: Path, **values: Any) -> Path:
+    """An exported file whose description says something else."""
+    graph = onnx.load(str(source))
+    props = {one.key: one.value for one in graph.metadata_props}
+    described = json.loads(props["hvt"])
+    described["config"] |= values.pop("config", {})
+    helper.set_model_props(graph, props | {"hvt": json.dumps(described | values)})
+    onnx.save(graph, str(target))
+    return target
+
+
+def test_files_that_are_refused(command: Command, trained: Path, tmp_path: Path) -> None:
+    good = trained / "model.onnx"
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    foreign = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    ])  # fmt: skip
+    opsets = [helper.make_opsetid("", 20)]
+    onnx.save(helper.make_model(foreign, opset_imports=opsets, ir_version=10), tmp_path / "f.onnx")
+    (tmp_path / "text.onnx").write_text("not a model")
+    (tmp_path / "empty.onnx").touch()
+    (tmp_path / "cut.onnx").write_bytes(good.read_bytes()[:3000])
+    changed(good, tmp_path / "size.onnx", config={"img_size": 16})
+    changed(good, tmp_path / "classes.onnx", config={"num_classes": 7}, class_names=None)
+    changed(good, tmp_path / "newer.onnx", format=99)
+    changed(good, tmp_path / "field.onnx", config={"wings": 2})
+    for name, message in (
+        ("f.onnx", "was not written by hvt export"),
+        ("text.onnx", "is no ONNX model, or is damaged"),
+        ("empty.onnx", "is no ONNX model, or is damaged"),
+        ("cut.onnx", "is no ONNX model, or is damaged"),
+        ("size.onnx", "not what it says of itself"),
+        ("classes.onnx", "not what it says of itself"),
+        ("newer.onnx", "was written by a newer hvt: upgrade to read it"),
+        ("field.onnx", "describes no usable model: unknown override 'wings'"),
+        ("none.onnx", "there is no such file"),
+    ):
+        code, out, err = command("eval", tmp_path / name, "--data", "digits")
+        assert (code, out) == (2, ""), name
+        assert message in err, name
+        assert err.count("\n") == 1, name
+
+
+def test_what_an_exported_file_is_not_for(trained: Path) -> None:
+    with pytest.raises(CheckpointError, match="name the checkpoint that it was exported from"):
+        hvt.load(trained / "model.onnx")
+    with pytest.raises(HVTError, match=r"images of shape \(2, 3, 9, 8\) do not fit: .* 3, 8, 8\)"):
+        OnnxModel(trained / "model.onnx")(torch.zeros(2, 3, 9, 8))
+    with pytest.raises(HVTError, match="do not run on 'mps'"):
+        OnnxModel(trained / "model.onnx", "mps")
+
+
+def test_without_the_extra(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(HVTError, match=r"need onnxruntime: pip install 'hvt\[export\]'"):
+        hvt.Predictor(trained / "model.onnx")
+    assert hvt.Predictor(trained / "model.pt2", "cpu")  # which needs torch alone
+
+
+# torch.export's archives
+
+
+class Harm:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def repacked(source: Path, target: Path, change: Callable[[str, bytes], bytes]) -> Path:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+    return target
+
+
+def test_the_program_runs_by_itself(trained: Path) -> None:
+    """As its own reader loads it, which unpickles: this file is ours."""
+    program = torch.export.load(trained / "model.pt2").module()
+    model = hvt.load(trained / "model.safetensors")
+    for batch in (1, 2, 17):
+        images = torch.randn(batch, 3, 8, 8)
+        torch.testing.assert_close(program(images), model(images))
+
+
+def test_an_archive_is_not_unpickled(trained: Path, tmp_path: Path) -> None:
+    """Code hidden where `torch.export.load` would run it is never looked at."""
+    harm = pickle.dumps(Harm(tmp_path / "harmed"))
+    bad = repacked(
+        trained / "model.pt2",
+        tmp_path / "bad.pt2",
+        lambda name, content: harm if "sample_inputs" in name else content,
+    )
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(
+        hvt.load(bad)(images), hvt.load(trained / "model.safetensors")(images)
+    )
+    pickled = repacked(
+        trained / "model.pt2",
+        tmp_path / "pickled.pt2",
+        lambda name, content: content.replace(b'"use_pickle": false', b'"use_pickle": true'),
+    )
+    with pytest.raises(CheckpointError, match="not stored as plain float32 numbers"):
+        hvt.load(pickled)
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_archives_that_are_refused(trained: Path, tmp_path: Path) -> None:
+    class Other(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    torch.export.save(torch.export.export(Other(), (torch.ones(2),)), tmp_path / "other.pt2")
+    with pytest.raises(CheckpointError, match=r"other\.pt2 is no torch\.export program of hvt"):
+        hvt.load(tmp_path / "other.pt2")
+    short = repacked(
+        trained / "model.pt2",
+        tmp_path / "short.pt2",
+        lambda name, content: content[:-4] if name.endswith("weight_3") else content,
+    )
+    with pytest.raises(CheckpointError, match=r"short\.pt2 is damaged"):
+        hvt.load(short)
+
+
+# Pictures to try a model on
+
+
+def test_sampled_pictures_are_spread_over_the_training_part(build: Build) -> None:
+    model = build("hvt_ti_1", img_size=8, patch_size=1)
+    images = sample_pictures("digits", eval_transform(model), 20)
+    assert images.shape == (20, 3, 8, 8)
+    assert len({tuple(image.flatten().tolist()) for image in images}) == 20
+    torch.testing.assert_close(images, sample_pictures("digits", eval_transform(model), 20))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (3, 5), (64, 48), (1, 1)])
+def test_drawn_pictures(size: tuple[int, int]) -> None:
+    images = drawn_pictures(3, 2, size)
+    assert images.shape == (3, 2, *size)
+    assert images.isfinite().all()
+    torch.testing.assert_close(images, drawn_pictures(3, 2, size))
+
+
+# The documentation
+
+DOCS = Path(__file__).parents[1] / "docs" / "export.md"
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="a source distribution has no docs/")
+def test_commands_in_the_documentation_are_understood() -> None:
+    parser = Parser(prog="hvt")
+    commands = parser.add_subparsers(parser_class=Parser)
+    for group in GROUPS:
+        group.register(commands)
+    found = re.findall(r"^hvt .*$", DOCS.read_text(encoding="utf-8"), flags=re.M)
+    assert len(found) > 6
+    for line in found:
+        parser.parse_args(shlex.split(line)[1:])
+
+
+def test_tables_in_the_documentation_are_current() -> None:
+    script = DOCS.parents[1] / "benchmarks/export_tables.py"
+    if not script.exists():
+        pytest.skip("a source distribution has no benchmarks/")
+    result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
