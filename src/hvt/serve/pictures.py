@@ -1,0 +1,44 @@
+"""Pictures from strangers: their size is known before a pixel of them is decoded."""
+
+from __future__ import annotations
+
+import functools
+import io
+
+from PIL import Image, UnidentifiedImageError
+
+from ..data.pictures import finish, picture_formats, why
+from .refusals import TooLarge, Unusable, WrongType
+
+# What people send. The other formats that Pillow reads are rare, and each is code to attack.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+
+
+def read_safely(content: bytes, in_chans: int, max_pixels: int, what: str) -> Image.Image:
+    """The picture of some bytes as `hvt predict` sees it; a refusal calls it `what`."""
+    if not content:
+        raise Unusable(f"{what} is empty")
+    try:
+        image = Image.open(io.BytesIO(content), formats=known_formats())
+    except UnidentifiedImageError as error:
+        raise WrongType(f"{what} is in no known format: use {', '.join(known_formats())}") from error
+    except Image.DecompressionBombError as error:
+        raise TooLarge(f"{what} has more than the {max_pixels} pixels allowed") from error
+    except Exception as error:  # damaged headers raise all sorts
+        raise Unusable(f"{what} is damaged: {why(error)}") from error
+    with image:
+        width, height = image.size
+        if width * height > max_pixels:
+            raise TooLarge(
+                f"{what} has {width} × {height} pixels, more than the {max_pixels} allowed"
+            )
+        try:
+            return finish(image, in_chans)
+        except Exception as error:
+            raise Unusable(f"{what} is damaged: {why(error)}") from error
+
+
+@functools.cache
+def known_formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that this Pillow decodes."""
+    return tuple(name for name in FORMATS if name in picture_formats())
