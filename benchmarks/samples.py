@@ -164,9 +164,15 @@ def rocket(rng: np.random.Generator) -> Array:
         smoke = lit(cx - 4, cy - 8, 24, (255, 250, 240), (226, 220, 216), (176, 172, 178))
         paint(picture, soft(ellipse(cx, cy, r, r * 0.7), 2), smoke)
     paint(picture, soft(ellipse(50, 86, 12, 14), 5), (255, 190, 90), 0.7)
-    for wide, tip, colour in [(8, 99, (255, 170, 50)), (5.5, 94, (255, 226, 120)), (3, 87, (255, 255, 235))]:
+    for wide, tip, colour in [
+        (8, 99, (255, 170, 50)),
+        (5.5, 94, (255, 226, 120)),
+        (3, 87, (255, 255, 235)),
+    ]:
         edge = [(wide, 74), (wide * 0.8, 84)]
-        flame = rounded([*((50 + x, y) for x, y in edge), (50, tip), *((50 - x, y) for x, y in edge[::-1])])
+        flame = rounded(
+            [*((50 + x, y) for x, y in edge), (50, tip), *((50 - x, y) for x, y in edge[::-1])]
+        )
         paint(picture, soft(flame, 0.9), colour, 0.95)
     metal = ((198, 204, 214), (255, 255, 255), (236, 238, 242), (140, 146, 160))
     for side in (-1, 1):  # boosters, and fins behind the body
@@ -225,8 +231,14 @@ def mountain(rng: np.random.Generator) -> Array:
 def clock(rng: np.random.Generator) -> Array:
     picture = lit(40, 30, 110, (250, 248, 244), (236, 232, 224), (212, 206, 196))
     paint(picture, soft(ellipse(54, 54, 42, 42), 3), (110, 100, 92), 0.6)
-    paint(picture, ellipse(50, 50, 42, 42), lit(30, 26, 90, (92, 96, 108), (40, 42, 50), (18, 18, 22)))
-    paint(picture, ellipse(50, 50, 37, 37), lit(44, 42, 60, (255, 255, 255), (250, 249, 245), (226, 224, 218)))
+    paint(
+        picture, ellipse(50, 50, 42, 42), lit(30, 26, 90, (92, 96, 108), (40, 42, 50), (18, 18, 22))
+    )
+    paint(
+        picture,
+        ellipse(50, 50, 37, 37),
+        lit(44, 42, 60, (255, 255, 255), (250, 249, 245), (226, 224, 218)),
+    )
     for hour in range(12):
         a = hour * math.pi / 6
         large = hour % 3 == 0
@@ -235,7 +247,11 @@ def clock(rng: np.random.Generator) -> Array:
         outline = [(r, w) for r, w in ((inner, -wide), (34, -wide), (34, wide), (inner, wide))]
         mark = polygon([(50 + r * cos - w * sin, 50 + r * sin + w * cos) for r, w in outline])
         paint(picture, mark, (24, 24, 28))
-    for degrees, far, wide, colour in [(305, 20, 2.0, (20, 20, 24)), (60, 29, 1.5, (20, 20, 24)), (190, 31, 0.6, (206, 38, 34))]:
+    for degrees, far, wide, colour in [
+        (305, 20, 2.0, (20, 20, 24)),
+        (60, 29, 1.5, (20, 20, 24)),
+        (190, 31, 0.6, (206, 38, 34)),
+    ]:
         a = math.radians(degrees)
         cos, sin = math.sin(a), -math.cos(a)
         outline = [(-5, -wide), (far, -wide * 0.5), (far, wide * 0.5), (-5, wide)]

@@ -117,9 +117,7 @@ def hierarchy(
     )
 
 
-def seen_part(
-    size: tuple[int, int], config: HVTConfig, preprocessing: Mapping[str, Any]
-) -> Box:
+def seen_part(size: tuple[int, int], config: HVTConfig, preprocessing: Mapping[str, Any]) -> Box:
     """What part of a picture of `(width, height)` reaches the model after resize and crop."""
     share = preprocessing["crop_pct"]
     # Pixels of the picture for each pixel of the input: timm's transform_imagenet_eval.

@@ -28,11 +28,13 @@ function shape(name, attributes, text = "") {
   return made;
 }
 
+const UNITS = [["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]];
+const unitOf = (macs) => UNITS.find(([, size]) => macs >= size) ?? UNITS.at(-1);
+const digits = (value) => (value >= 999.5 ? String(Math.round(value)) : value.toPrecision(3));
+
 function amount(macs) {
-  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
-    if (macs >= size) return `${(macs / size).toPrecision(3)} ${unit}`;
-  }
-  return String(macs);
+  const [unit, size] = unitOf(macs);
+  return `${digits(macs / size)} ${unit}`.trim();
 }
 
 // ── a picture and its way to the service ───────────────────────────────────────────────────────
@@ -117,7 +119,7 @@ function say(text, said = false) {
 
 function clear() {
   drawn = null;
-  for (const id of ["problem", "times", "view", "stages", "costs"]) at(id).hidden = true;
+  for (const id of ["intro", "problem", "times", "view", "stages", "costs"]) at(id).hidden = true;
   at("top").replaceChildren();
 }
 
@@ -195,6 +197,8 @@ function showSeen() {
 
 // ── the hierarchy ──────────────────────────────────────────────────────────────────────────────
 
+const HINT = "Point at a token, or use the arrow keys, to see which patches it came from.";
+
 function showStages() {
   const { explanation } = drawn;
   const { stages, patches, untraced } = explanation;
@@ -206,12 +210,11 @@ function showStages() {
   else if (stages.length === 1) at("stages-note").textContent = `${patch} This model keeps them all.`;
   else {
     at("stages-note").textContent =
-      `${patch} On the way some of what they hold is kept and the rest is dropped: ` +
-      "bright patches survive, dark ones fade, and of hatched ones nothing is left. " +
-      "Point at a token, or use the arrow keys, to see which patches it came from.";
+      `${patch} Each stage keeps fewer tokens, and in them the strongest values. ` +
+      "The brighter a patch, the more of it survives; of a hatched one nothing is left.";
   }
   at("detail").hidden = stages[0].kept === null;
-  at("detail").textContent = "";
+  at("detail").textContent = HINT;
   at("strip").replaceChildren(...stages.map((stage, index) => stageFigure(stage, index)));
   at("stages").hidden = false;
 }
@@ -248,7 +251,7 @@ function explore(canvas, stage, when) {
     chosen = token;
     drawStage(canvas, stage, token);
     const text = token === null ? "" : described(stage.kept[token], token, most);
-    at("detail").textContent = text && `${text[0].toUpperCase()}${text.slice(1)}, ${when}.`;
+    at("detail").textContent = text ? `${text[0].toUpperCase()}${text.slice(1)}, ${when}.` : HINT;
     canvas.setAttribute("aria-valuenow", (token ?? 0) + 1);
     canvas.setAttribute("aria-valuetext", text || `${count(most, "token")}, none chosen`);
   };
@@ -319,28 +322,42 @@ function drawStage(canvas, stage, token) {
     weights = new Array(rows * cols).fill(0);
     stage.kept[token].patches.forEach((patch, i) => (weights[patch] = stage.kept[token].weights[i]));
   }
-  const even = token === null ? 1 / (rows * cols) : Math.max(...weights);
+  // Fully bright is twice an even share: one patch that gives much more must not darken the rest.
+  const full = Math.min(Math.max(...weights), token === null ? 2 / (rows * cols) : 1);
   const across = width / cols;
   const down = height / rows;
   weights.forEach((weight, patch) => {
     const box = [(patch % cols) * across, Math.floor(patch / cols) * down, across, down];
-    const light = Math.min(1, weight / even);
-    context.fillStyle = `rgba(${DIM}, ${0.78 * (1 - light ** 0.7)})`;
+    const light = full ? Math.min(1, weight / full) : 0;
+    context.fillStyle = `rgba(${DIM}, ${0.82 * (1 - light)})`;
     context.fillRect(...box);
     if (weight === 0 && token === null) hatch(context, ...box);
   });
-  context.strokeStyle = "rgba(255, 255, 255, .28)";
-  context.lineWidth = 1;
-  context.beginPath();
-  for (let col = 1; col < cols; col++) context.rect(Math.round(col * across), 0, 0, height);
-  for (let row = 1; row < rows; row++) context.rect(0, Math.round(row * down), width, 0);
-  context.stroke();
+  lattice(canvas, rows, cols, 1, "rgba(255, 255, 255, .3)");
+  if (stage.grid?.[0] > 1) lattice(canvas, ...stage.grid, 3, "rgba(255, 255, 255, .7)");
   if (token === null) return;
-  context.strokeStyle = "#fff";
-  context.lineWidth = 4;
+  context.strokeStyle = "#ffd24a";
+  context.lineWidth = 5;
   for (const patch of stage.kept[token].patches) {
     context.strokeRect((patch % cols) * across + 2, Math.floor(patch / cols) * down + 2, across - 4, down - 4);
   }
+}
+
+// Lines between patches, and bolder ones between the tokens of a grid.
+function lattice(canvas, rows, cols, wide, colour) {
+  const context = canvas.getContext("2d");
+  context.strokeStyle = colour;
+  context.lineWidth = wide;
+  context.beginPath();
+  for (let col = 1; col < cols; col++) {
+    context.moveTo((col * canvas.width) / cols, 0);
+    context.lineTo((col * canvas.width) / cols, canvas.height);
+  }
+  for (let row = 1; row < rows; row++) {
+    context.moveTo(0, (row * canvas.height) / rows);
+    context.lineTo(canvas.width, (row * canvas.height) / rows);
+  }
+  context.stroke();
 }
 
 function hatch(context, left, top, wide, high) {
@@ -382,12 +399,13 @@ function showCosts() {
 function drawChart() {
   const { explanation: { blocks, macs } } = drawn;
   const width = at("chart").clientWidth;
-  const [top, high, left] = [20, 170, 46];
+  const [top, high, left] = [20, 150, 46];
   const most = Math.max(...blocks.map((block) => block.unpooled_macs));
   const step = (width - left) / blocks.length;
   const wide = Math.max(2, Math.min(64, step * 0.72));
   const tall = (value) => (high * value) / most;
-  const every = Math.ceil(34 / step); // labels that have room
+  const every = Math.ceil(32 / step); // labels that have room
+  const [unit, size] = unitOf(Math.max(...blocks.map((block) => block.macs)));
   const svg = shape("svg", { viewBox: `0 0 ${width} ${top + high + 44}`, height: top + high + 44, role: "img" });
   const first = blocks[0];
   const last = blocks.at(-1);
@@ -409,12 +427,13 @@ function drawChart() {
     svg.append(shape("rect", { class: "bar", ...box, y: top + high - bar, height: bar }));
     if (index % every) return;
     svg.append(
-      shape("text", { class: "value", x: middle, y: top + high - bar - 6 }, amount(block.macs)),
+      shape("text", { class: "value", x: middle, y: top + high - bar - 6 }, digits(block.macs / size)),
       shape("text", { x: middle, y: top + high + 17 }, String(block.block)),
       shape("text", { x: middle, y: top + high + 35 }, String(block.tokens)),
     );
   });
   svg.append(
+    shape("text", { class: "side", x: 0, y: top - 6 }, unit && `in ${unit}`),
     shape("text", { class: "side", x: 0, y: top + high + 17 }, "block"),
     shape("text", { class: "side", x: 0, y: top + high + 35 }, "tokens"),
   );
@@ -481,6 +500,6 @@ fetch("model")
   .then((response) => response.json())
   .then(({ name, params_m: params, labels, precision }) => {
     at("model").textContent =
-      `${name}, ${precision}: ${params.toPrecision(3)} M parameters, ${count(labels.length, "class").replace("classs", "classes")}`;
+      `${name}, ${precision}, ${params.toPrecision(3)} M parameters, knows ${labels.length} classes`;
   })
   .catch(() => {});
