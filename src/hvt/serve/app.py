@@ -43,7 +43,7 @@ def create_app(
     """The service of a model, as an ASGI application.
 
     Its `state` has what routes need: `engine`, `settings`, `looker`, `gate`, `metrics`, and
-    `draining`, which is set when it is about to stop.
+    `draining`, which is set when it is about to stop. `accepted` and `answered` count requests.
     """
     engine = engine or Engine(source, settings)
     settings = engine.settings
@@ -74,6 +74,7 @@ def create_app(
     app.state.engine, app.state.settings, app.state.metrics = engine, settings, metrics
     app.state.gate = Gate(settings.queue, metrics.queue.set)
     app.state.draining = False
+    app.state.accepted = app.state.answered = 0
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ClientDisconnect, _gone)
@@ -215,6 +216,7 @@ class Watch:
             return
         start = time.perf_counter()
         status = 500
+        self.state.accepted += 1
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -223,6 +225,8 @@ class Watch:
                 if self.state.draining or scope.get("state", {}).get("unread"):
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self.state.answered += 1
 
         try:
             await self.app(scope, receive, watched)

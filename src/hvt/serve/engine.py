@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,13 +60,15 @@ class Engine:
         names = self.session.class_names
         self.labels = names or tuple(map(str, range(self.session.num_classes)))
         self._place, self._table = _steps(eval_transform(self.session))
+        self._side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
         # The first time sets up what later ones find ready: Pillow's formats, the arenas of a run.
         known_formats()
         self.answer([np.zeros((self.config.in_chans, *self.config.image), np.float32)], 1)
 
     def read(self, content: bytes, what: str = "the picture") -> Image.Image:
         """The picture of some bytes, or a `Refusal`, which calls it `what`."""
-        return read_safely(content, self.config.in_chans, self.settings.max_pixels, what)
+        limit, channels = self.settings.max_pixels, self.config.in_chans
+        return read_safely(content, channels, limit, self._side, what)
 
     def prepare(self, image: Image.Image) -> Tensor:
         """What the model sees of a picture, `(C, H, W)`, bit for bit as in `hvt predict`."""

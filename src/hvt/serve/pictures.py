@@ -14,14 +14,20 @@ from .refusals import TooLarge, Unusable, WrongType
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 
 
-def read_safely(content: bytes, in_chans: int, max_pixels: int, what: str) -> Image.Image:
-    """The picture of some bytes as `hvt predict` sees it; a refusal calls it `what`."""
+def read_safely(
+    content: bytes, in_chans: int, max_pixels: int, side: int, what: str
+) -> Image.Image:
+    """The picture of some bytes as `hvt predict` sees it; a refusal calls it `what`.
+
+    `side` is what the shorter side will be resized to: of a long strip that is a giant, too.
+    """
     if not content:
         raise Unusable(f"{what} is empty")
     try:
         image = Image.open(io.BytesIO(content), formats=known_formats())
     except UnidentifiedImageError as error:
-        raise WrongType(f"{what} is in no known format: use {', '.join(known_formats())}") from error
+        known = ", ".join(known_formats())
+        raise WrongType(f"{what} is in no known format: use {known}") from error
     except Image.DecompressionBombError as error:
         raise TooLarge(f"{what} has more than the {max_pixels} pixels allowed") from error
     except Exception as error:  # damaged headers raise all sorts
@@ -31,6 +37,11 @@ def read_safely(content: bytes, in_chans: int, max_pixels: int, what: str) -> Im
         if width * height > max_pixels:
             raise TooLarge(
                 f"{what} has {width} × {height} pixels, more than the {max_pixels} allowed"
+            )
+        if side**2 * max(width, height) > max_pixels * min(width, height):
+            raise TooLarge(
+                f"{what} has {width} × {height} pixels, too long a strip: resized to a shorter "
+                f"side of {side} it would have more than the {max_pixels} pixels allowed"
             )
         try:
             return finish(image, in_chans)
