@@ -107,7 +107,7 @@ def take(driver: Any, address: str, sample: str, width: int, dark: bool) -> byte
         costs = driver.find_element("id", "costs")
         WebDriverWait(driver, PATIENCE, 0.05).until(lambda _, c=costs: c.is_displayed())
     driver.execute_script("document.activeElement.blur()")
-    height = driver.execute_script("return document.querySelector('footer').offsetTop")
+    height = driver.execute_script("return document.querySelector('footer').offsetTop + 12")
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size | {"height": height})
     return driver.get_screenshot_as_png()
 

@@ -271,7 +271,7 @@ def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoin
         ({"content": png()[:-90]}, 422, "is damaged"),
         ({"content": b"{}", "headers": {"Content-Type": "application/json"}}, 415, "type"),
         ({"content": bytes(40_000)}, 413, "bytes"),
-        ({"content": png(400, 1)}, 413, "400 × 1 pixels"),
+        ({"content": png(400, 10)}, 413, "400 × 10 pixels"),
         ({"files": [("pictures", png(8, 8)), ("pictures", png(8, 8))]}, 413, "send one"),
     ],
 )

@@ -209,9 +209,11 @@ function showStages() {
   if (untraced) at("stages-note").textContent = `${patch} Which patches survive cannot be shown: ${untraced}.`;
   else if (stages.length === 1) at("stages-note").textContent = `${patch} This model keeps them all.`;
   else {
-    at("stages-note").textContent =
-      `${patch} Each stage keeps fewer tokens, and in them the strongest values. ` +
-      "The brighter a patch, the more of it survives; of a hatched one nothing is left.";
+    // Pooling mixes tokens channel by channel; PoWER, which leaves no grid, takes or drops them whole.
+    const how = stages[1].grid
+      ? "Each stage keeps fewer tokens, and in them the strongest values. The brighter a patch, the more of it survives"
+      : "Block by block, those that get the least attention are dropped. Bright patches survive";
+    at("stages-note").textContent = `${patch} ${how}; of a hatched one nothing is left.`;
   }
   at("detail").hidden = stages[0].kept === null;
   at("detail").textContent = HINT;
@@ -231,7 +233,7 @@ function stageFigure(stage, index) {
   const caption = element(
     "figcaption", {},
     element("b", {}, count(stage.tokens, "token")),
-    element("span", {}, when + (stage.grid ? `, ${stage.grid[0]} × ${stage.grid[1]}` : "")),
+    element("span", {}, when + laid(stage.grid)),
     element("span", {}, left === undefined ? "" : `from ${left} of ${total} patches`),
   );
   drawStage(canvas, stage, null);
@@ -240,6 +242,11 @@ function stageFigure(stage, index) {
     canvas.setAttribute("aria-label", `${count(stage.tokens, "token")} ${when}`);
   } else explore(canvas, stage, when);
   return element("figure", {}, canvas, caption);
+}
+
+function laid(grid) {
+  if (!grid) return "";
+  return grid[0] === 1 ? ", in a row" : `, ${grid[0]} × ${grid[1]}`;
 }
 
 // Tokens are gone through like the values of a slider, by pointer or by keys.
