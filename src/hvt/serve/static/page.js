@@ -474,7 +474,8 @@ for (const button of document.querySelectorAll("[data-sample]")) {
     mark(button.dataset.sample);
     try {
       const response = await fetch(button.querySelector("img").src);
-      await look(await response.blob(), button.dataset.sample);
+      const blob = await response.blob();
+      if (button.getAttribute("aria-pressed") === "true") await look(blob, button.dataset.sample); // still wanted
     } catch {
       showProblem(new Refused(0, ""));
     }
