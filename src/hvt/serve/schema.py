@@ -68,6 +68,9 @@ REASONS = {
     504: "No answer within the time limit",
 }
 
+RAW = ("image/jpeg", "image/png", "image/webp", "image/gif", "application/octet-stream")
+"""How a picture may be named; every other image type does as well."""
+
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The refusals of an operation, for its description."""
@@ -90,6 +93,7 @@ def request_body(settings: Settings) -> dict[str, Any]:
         "required": [FIELD],
         "additionalProperties": False,
     }
-    raw = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
-    content = {"multipart/form-data": {"schema": form}} | {t: {"schema": binary} for t in raw}
+    content: dict[str, Any] = {kind: {"schema": binary} for kind in RAW}
+    encoding = {FIELD: {"contentType": ", ".join(RAW)}}
+    content["multipart/form-data"] = {"schema": form, "encoding": encoding}
     return {"requestBody": {"required": True, "content": content}}
