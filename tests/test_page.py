@@ -269,6 +269,7 @@ def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoin
         ({"content": b"no picture"}, 415, "is in no known format"),
         ({"content": b""}, 422, "is empty"),
         ({"content": png()[:-90]}, 422, "is damaged"),
+        ({"files": [("pictures", ("a.png", b"GIF"))]}, 415, "the picture 'a.png'"),
         ({"content": b"{}", "headers": {"Content-Type": "application/json"}}, 415, "type"),
         ({"content": bytes(40_000)}, 413, "bytes"),
         ({"content": png(400, 10)}, 413, "400 × 10 pixels"),
@@ -281,7 +282,7 @@ def test_refusals_are_those_of_predict(
     with serve(max_body=30_000, max_pixels=48 * 48) as client:
         response = client.post("/explain", **request_)
         assert (response.status_code, words in response.json()["detail"]) == (status, True)
-        if "files" not in request_:
+        if words != "send one":
             assert response.json() == client.post("/predict", **request_).json()
         assert client.app.state.gate.held == 0  # type: ignore[attr-defined]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import mimetypes
 import time
@@ -16,7 +17,7 @@ import anyio
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import Field
 
-from .body import receive_pictures, refuse
+from .body import Upload, receive_pictures, refuse
 from .engine import Engine
 from .hierarchy import Hierarchy, hierarchy, seen_part
 from .refusals import Busy, TooLarge, TooSlow
@@ -123,8 +124,8 @@ async def explain(request: Request) -> Response:
             if len(uploads) > 1:
                 raise TooLarge(f"the request has {len(uploads)} pictures: send one to explain")
             loop = asyncio.get_running_loop()
-            content = uploads[0].content
-            found = await loop.run_in_executor(state.explainer, _explained, engine, content, start)
+            work = functools.partial(_explained, engine, uploads[0], start)
+            found = await loop.run_in_executor(state.explainer, work)
     except TimeoutError as error:
         request.state.unread = True
         raise TooSlow(f"there was no answer within {settings.timeout:g} seconds") from error
@@ -133,9 +134,10 @@ async def explain(request: Request) -> Response:
     return Response(found, media_type="application/json")
 
 
-def _explained(engine: Engine, content: bytes, start: float) -> str:
+def _explained(engine: Engine, upload: Upload, start: float) -> str:
     """In a thread."""
-    picture = engine.read(content)
+    what = f"the picture {upload.name!r}" if upload.name else "the picture"
+    picture = engine.read(upload.content, what)
     seen = seen_part(picture.size, engine.config, engine.session.pretrained_cfg)
     image = None if engine.model is None else engine.prepare(picture)
     found = hierarchy(engine.config, engine.model, image, seen)
