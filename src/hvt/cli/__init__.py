@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import HVTError
-from . import bench, data, export, models, paper, power, see, train, use
+from . import bench, data, export, models, paper, power, see, serve, train, use
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -21,11 +21,12 @@ examples:
   hvt predict best.safetensors cat.jpg
   hvt export best.safetensors best.onnx --int8 --data digits
   hvt bench hvt_s_1 hvt_s_4 --modes eager,onnx,int8
+  hvt serve best.safetensors --port 8080
   hvt see tokens best.safetensors cat.jpg
   hvt paper costs                   every cost that the paper prints, and ours
 """
 
-GROUPS = (models, data, train, use, export, bench, see, power, paper)
+GROUPS = (models, data, train, use, export, bench, serve, see, power, paper)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

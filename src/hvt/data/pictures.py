@@ -65,7 +65,7 @@ def read_picture(
         return _read(file, in_chans)
     except Exception as error:  # damaged files raise all sorts: struct.error, SyntaxError, …
         path = name or (file if isinstance(file, str | Path) else getattr(file, "name", None))
-        raise BrokenPicture.of(path or "the file", _reason(error)) from error
+        raise BrokenPicture.of(path or "the file", why(error)) from error
 
 
 def mode_of(in_chans: int) -> str:
@@ -95,12 +95,17 @@ def _read(stream: BinaryIO, in_chans: int) -> Image.Image:
         raise ValueError("the file is empty")
     stream.seek(0)
     with Image.open(stream, formats=picture_formats()) as image:
-        image.load()
-        if 0 in image.size:
-            raise ValueError("it has no pixels")
-        with contextlib.suppress(Exception):  # damaged EXIF says nothing about the pixels
-            ImageOps.exif_transpose(image, in_place=True)
-        return to_channels(image, in_chans)
+        return finish(image, in_chans)
+
+
+def finish(image: Image.Image, in_chans: int = 3) -> Image.Image:
+    """An opened picture read to its end: upright, as 8-bit RGB or grey."""
+    image.load()
+    if 0 in image.size:
+        raise ValueError("it has no pixels")
+    with contextlib.suppress(Exception):  # damaged EXIF says nothing about the pixels
+        ImageOps.exif_transpose(image, in_place=True)
+    return to_channels(image, in_chans)
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
@@ -121,7 +126,7 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.rint(values).astype(np.uint8))
 
 
-def _reason(error: Exception) -> str:
+def why(error: Exception) -> str:
     """Why a picture cannot be read, without the path and in one line."""
     if isinstance(error, UnidentifiedImageError):
         return "its content is not in a picture format"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,12 @@ def looking(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(training)
+
+
+def replica(model: HVT) -> HVT:
+    """The model again on the same weights: what watches it does not see who else uses them."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
 
 
 def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:

@@ -12,7 +12,7 @@ from ..errors import HVTError
 from ..model import HVT
 from ..pooling import Pool, max_sources
 from ..power import survivors
-from .maps import looking
+from .maps import looking, replica
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class TokenSources:
     origins: Tensor
     """`(N', D)`: the patch, counted row by row, that each channel of each token came from."""
     shares: Tensor
-    """`(rows, cols)` of patches: the part of all those channels that came from a patch; sums to 1.
-    """
+    """`(rows, cols)` of patches: the part of all those channels that came from a patch; sums to 1,
+    or to 0 where the class token alone is left."""
 
     @property
     def tokens(self) -> int:
@@ -59,7 +59,7 @@ def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
     for pick in picks:
         origins = origins.gather(0, pick.indices)
         counts = torch.bincount(origins.flatten(), minlength=patches)
-        shares = counts.double() / origins.numel()
+        shares = counts.double() / max(1, origins.numel())
         sources.append(TokenSources(pick.block, origins, shares.view(rows, cols)))
     return sources
 
@@ -67,7 +67,8 @@ def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
 def token_picks(model: HVT, image: Tensor) -> list[Pick]:
     """Every step at which a model takes some of its tokens, in order.
 
-    The one place that knows how models of this family lose tokens.
+    The one place that knows how models of this family lose tokens. Other threads may use the model
+    meanwhile.
     """
     config = model.config
     if config.retention is not None:
@@ -83,6 +84,7 @@ def token_picks(model: HVT, image: Tensor) -> list[Pick]:
             f"the model {mixes} its tokens (pool={config.pool}), so none comes from one patch: "
             "look at one with max pooling, such as hvt_s_4"
         )
+    model = replica(model)
     picks: list[Pick] = []
 
     def watch(index: int) -> Any:
@@ -93,16 +95,10 @@ def token_picks(model: HVT, image: Tensor) -> list[Pick]:
 
         return hook
 
-    handles = [
+    for index in config.pool_blocks:
         model.blocks[index].pool.register_forward_pre_hook(watch(index))  # type: ignore[union-attr]
-        for index in config.pool_blocks
-    ]
-    try:
-        with looking(model):
-            model.forward_features(image[None])
-    finally:
-        for handle in handles:
-            handle.remove()
+    with looking(model):
+        model.forward_features(image[None])
     return picks
 
 
@@ -110,6 +106,7 @@ def _kept(model: HVT, image: Tensor) -> list[Pick]:
     """PoWER keeps whole tokens, so all channels of one come from the same patch."""
     before = torch.arange(model.config.tokens[0] - 1)
     picks = []
+    model = replica(model)
     with looking(model):
         kept = survivors(model, image[None])
     for block, (patches,) in enumerate(kept):

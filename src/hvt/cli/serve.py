@@ -1,0 +1,53 @@
+"""`hvt serve`: a model behind HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+from typing import Any
+
+from ..errors import HVTError
+from .flags import add_fields, given_fields
+
+NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "onnx", "onnxscript")
+
+
+def register(commands: Any) -> None:
+    """Add the command of this group."""
+    from ..serve.settings import Settings
+
+    parser = commands.add_parser(
+        "serve",
+        help="answer by HTTP what is in pictures",
+        description=(
+            "An HTTP service: POST /predict, GET /healthz, GET /metrics, GET /model, and\n"
+            "/openapi.json. It keeps no state, writes no picture to disk and logs none.\n"
+            "Without a checkpoint or an exported file it is the built-in model."
+        ),
+        epilog=(
+            "examples:\n  hvt serve\n  hvt serve model.onnx --port 8080 --workers 4\n"
+            "  hvt serve model.safetensors --host 0.0.0.0 --max-batch 32 --max-wait-ms 5\n"
+            "  curl -T cat.jpg -X POST http://127.0.0.1:8000/predict"
+        ),
+    )
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        metavar="CHECKPOINT|ONNX",
+        help="who is to look (default: the built-in model)",
+    )
+    add_fields(parser.add_argument_group("settings"), Settings)
+    parser.set_defaults(run=run_serve, parser=parser)
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    for name in NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise HVTError(f"hvt serve needs {name}: pip install 'hvt[serve]'") from error
+    from ..serve.server import serve
+    from ..serve.settings import Settings
+
+    return serve(args.checkpoint, dataclasses.replace(Settings(), **given_fields(args, Settings)))

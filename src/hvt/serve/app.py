@@ -1,0 +1,238 @@
+"""The HTTP service: `POST /predict`, `GET /healthz`, `GET /metrics`, `GET /model`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .._version import __version__
+from ..cost import cost
+from ..description import PREPROCESSING
+from .batcher import Batcher, Gate
+from .body import receive_pictures, refuse
+from .engine import Engine
+from .look import Looker
+from .metrics import Metrics
+from .refusals import Busy, Refusal, TooSlow
+from .schema import Answers, Described, Health, problems, request_body
+from .settings import Settings
+
+LIMITS = ("max_body", "max_pixels", "max_pictures", "max_batch", "max_wait_ms", "queue", "timeout")
+
+
+def create_app(
+    settings: Settings | None = None,
+    source: str | Path | None = None,
+    *,
+    engine: Engine | None = None,
+) -> FastAPI:
+    """The service of a model, as an ASGI application.
+
+    Its `state` has what routes need: `engine`, `settings`, `looker`, `gate`, `metrics`, and
+    `draining`, which is set when it is about to stop. `accepted` and `answered` count requests.
+    """
+    engine = engine or Engine(source, settings)
+    settings = engine.settings
+    metrics = Metrics()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        batcher = Batcher(
+            engine.answer,
+            settings.max_batch,
+            settings.max_wait_ms / 1e3,
+            settings.concurrent_runs,
+            metrics.batches.observe,
+        )
+        app.state.looker = looker = Looker(engine, batcher, settings.decoders)
+        yield
+        looker.close()
+
+    app = FastAPI(
+        title="hvt",
+        version=__version__,
+        summary="What pictures show, by a vision transformer with hierarchical pooling.",
+        lifespan=lifespan,
+        # The usual pages load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.engine, app.state.settings, app.state.metrics = engine, settings, metrics
+    app.state.gate = Gate(settings.queue, metrics.queue.set)
+    app.state.draining = False
+    app.state.accepted = app.state.answered = 0
+    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    _add_routes(app, engine, settings, metrics)
+    if importlib.util.find_spec("hvt.serve.page") is not None:
+        app.include_router(importlib.import_module("hvt.serve.page").router)
+    app.add_middleware(Watch, metrics=metrics, state=app.state)
+    return app
+
+
+def _add_routes(app: FastAPI, engine: Engine, settings: Settings, metrics: Metrics) -> None:
+    classes = len(engine.labels)
+    described = _describe(engine, settings)
+
+    @app.post(
+        "/predict",
+        response_model=Answers,
+        responses=problems(413, 415, 422, 503, 504),
+        openapi_extra=request_body(settings),
+        summary="The likeliest classes of one or many pictures",
+    )
+    async def predict(
+        request: Request,
+        top: int = Query(min(5, classes), ge=1, le=classes, description="classes to name"),
+    ) -> Response:
+        """Send one picture as the body, or several as multipart files in the field `pictures`.
+
+        One picture that cannot be read refuses the whole request, by a sentence that names it.
+        """
+        start = time.perf_counter()
+        gate, held = app.state.gate, 1
+        try:
+            gate.enter()
+        except Busy:
+            await refuse(request, settings)
+            raise
+        try:
+            with anyio.fail_after(settings.timeout):
+                uploads = await receive_pictures(request, settings)
+                gate.enter(len(uploads) - 1)
+                held = len(uploads)
+                rows = await app.state.looker.look(uploads, top)
+        except TimeoutError as error:
+            request.state.unread = True
+            raise TooSlow(f"there was no answer within {settings.timeout:g} seconds") from error
+        finally:
+            gate.leave(held)
+        metrics.pictures.inc(len(rows))
+        answers = [
+            {
+                "name": upload.name,
+                "top": [
+                    {"label": engine.labels[place], "probability": value}
+                    for value, place in zip(values, places, strict=True)
+                ],
+            }
+            for upload, (values, places) in zip(uploads, rows, strict=True)
+        ]
+        milliseconds = round(1e3 * (time.perf_counter() - start), 3)
+        content = {"model": engine.name, "milliseconds": milliseconds, "answers": answers}
+        return Response(json.dumps(content), media_type="application/json")
+
+    @app.get(
+        "/healthz",
+        response_model=Health,
+        responses={503: {"model": Health, "description": "The service is about to stop"}},
+        summary="Whether requests are welcome",
+    )
+    async def healthz() -> Response:
+        if app.state.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
+        summary="Counts and times for Prometheus",
+    )
+    async def show_metrics() -> Response:
+        return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @app.get("/model", response_model=Described, summary="The model and the service's limits")
+    async def model() -> Response:
+        return JSONResponse(described)
+
+
+def _describe(engine: Engine, settings: Settings) -> dict[str, Any]:
+    session, price = engine.session, cost(engine.config)
+    limits = dataclasses.asdict(settings)
+    return {
+        "name": engine.name,
+        "version": __version__,
+        "precision": "int8" if session.int8 else "float32",
+        "provider": session.provider,
+        "image": [engine.config.in_chans, *engine.config.image],
+        "preprocessing": {key: session.pretrained_cfg[key] for key in PREPROCESSING},
+        "config": engine.config.to_dict(),
+        "gflops": price.gflops,
+        "params_m": price.params_m,
+        "labels": list(engine.labels),
+        "limits": {name: limits[name] for name in LIMITS},
+    }
+
+
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    headers = {"Retry-After": "1"} if error.status == 503 else None
+    return JSONResponse({"detail": str(error)}, error.status, headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """FastAPI's findings as one sentence, in the form of all other refusals."""
+    assert isinstance(error, RequestValidationError)
+    found = [f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors()]
+    return JSONResponse({"detail": "; ".join(found)}, 422)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody hears this answer any more."""
+    return Response(status_code=400)
+
+
+# ── watching ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Watch:
+    """Counts and times every request, and closes connections where more could not be answered."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, state: Any) -> None:
+        self.app, self.metrics, self.state = app, metrics, state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        status = 500
+        self.state.accepted += 1
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self.state.draining or scope.get("state", {}).get("unread"):
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self.state.answered += 1
+
+        try:
+            await self.app(scope, receive, watched)
+        finally:
+            # Unknown paths share one name, or a stranger could invent any number of them.
+            route = scope.get("route")
+            path = getattr(route, "path", "other")
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - start)

@@ -1,0 +1,135 @@
+"""The model behind a service: bytes to pictures, pictures to inputs, inputs to answers."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..config import HVTConfig
+from ..errors import HVTError
+from ..export import write
+from ..model import HVT
+from ..predict import built_in
+from ..runtime import OnnxModel, is_onnx
+from ..train.pipeline import eval_transform
+from ..weights import load
+from .pictures import known_formats, read_safely
+from .settings import Settings
+
+Row = tuple[list[float], list[int]]
+"""The probabilities of a picture's likeliest classes, best first, and the classes."""
+
+
+class Engine:
+    """A checkpoint or an exported file that answers in ONNX Runtime, from any thread.
+
+    A checkpoint is exported first, unless `exported` is its export already. `model` is then the
+    PyTorch model too, for those who want to look inside; for an exported file it is None.
+    """
+
+    model: HVT | None
+    config: HVTConfig
+    labels: tuple[str, ...]
+    name: str
+
+    def __init__(
+        self,
+        source: str | Path | None = None,
+        settings: Settings | None = None,
+        exported: str | Path | None = None,
+    ) -> None:
+        self.settings = settings = settings or Settings()
+        path = Path(source or built_in())
+        self.name = path.name or path.resolve().name
+        self.model = None
+        if is_onnx(path):
+            self.session = OnnxModel(path, settings.device, settings.threads)
+        else:
+            self.model = load(path).float().eval()
+            check_classifier(self.model, path)
+            self.session = _session(self.model, settings, exported)
+        self.config = self.session.config
+        names = self.session.class_names
+        self.labels = names or tuple(map(str, range(self.session.num_classes)))
+        self._place, self._table = _steps(eval_transform(self.session))
+        self._side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
+        # The first time sets up what later ones find ready: Pillow's formats, the arenas of a run.
+        known_formats()
+        self.answer([np.zeros((self.config.in_chans, *self.config.image), np.float32)], 1)
+
+    def read(self, content: bytes, what: str = "the picture") -> Image.Image:
+        """The picture of some bytes, or a `Refusal`, which calls it `what`."""
+        limit, channels = self.settings.max_pixels, self.config.in_chans
+        return read_safely(content, channels, limit, self._side, what)
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """What the model sees of a picture, `(C, H, W)`, bit for bit as in `hvt predict`."""
+        return torch.from_numpy(self.array(image))
+
+    def array(self, image: Image.Image) -> np.ndarray:
+        """The same for numpy, which is several times quicker with small pictures than torch."""
+        pixels = np.asarray(self._place(image))
+        pixels = pixels.reshape(*pixels.shape[:2], -1)  # grey ones have no last axis
+        return np.stack([row.take(pixels[..., c]) for c, row in enumerate(self._table)])
+
+    def answer(self, inputs: Sequence[np.ndarray], top: int) -> list[Row]:
+        """The likeliest classes of prepared pictures, computed as one batch."""
+        logits = self.session(torch.from_numpy(np.stack(inputs)))
+        best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
+        return list(zip(best.values.tolist(), best.indices.tolist(), strict=True))
+
+
+def export_to(folder: str | Path, source: str | Path | None) -> Path | None:
+    """The export of a checkpoint for many processes to share; None if it is exported already."""
+    path = Path(source or built_in())
+    if is_onnx(path):
+        return None
+    model = load(path).float().eval()
+    check_classifier(model, path)
+    return _write(model, Path(folder))
+
+
+def check_classifier(model: HVT, path: Path) -> None:
+    """Refuse a model that could not name what it sees."""
+    if not model.num_classes:
+        raise HVTError(f"{path} has no classifier, so it cannot name what it sees")
+
+
+def _session(model: HVT, settings: Settings, exported: str | Path | None) -> OnnxModel:
+    if exported is not None:
+        return OnnxModel(exported, settings.device, settings.threads)
+    with tempfile.TemporaryDirectory(prefix="hvt-serve-") as folder:
+        return OnnxModel(_write(model, Path(folder)), settings.device, settings.threads)
+
+
+def _write(model: HVT, folder: Path) -> Path:
+    path = folder / "model.onnx"
+    write(model.requires_grad_(False), path, "onnx")
+    return path
+
+
+def _steps(transform: Any) -> tuple[Any, np.ndarray]:
+    """An evaluation transform as its part on pictures and a table of what each value becomes.
+
+    Conversion and normalisation look at one value at a time, so that 256 inputs for each channel
+    say everything of them: float32 `(C, 256)`.
+    """
+    *first, convert, normalise = transform.transforms
+    channels = len(normalise.mean)
+    ramp = np.arange(256, dtype=np.uint8)[None, :, None].repeat(channels, axis=2)
+    table = normalise(convert(Image.fromarray(ramp.squeeze(2) if channels == 1 else ramp)))
+
+    def place(image: Image.Image) -> Image.Image:
+        for step in first:
+            image = step(image)
+        return image
+
+    return place, table[:, 0].numpy().copy()

@@ -1,0 +1,179 @@
+"""The hierarchy of one picture, as plain data: its tokens stage by stage, and what blocks cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from ..config import HVTConfig
+from ..cost import cost
+from ..errors import HVTError
+from ..model import HVT
+from ..see import token_sources
+
+EXPORTED = (
+    "an exported file gives its answer and nothing from inside, so what its tokens come from "
+    "is unknown: serve the checkpoint to see it"
+)
+
+
+class Token(BaseModel):
+    """A token that is left, by the patches that its channels came from."""
+
+    patches: list[int] = Field(description="counted row by row from 0")
+    weights: list[float] = Field(description="the part of its channels from each; sums to 1")
+
+
+class Stage(BaseModel):
+    """The tokens at first, or after one step at which they became fewer."""
+
+    tokens: int = Field(description="the sequence's length, a class token counted")
+    after_block: int | None = Field(description="the block that made them fewer; null at first")
+    grid: list[int] | None = Field(
+        description="rows and columns of tokens; null where what is left has no grid"
+    )
+    shares: list[float] | None = Field(
+        description="for each patch, the part of all kept channels that came from it; sums to 1"
+    )
+    kept: list[Token] | None = Field(description="the tokens in order, a class token left out")
+
+
+class Block(BaseModel):
+    """One block and its price for one picture."""
+
+    block: int
+    tokens: int = Field(description="that it takes")
+    macs: int = Field(description="multiply-adds, its pooling included")
+    unpooled_macs: int = Field(description="multiply-adds if all tokens had been kept")
+
+
+class Box(BaseModel):
+    """A part of the upright picture, in parts of its width and height.
+
+    It reaches beyond the picture, below 0 or above 1, where the model's input has a border.
+    """
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+class Hierarchy(BaseModel):
+    """What becomes of one picture inside the model."""
+
+    image: list[int] = Field(description="height and width in pixels that the model sees")
+    patches: list[int] = Field(description="rows and columns of patches")
+    seen: Box = Field(description="the part of the picture that the model sees")
+    class_token: bool
+    stages: list[Stage]
+    untraced: str | None = Field(description="why shares and kept tokens are null, where they are")
+    blocks: list[Block]
+    macs: int = Field(description="multiply-adds in all, patch embedding and classifier included")
+    unpooled_macs: int = Field(description="multiply-adds in all if all tokens had been kept")
+
+
+def hierarchy(
+    config: HVTConfig,
+    model: HVT | None,
+    image: Tensor | None,
+    seen: Box,
+) -> Hierarchy:
+    """The hierarchy of a prepared picture `(C, H, W)`; without a model, counts and costs alone."""
+    traces, untraced = _traces(config, model, image)
+    stages = [
+        Stage(
+            tokens=tokens,
+            after_block=block,
+            grid=None if grid is None else list(grid),
+            shares=None if trace is None else _rounded(_shares(trace, config)),
+            kept=None if trace is None else [_token(origins) for origins in trace],
+        )
+        for tokens, block, grid, trace in zip(
+            config.tokens, [None, *_steps(config)], _grids(config), traces, strict=True
+        )
+    ]
+    price, whole = cost(config), cost(config, stages=0, retention=None)
+    return Hierarchy(
+        image=list(config.image),
+        patches=list(config.grid),
+        seen=seen,
+        class_token=config.class_token,
+        stages=stages,
+        untraced=untraced,
+        blocks=[
+            Block(block=index, tokens=tokens, macs=macs, unpooled_macs=unpooled)
+            for index, ((tokens, macs), (_, unpooled)) in enumerate(
+                zip(price.blocks(), whole.blocks(), strict=True)
+            )
+        ],
+        macs=price.macs,
+        unpooled_macs=price.unpooled_macs,
+    )
+
+
+def seen_part(size: tuple[int, int], config: HVTConfig, preprocessing: Mapping[str, Any]) -> Box:
+    """What part of a picture of `(width, height)` reaches the model after resize and crop."""
+    share = preprocessing["crop_pct"]
+    # Pixels of the picture for each pixel of the input: timm's transform_imagenet_eval.
+    scales = [
+        side / math.floor(wanted / share)
+        for side, wanted in zip(size, reversed(config.image), strict=True)
+    ]
+    if preprocessing["crop_mode"] == "border":
+        scales = [max(scales)] * 2
+    elif preprocessing["crop_mode"] != "squash":
+        scales = [min(scales)] * 2
+    width, height = (
+        wanted * scale / side
+        for side, wanted, scale in zip(size, reversed(config.image), scales, strict=True)
+    )
+    return Box(left=(1 - width) / 2, top=(1 - height) / 2, width=width, height=height)
+
+
+def _traces(
+    config: HVTConfig, model: HVT | None, image: Tensor | None
+) -> tuple[list[Tensor | None], str | None]:
+    """For each stage, which patch each channel came from, `(N', D)`, or why that is unknown."""
+    nothing: list[Tensor | None] = [None] * len(config.tokens)
+    if model is None or image is None:
+        return nothing, EXPORTED
+    first = torch.arange(math.prod(config.grid))[:, None]
+    if len(config.tokens) == 1:  # every token stays what it is
+        return [first], None
+    try:
+        return [first, *(stage.origins for stage in token_sources(model, image))], None
+    except HVTError as error:
+        return nothing, str(error)
+
+
+def _token(origins: Tensor) -> Token:
+    patches, counts = origins.unique(return_counts=True)
+    return Token(patches=patches.tolist(), weights=_rounded(counts / counts.sum()))
+
+
+def _shares(origins: Tensor, config: HVTConfig) -> Tensor:
+    counts = torch.bincount(origins.flatten(), minlength=math.prod(config.grid))
+    return counts.double() / max(1, origins.numel())
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, 5) for value in values.tolist()]
+
+
+def _steps(config: HVTConfig) -> list[int]:
+    """The blocks after which tokens are fewer."""
+    if config.retention is None:
+        return list(config.pool_blocks)
+    before = (config.tokens[0], *config.retention)
+    return [b for b, (n, kept) in enumerate(zip(before, config.retention)) if kept < n]  # noqa: B905
+
+
+def _grids(config: HVTConfig) -> list[tuple[int, int] | None]:
+    """The grid of each stage; what PoWER leaves has none."""
+    return [*config.grids, *[None] * (len(config.tokens) - len(config.grids))]

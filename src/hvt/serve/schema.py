@@ -1,0 +1,99 @@
+"""What the service says in JSON, for its OpenAPI description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from .body import FIELD
+from .settings import Settings
+
+
+class Guess(BaseModel):
+    """A class and how likely it is."""
+
+    label: str
+    probability: float = Field(ge=0, le=1.000001)
+
+
+class Seen(BaseModel):
+    """What one picture shows."""
+
+    name: str | None = Field(description="the file's name where it was sent")
+    top: list[Guess] = Field(description="the likeliest classes, best first")
+
+
+class Answers(BaseModel):
+    """What the pictures of a request show, in their order."""
+
+    model: str
+    milliseconds: float = Field(description="from the request's headers to this answer")
+    answers: list[Seen]
+
+
+class Problem(BaseModel):
+    """Why there is no answer, in one sentence."""
+
+    detail: str
+
+
+class Health(BaseModel):
+    """Whether requests are welcome."""
+
+    status: str = Field(description="ok, or draining before the service stops")
+
+
+class Described(BaseModel):
+    """The model that answers and the limits of its service."""
+
+    name: str
+    version: str = Field(description="of hvt")
+    precision: str = Field(description="float32 or int8")
+    provider: str = Field(description="what ONNX Runtime computes with")
+    image: list[int] = Field(description="channels, height and width of the model's input")
+    preprocessing: dict[str, Any]
+    config: dict[str, Any]
+    gflops: float = Field(description="multiply-adds in 10⁹ for one picture")
+    params_m: float = Field(description="parameters in millions")
+    labels: list[str]
+    limits: dict[str, float]
+
+
+REASONS = {
+    413: "The body, a picture or the number of pictures is above a limit",
+    415: "Not a picture, or not a form in which pictures can be sent",
+    422: "A damaged picture or request, or a value out of its range",
+    503: "The queue is full or the service is about to stop: try again after Retry-After seconds",
+    504: "No answer within the time limit",
+}
+
+RAW = ("image/jpeg", "image/png", "image/webp", "image/gif", "application/octet-stream")
+"""How a picture may be named; every other image type does as well."""
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The refusals of an operation, for its description."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        found[status] = {"model": Problem, "description": REASONS[status]}
+        if status == 503:
+            wait = {"description": "seconds", "schema": {"type": "integer"}}
+            found[status]["headers"] = {"Retry-After": wait}
+    return found
+
+
+def request_body(settings: Settings) -> dict[str, Any]:
+    """How pictures are sent, for the description."""
+    binary = {"type": "string", "format": "binary"}
+    pictures = {"type": "array", "items": binary, "minItems": 1, "maxItems": settings.max_pictures}
+    form = {
+        "type": "object",
+        "properties": {FIELD: pictures},
+        "required": [FIELD],
+        "additionalProperties": False,
+    }
+    content: dict[str, Any] = {kind: {"schema": binary} for kind in RAW}
+    encoding = {FIELD: {"contentType": ", ".join(RAW)}}
+    content["multipart/form-data"] = {"schema": form, "encoding": encoding}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,72 @@
+"""What a service may be told: where it listens, how it batches, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import HVTError
+
+MOST_PIXELS = 178_956_970  # Pillow itself refuses what is larger
+
+
+def _field(default: Any, help: str, least: float = 1, most: float = math.inf) -> Any:
+    limits = {"least": least, "most": most}
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits and sizes of a service; each worker has its own queue and threads."""
+
+    host: str = _field("127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
+    port: int = _field(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
+    workers: int = _field(1, "processes that answer")
+    max_batch: int = _field(16, "pictures that the model sees at once, at most")
+    max_wait_ms: float = _field(
+        2.0, "milliseconds that a picture waits for others to share its batch", least=0, most=1000
+    )
+    threads: int = _field(1, "threads of ONNX Runtime for one batch")
+    runs: int = _field(0, "batches at once in a worker; 0 is one for each core", least=0)
+    decoders: int = _field(2, "threads of a worker that read pictures")
+    device: str = _field("auto", "where the model runs: auto, cpu or cuda")
+    max_body: int = _field(20_000_000, "bytes of a request, at most")
+    max_pixels: int = _field(50_000_000, "pixels of a picture, at most", most=MOST_PIXELS)
+    max_pictures: int = _field(64, "pictures of a request, at most")
+    queue: int = _field(256, "pictures that a worker has accepted and not answered, at most")
+    timeout: float = _field(
+        30.0, "seconds for a request, from its headers to its answer", least=0.001, most=86400
+    )
+    drain: float = _field(
+        0.5, "seconds of still taking requests after being told to stop", least=0, most=3600
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, limits = getattr(self, field.name), field.metadata
+            if isinstance(value, str):
+                continue
+            if not value >= limits["least"]:
+                raise HVTError(f"{field.name}={value} must be at least {limits['least']}")
+            if value > limits["most"]:
+                raise HVTError(f"{field.name}={value} must be at most {limits['most']}")
+        if self.max_pictures > self.queue:
+            raise HVTError(
+                f"max_pictures={self.max_pictures} must be at most queue={self.queue}, "
+                "or a full request could never be accepted"
+            )
+
+    @property
+    def concurrent_runs(self) -> int:
+        """Batches that a worker has the model look at side by side."""
+        return self.runs or max(1, cores() // (self.workers * self.threads))
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

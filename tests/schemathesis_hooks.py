@@ -1,0 +1,15 @@
+"""What Schemathesis sends where the description asks for a picture."""
+
+import random
+
+import schemathesis
+from hostile import drawn, encoded
+from hypothesis import strategies as st
+
+from hvt.serve.schema import RAW
+
+STREAM = random.Random(0)
+PICTURES = st.sampled_from([encoded(drawn(STREAM), form) for form in ("PNG", "JPEG", "WEBP") * 2])
+
+for media in RAW:
+    schemathesis.openapi.media_type(media, PICTURES)

@@ -1,0 +1,338 @@
+"""The page's files and headers, its explanation against `hvt.see`, and its sample pictures."""
+
+import concurrent.futures
+import importlib.util
+import io
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, stir
+from fastapi.testclient import TestClient
+from PIL import Image
+
+import hvt
+from hvt.cost import cost
+from hvt.see import token_sources
+from hvt.serve.app import create_app
+from hvt.serve.engine import Engine, export_to
+from hvt.serve.hierarchy import Box, hierarchy, seen_part
+from hvt.serve.page import HEADERS, PARTS, Explanation
+from hvt.serve.settings import Settings
+from hvt.train.pipeline import eval_transform
+
+ROOT = Path(__file__).parents[1]
+STATIC = Path(hvt.__file__).parent / "serve/static"
+SAMPLES = ("apple", "clock", "mountain", "rocket", "sea", "sunflower")
+TEXTS = ("page.html", "page.css", "page.js", "icon.svg")
+WHOLE = Box(left=0, top=0, width=1, height=1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two stages; its export lies beside it."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("page")
+    small = SMALL | {"img_size": 32, "depth": 2}
+    hvt.save(stir(hvt.create_model("hvt_ti_2", **small)), folder / "small.safetensors")
+    export_to(folder, folder / "small.safetensors")
+    return folder / "small.safetensors"
+
+
+@pytest.fixture(scope="module")
+def serve(checkpoint: Path) -> Callable[..., TestClient]:
+    def start(source: Path = checkpoint, **settings: Any) -> TestClient:
+        engine = Engine(source, Settings(runs=1, **settings), checkpoint.with_name("model.onnx"))
+        return TestClient(create_app(engine=engine))
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def client(serve: Callable[..., TestClient]) -> Iterator[TestClient]:
+    with serve() as client:
+        yield client
+
+
+def png(width: int = 48, height: int = 32) -> bytes:
+    values = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(values).save(stream, "PNG")
+    return stream.getvalue()
+
+
+# The files
+
+
+@pytest.mark.parametrize("name", ["page.html", *TEXTS, *(f"sample-{n}.jpg" for n in SAMPLES)])
+def test_files_are_sent(client: TestClient, name: str) -> None:
+    path = "/" if name == "page.html" else f"/static/{name}"
+    response = client.get(path)
+    assert (response.status_code, response.content) == (200, (STATIC / name).read_bytes())
+    kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+    kinds |= {"svg": "image/svg+xml", "jpg": "image/jpeg"}
+    assert response.headers["content-type"].split(";")[0] == kinds[name.split(".")[-1]]
+    assert {header: response.headers.get(header) for header in HEADERS} == HEADERS
+    again = client.get(path, headers={"If-None-Match": f'"other", W/{response.headers["etag"]}'})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == response.headers["etag"]
+    head = client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(response.content))
+
+
+def test_policy_forbids_what_is_not_ours() -> None:
+    policy = dict(rule.split(" ", 1) for rule in HEADERS["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == "'self'"
+    assert {policy[k] for k in ("object-src", "base-uri", "frame-ancestors")} == {"'none'"}
+    assert "unsafe" not in HEADERS["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("path", ["gone.js", "..%2fpage.py", "%2e%2e/page.py", "", "page.html/"])
+def test_nothing_else_is_sent(client: TestClient, path: str) -> None:
+    assert client.get(f"/static/{path}", follow_redirects=False).status_code in (307, 404)
+
+
+def test_no_file_asks_for_anything_from_elsewhere() -> None:
+    for name in TEXTS:
+        text = (STATIC / name).read_text()
+        links = set(re.findall(r"[a-z]+://[^\s\"')]*", text))
+        assert links <= {"http://www.w3.org/2000/svg"}, name
+        assert not re.findall(r"url\(|@import|\bfrom ['\"]|import\(|eval\(|innerHTML", text), name
+    page = (STATIC / "page.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", page)
+    linked = re.findall(r"(?:src|href)=\"([^\"#][^\"]*)\"", page)
+    assert {Path(link).name for link in linked} - {"openapi.json"} <= set(PARTS)
+    assert {f"static/sample-{name}.jpg" for name in SAMPLES} <= set(linked)
+
+
+def test_the_wheel_has_the_files() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed")
+    if not (ROOT / "pyproject.toml").exists():
+        pytest.skip("only a source tree can be built")
+    files = {f.distribution_path for f in wheel.WheelBuilder(str(ROOT)).recurse_included_files()}
+    names = {path.name for path in STATIC.iterdir()}
+    assert names == set(PARTS)
+    assert {f"hvt/serve/static/{name}" for name in names} <= files
+
+
+# The hierarchy
+
+KINDS: dict[str, dict[str, Any]] = {
+    "hvt_ti_2": {},
+    "hvt_ti_1": {"pool_dims": 2, "img_size": (32, 64)},
+    "hvt_s_2": {"class_token": True, "pool_kernel": 2},
+    "deit_ti_power": {"depth": 3, "retention": (40, 40, 1)},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_hierarchy_is_what_see_finds(build: Callable[..., hvt.HVT], name: str) -> None:
+    model = build(name, **KINDS[name])
+    config = model.config
+    image = torch.randn(3, *config.image)
+    found = hierarchy(config, model, image, WHOLE)
+    assert found.untraced is None
+    assert [stage.tokens for stage in found.stages] == list(config.tokens)
+    sources = token_sources(model, image)
+    assert [s.after_block for s in found.stages] == [None, *(source.block for source in sources)]
+    first, *stages = found.stages
+    assert first.kept is not None
+    assert [t.patches for t in first.kept] == [[p] for p in range(math.prod(config.grid))]
+    for stage, source in zip(stages, sources, strict=True):
+        assert stage.kept is not None
+        assert stage.shares == pytest.approx(source.shares.flatten().tolist(), abs=1e-5)
+        assert len(stage.kept) == source.tokens == stage.tokens - config.num_prefix_tokens
+        for token, origins in zip(stage.kept, source.origins.tolist(), strict=True):
+            assert token.patches == sorted(set(origins))
+            counts = [origins.count(patch) / len(origins) for patch in token.patches]
+            assert token.weights == pytest.approx(counts, abs=1e-5)
+    if config.retention is None:
+        assert [tuple(s.grid or ()) for s in found.stages] == list(config.grids)
+    else:
+        assert [s.grid for s in found.stages[1:]] == [None] * (len(config.tokens) - 1)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_blocks_are_priced_as_by_cost(build: Callable[..., hvt.HVT], name: str) -> None:
+    config = build(name, **KINDS[name]).config
+    found = hierarchy(config, None, None, WHOLE)
+    price = cost(config)
+    assert [(b.tokens, b.macs) for b in found.blocks] == price.blocks()
+    assert (found.macs, found.unpooled_macs) == (price.macs, price.unpooled_macs)
+    # Embedding and classifier are the only price that no block has; keeping all tokens spares both.
+    outside = found.macs - sum(b.macs for b in found.blocks)
+    assert found.unpooled_macs - sum(b.unpooled_macs for b in found.blocks) == outside
+
+
+def test_what_cannot_be_traced_says_why(build: Callable[..., hvt.HVT]) -> None:
+    model = build("hvt_ti_2", pool="avg")
+    image = torch.randn(3, 64, 64)
+    found = hierarchy(model.config, model, image, WHOLE)
+    assert "averages its tokens" in str(found.untraced)
+    assert {(s.kept, s.shares) for s in found.stages} == {(None, None)}
+    exported = hierarchy(model.config, None, None, WHOLE)
+    assert "exported file" in str(exported.untraced)
+    assert [s.tokens for s in exported.stages] == list(model.config.tokens)
+
+
+def test_a_model_without_pooling_keeps_all(build: Callable[..., hvt.HVT]) -> None:
+    model = build("deit_ti")
+    found = hierarchy(model.config, model, torch.randn(3, 64, 64), WHOLE)
+    (stage,) = found.stages
+    assert (found.untraced, stage.tokens, len(stage.kept or ())) == (None, 65, 64)
+    assert stage.shares == pytest.approx([1 / 64] * 64, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("size", [(300, 200), (200, 300), (256, 256)])
+@pytest.mark.parametrize(("image", "share"), [((64, 64), 0.8), ((64, 96), 1.0), ((96, 64), 0.875)])
+def test_seen_part_is_where_the_transform_looks(
+    build: Callable[..., hvt.HVT],
+    mode: str,
+    size: tuple[int, int],
+    image: tuple[int, int],
+    share: float,
+) -> None:
+    model = build("hvt_ti_1", img_size=image)
+    black = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    model.pretrained_cfg |= {"crop_mode": mode, "crop_pct": share, **black}
+    # Red grows to the right, green downwards; what is no picture has the mean, which is black.
+    x, y = (np.linspace(55, 255, side).astype(np.uint8) for side in size)
+    across, down = np.broadcast_arrays(x, y[:, None])
+    picture = np.stack((across, down, np.full_like(across, 255)), axis=-1)
+    values = 255 * eval_transform(model)(Image.fromarray(picture))  # (3, H, W)
+    box = seen_part(size, model.config, model.pretrained_cfg)
+    rows, cols = (values[2] > 128).any(1).nonzero(), (values[2] > 128).any(0).nonzero()
+    for channel, (start, length), lines, side in (
+        (values[0].amax(0), (box.left, box.width), cols, image[1]),
+        (values[1].amax(1), (box.top, box.height), rows, image[0]),
+    ):
+        inner = lines.flatten()[2:-2]  # the resampling mixes what is outermost
+        place = start + length * (inner + 0.5) / side
+        assert torch.allclose(channel[inner], 55 + 200 * place.float(), atol=4)
+
+
+def test_tracing_watches_its_own_run_alone(build: Callable[..., hvt.HVT]) -> None:
+    model = build("hvt_ti_2")
+    pictures = torch.randn(6, 3, 64, 64)
+    alone = [token_sources(model, picture)[-1].origins for picture in pictures]
+    with torch.inference_mode():
+        answers = model(pictures)
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        traces = [pool.submit(token_sources, model, picture) for picture in pictures]
+        runs = [pool.submit(torch.inference_mode()(model), pictures) for _ in range(6)]
+        together = [trace.result() for trace in traces]
+        assert all(torch.allclose(run.result(), answers) for run in runs)
+    assert [len(trace) for trace in together] == [2] * 6
+    assert all(torch.equal(t[-1].origins, a) for t, a in zip(together, alone, strict=True))
+    assert not model.training
+
+
+# The route
+
+
+def test_explain(client: TestClient, checkpoint: Path) -> None:
+    response = client.post("/explain", content=png(), headers={"Content-Type": "image/png"})
+    assert response.status_code == 200, response.text
+    found = Explanation.model_validate(response.json())
+    model = hvt.load(checkpoint).eval()
+    image = eval_transform(model)(Image.open(io.BytesIO(png())))
+    seen = seen_part((48, 32), model.config, model.pretrained_cfg)
+    wanted = hierarchy(model.config, model, image, seen)
+    assert found.model_dump(include=set(wanted.model_dump())) == wanted.model_dump()
+    assert (found.model, found.untraced) == ("small.safetensors", None)
+    assert found.milliseconds > 0
+    assert found.seen.width == pytest.approx(1 - 2 * found.seen.left)
+    assert found.seen.left > 0
+    form = client.post("/explain", files={"pictures": ("a.png", png(), "image/png")}).json()
+    assert form | {"milliseconds": 0} == response.json() | {"milliseconds": 0}
+
+
+def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoint: Path) -> None:
+    with serve(checkpoint.with_name("model.onnx")) as client:
+        found = client.post("/explain", content=png()).json()
+    assert [(s["tokens"], s["kept"]) for s in found["stages"]] == [(16, None), (7, None), (3, None)]
+    assert "serve the checkpoint" in found["untraced"]
+    assert sum(block["macs"] for block in found["blocks"]) < found["macs"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "words"),
+    [
+        ({"content": b"no picture"}, 415, "is in no known format"),
+        ({"content": b""}, 422, "is empty"),
+        ({"content": png()[:-90]}, 422, "is damaged"),
+        ({"files": [("pictures", ("a.png", b"GIF"))]}, 415, "the picture 'a.png'"),
+        ({"content": b"{}", "headers": {"Content-Type": "application/json"}}, 415, "type"),
+        ({"content": bytes(40_000)}, 413, "bytes"),
+        ({"content": png(400, 10)}, 413, "400 × 10 pixels"),
+        ({"files": [("pictures", png(8, 8)), ("pictures", png(8, 8))]}, 413, "send one"),
+    ],
+)
+def test_refusals_are_those_of_predict(
+    serve: Callable[..., TestClient], request_: dict[str, Any], status: int, words: str
+) -> None:
+    with serve(max_body=30_000, max_pixels=48 * 48) as client:
+        response = client.post("/explain", **request_)
+        assert (response.status_code, words in response.json()["detail"]) == (status, True)
+        if words != "send one":
+            assert response.json() == client.post("/predict", **request_).json()
+        assert client.app.state.gate.held == 0  # type: ignore[attr-defined]
+
+
+def test_limits_of_time_and_number(serve: Callable[..., TestClient]) -> None:
+    with serve(queue=1, max_pictures=1, timeout=0.001) as client:
+        assert client.post("/explain", content=png()).status_code == 504
+        gate = client.app.state.gate  # type: ignore[attr-defined]
+        assert gate.held == 0
+        gate.enter()
+        response: httpx.Response = client.post("/explain", content=png())
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+
+
+def test_described(client: TestClient) -> None:
+    description = client.get("/openapi.json").json()
+    operation = description["paths"]["/explain"]["post"]
+    assert {"200", "413", "415", "422", "503", "504"} <= set(operation["responses"])
+    form = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert form["properties"]["pictures"]["maxItems"] == 1
+    assert "/" not in description["paths"]
+
+
+# The sample pictures
+
+
+@pytest.fixture(scope="module")
+def painted() -> Any:
+    path = ROOT / "benchmarks/samples.py"
+    if not path.exists():
+        pytest.skip("a source distribution has no benchmarks/")
+    spec = importlib.util.spec_from_file_location("samples", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_built_in_model_knows_the_samples() -> None:
+    paths = [STATIC / f"sample-{name}.jpg" for name in SAMPLES]
+    assert sorted(STATIC.glob("sample-*")) == sorted(paths)
+    assert max(path.stat().st_size for path in paths) <= 15_000
+    assert [answer.classes[0] for answer in hvt.Predictor()(paths)] == list(SAMPLES)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_are_what_the_script_paints(painted: Any, name: str) -> None:
+    assert sorted(painted.PICTURES) == sorted(SAMPLES)
+    with Image.open(STATIC / f"sample-{name}.jpg") as image:
+        shipped = np.asarray(image, np.float64)
+    # JPEG and the versions of Pillow leave a little.
+    assert np.abs(shipped - np.asarray(painted.sample(name), np.float64)).mean() < 3

@@ -1,0 +1,435 @@
+"""The page in a real Chromium, asked for by a real `hvt serve`."""
+
+import base64
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hvt
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE = 60  # seconds; a busy machine is slow
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where a real service of the built-in model answers."""
+    find_browser()
+    pytest.importorskip("fastapi", reason="the serve extra is not installed")
+    command = [sys.executable, "-m", "hvt", "serve", "--port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, line
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+def find_browser() -> tuple[str, str]:
+    """A Chromium and its driver, or the reason why there is none."""
+    pytest.importorskip("selenium", reason="selenium is not installed: pip install 'hvt[dev]'")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    driver = shutil.which("chromedriver")
+    if browser is None or driver is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium chromium-driver")
+    return browser, driver
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    browser, driver = find_browser()
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    profile = tmp_path_factory.mktemp("chromium")
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    try:
+        yield started
+    finally:
+        started.quit()
+
+
+class Page:
+    """The page in the browser, as a person meets it."""
+
+    def __init__(self, driver: Any, address: str) -> None:
+        self.driver, self.address = driver, address
+
+    def open(self, width: int = 1100, height: int = 900, scheme: str = "light") -> "Page":
+        phone = width < 500
+        self.cdp("Emulation.setTouchEmulationEnabled", enabled=phone)
+        features = [
+            {"name": "prefers-color-scheme", "value": scheme},
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
+        self.cdp("Emulation.setEmulatedMedia", features=features)
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
+        self.cdp("Emulation.setDeviceMetricsOverride", **size)
+        self.driver.get(self.address)
+        self.until(lambda: "classes" in self.text("model"))
+        return self
+
+    def cdp(self, command: str, **parameters: Any) -> Any:
+        return self.driver.execute_cdp_cmd(command, parameters)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def one(self, selector: str) -> Any:
+        return self.driver.find_element("css selector", selector)
+
+    def all(self, selector: str) -> list[Any]:
+        return self.driver.find_elements("css selector", selector)
+
+    def text(self, name: str) -> str:
+        return self.one(f"#{name}").text
+
+    def shown(self, name: str) -> bool:
+        return self.one(f"#{name}").is_displayed()
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self.driver, PATIENCE, 0.05).until(lambda _: condition())
+
+    def sample(self, name: str) -> "Page":
+        self.one(f"[data-sample={name}]").click()
+        return self.answered()
+
+    def answered(self) -> "Page":
+        self.until(lambda: self.shown("costs") or self.shown("problem"))
+        assert not self.shown("problem"), self.text("problem")
+        return self
+
+    def keys(self, *keys: str) -> None:
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+
+@pytest.fixture
+def page(chromium: Any, address: str) -> Iterator[Page]:
+    found = Page(chromium, address).open()
+    chromium.get_log("browser")
+    yield found
+    found.cdp("Network.disable")
+    # The browser logs each refusal itself; anything else, such as a broken policy, is ours.
+    complaints = [entry["message"] for entry in chromium.get_log("browser")]
+    assert [text for text in complaints if "Failed to load resource" not in text] == []
+
+
+def jpeg(path: Path, width: int, height: int, **options: Any) -> Path:
+    across = np.linspace(0, 255, width, dtype=np.uint8)
+    values = np.broadcast_to(across[None, :, None], (height, width, 3))
+    Image.fromarray(np.ascontiguousarray(values)).save(path, "JPEG", **options)
+    return path
+
+
+def test_a_sample_is_answered_and_explained(page: Page) -> None:
+    assert not page.shown("stages")
+    page.sample("sunflower")
+    assert page.text("status").startswith("sunflower, ")
+    rows = page.all("#top li")
+    names = [row.find_element("css selector", ".name").text for row in rows]
+    shares = [float(re.search(r"([\d.]+) %", row.text)[1]) for row in rows]  # type: ignore[index]
+    assert (len(rows), names[0], shares) == (5, "sunflower", sorted(shares, reverse=True))
+    bars = page.run("return [...document.querySelectorAll('#top i')].map(i => i.offsetWidth)")
+    track = page.run("return document.querySelector('#top .bar').offsetWidth")
+    assert 100 * bars[0] / track == pytest.approx(shares[0], abs=1.5)
+    assert all(float(page.text(name).split()[0]) > 0 for name in ("server-ms", "trip-ms"))
+    assert page.text("stages-title") == "64 → 16 → 4 tokens"
+    captions = [caption.text.split("\n")[:2] for caption in page.all("#strip figcaption")]
+    assert captions == [
+        ["64 tokens", "at first, 8 × 8"],
+        ["16 tokens", "after block 0, 4 × 4"],
+        ["4 tokens", "after block 3, 2 × 2"],
+    ]
+    assert "55.6 M multiply-adds in all" in page.text("costs-note")
+    assert len(page.all("#chart rect.bar")) == len(page.all("#rows tr")) == 6
+    assert len(page.all("#chart rect.ghost")) == 5
+
+
+def test_stages_are_drawn_from_the_picture(page: Page) -> None:
+    """The first stage is the picture itself; later ones are darker where less is kept."""
+    page.sample("sea")
+    light = page.run(
+        """return [...document.querySelectorAll('#strip canvas')].map(canvas => {
+             const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+             let sum = 0;
+             for (let i = 0; i < data.length; i += 4) sum += data[i] + data[i + 1] + data[i + 2];
+             return sum / (data.length / 4 * 3);
+           })"""
+    )
+    path = Path(hvt.__file__).parent / "serve/static/sample-sea.jpg"
+    with Image.open(path) as image:
+        assert light[0] == pytest.approx(np.asarray(image).mean(), abs=12)  # with lines over it
+    assert light[1] < light[0] - 10
+    assert light[2] < light[0] - 10
+
+
+def test_a_file_from_the_disk(page: Page, tmp_path: Path) -> None:
+    """Wider than high, and turned by its EXIF: upright, framed and answered."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90°
+    page.one("#file").send_keys(str(jpeg(tmp_path / "turned.jpg", 300, 200, exif=exif)))
+    page.answered()
+    size = page.run("const c = document.getElementById('picture'); return [c.width, c.height]")
+    assert size == [200, 300]
+    assert page.one("#picture").get_attribute("aria-label") == "Your picture: turned.jpg"
+    assert "framed part" in page.text("view")
+    assert len(page.all("#top li")) == 5
+
+
+def test_a_large_photograph_is_made_smaller_first(page: Page, tmp_path: Path) -> None:
+    page.run(
+        """window.sent = [];
+           const real = fetch;
+           window.fetch = (path, options) => {
+             if (options?.body) sent.push([path, options.body.type, options.body]);
+             return real(path, options);
+           };"""
+    )
+    page.one("#file").send_keys(str(jpeg(tmp_path / "large.jpg", 4000, 3000)))
+    page.answered()
+    sent = page.run(
+        """return Promise.all(sent.map(async ([path, type, body]) => {
+             const {width, height} = await createImageBitmap(body);
+             return [path, type, width, height];
+           }))"""
+    )
+    assert sent == [["predict", "image/jpeg", 1280, 960], ["explain", "image/jpeg", 1280, 960]]
+
+
+@pytest.mark.parametrize("way", ["drop", "paste"])
+def test_dropped_and_pasted_pictures(page: Page, way: str, tmp_path: Path) -> None:
+    content = base64.b64encode(jpeg(tmp_path / "a.jpg", 64, 64).read_bytes()).decode()
+    page.run(
+        """const bytes = Uint8Array.from(atob(arguments[0]), c => c.charCodeAt(0));
+           const data = new DataTransfer();
+           data.items.add(new File([bytes], 'given.jpg', {type: 'image/jpeg'}));
+           const event = arguments[1] === 'drop'
+             ? new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true})
+             : new ClipboardEvent('paste', {clipboardData: data, bubbles: true});
+           document.body.dispatchEvent(event);""",
+        content,
+        way,
+    )
+    page.answered()
+    assert page.one("#picture").get_attribute("aria-label") == "Your picture: given.jpg"
+
+
+def test_keyboard_alone(page: Page) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    def focused() -> str:
+        return page.run(
+            "const e = document.activeElement; return e.id || e.dataset.sample || e.ariaLabel"
+        )
+
+    way = []
+    for _ in range(6):
+        page.keys(Keys.TAB)
+        way.append(focused())
+    assert [name for name in way if name] == ["file", "apple", "sunflower", "rocket", "clock"]
+    page.keys(Keys.ENTER)
+    page.answered()
+    assert page.text("status").startswith("clock")
+    while focused() != "Tokens after block 0":
+        page.keys(Keys.TAB)
+        assert focused() != "file", "the tab came round without meeting the stages"
+    page.keys(Keys.END)
+    assert page.text("detail").startswith("Token 16 of 16 holds values from")
+    page.keys(Keys.ARROW_LEFT)
+    slider = page.run("return document.activeElement")
+    assert slider.get_attribute("aria-valuenow") == "15"
+    assert slider.get_attribute("aria-valuetext").startswith("token 15 of 16")
+    outline = page.run("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keys(Keys.ESCAPE)
+    assert page.text("detail").startswith("Point at a token")
+    while not page.run("return document.activeElement.tagName === 'SUMMARY'"):
+        page.keys(Keys.TAB)
+    page.keys(Keys.ENTER)
+    assert page.one("table").is_displayed()
+    assert [cell.text for cell in page.all("#rows tr:first-child > *")] == [
+        "0",
+        "64",
+        "29.9 M",
+        "29.9 M",
+    ]
+
+
+def test_pointing_at_a_token(page: Page) -> None:
+    from selenium.webdriver import ActionChains
+
+    page.sample("apple")
+    canvas = page.all("#strip canvas")[0]
+    page.run("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    # Right and below its middle, which is a corner of four patches.
+    ActionChains(page.driver).move_to_element_with_offset(canvas, 5, 5).perform()
+    assert page.text("detail") == "Token 37 of 64 is the patch at row 5, column 5, at first."
+
+
+def test_a_broken_file_is_answered_in_words(page: Page, tmp_path: Path) -> None:
+    good = jpeg(tmp_path / "a.jpg", 64, 64).read_bytes()
+    for name, content, words in (
+        ("cut.jpg", good[:-100], "That picture is damaged."),
+        ("words.jpg", b"not a picture at all", "not a picture of a kind the service knows"),
+        ("empty.jpg", b"", "That picture is damaged. (the picture is empty)"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        page.one("#file").send_keys(str(tmp_path / name))
+        page.until(lambda words=words: words in page.text("problem"))
+        assert page.text("status") == "No answer."
+        assert not page.shown("stages")
+    page.sample("apple")  # and goes on
+    assert page.text("status").startswith("apple")
+
+
+def test_a_service_that_is_gone(page: Page) -> None:
+    page.cdp("Network.enable")
+    conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.cdp("Network.emulateNetworkConditions", offline=True, **conditions)
+    page.one("[data-sample=sea]").click()
+    page.until(lambda: page.shown("problem"))
+    assert page.text("problem").startswith("The service does not answer.")
+    page.cdp("Network.emulateNetworkConditions", offline=False, **conditions)
+    page.sample("sea")
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_needs_no_sideways_scrolling(page: Page, width: int) -> None:
+    page.open(width, 700)
+    camera = page.one("#camera")
+    assert (camera.get_attribute("capture"), camera.get_attribute("accept")) == (
+        "environment",
+        "image/*",
+    )
+    assert page.one("label[for=camera]").is_displayed()
+    assert page.run("return document.documentElement.scrollWidth") == width
+    page.sample("rocket")
+    page.one("summary").click()
+    assert page.run("return document.documentElement.scrollWidth") == width
+    small = page.run(
+        """return [...document.querySelectorAll('button, .button label')]
+             .map(e => e.getBoundingClientRect())
+             .filter(b => b.height < 44 || b.width < 44).length"""
+    )
+    assert small == 0  # a finger's width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(page: Page, scheme: str) -> None:
+    """WCAG's contrast of 4.5, of each text on what is really behind it, and 3 of the bars."""
+    page.open(scheme=scheme).sample("mountain")
+    page.one("summary").click()
+    page.run("Object.assign(document.getElementById('problem'), {textContent: 'a', hidden: false})")
+    found = page.run(
+        """const parse = text => text.match(/[\\d.]+/g).map(Number);
+           const behind = element => {
+             for (let e = element; e; e = e.parentElement) {
+               const colour = parse(getComputedStyle(e).backgroundColor);
+               if (colour.length === 3 || colour[3] === 1) return colour.slice(0, 3);
+             }
+             return [255, 255, 255];
+           };
+           const found = [];
+           const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+           for (let node; (node = walker.nextNode());) {
+             const e = node.parentElement;
+             if (!node.textContent.trim() || !e.checkVisibility()) continue;
+             const style = getComputedStyle(e);
+             const colour = e.closest('svg') ? style.fill : style.color;
+             found.push([node.textContent.trim(), parse(colour).slice(0, 3), behind(e)]);
+           }
+           const track = document.querySelector('#top .bar');
+           const fill = parse(getComputedStyle(track.firstChild).backgroundColor);
+           return {text: found, bar: [fill, behind(track)], back: behind(document.body)};"""
+    )
+    assert len(found["text"]) > 60
+    low = {(t, tuple(a), tuple(b)) for t, a, b in found["text"] if contrast(a, b) < 4.5}
+    assert low == set()
+    assert contrast(*found["bar"]) >= 3
+    assert (luminance(found["back"]) > 0.5) == (scheme == "light")
+
+
+def contrast(a: list[float], b: list[float]) -> float:
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: list[float]) -> float:
+    parts = np.array(colour) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def test_what_a_screen_reader_is_told(page: Page) -> None:
+    page.sample("clock")
+    nodes = [n for n in page.cdp("Accessibility.getFullAXTree")["nodes"] if not n.get("ignored")]
+
+    def name(node: dict[str, Any]) -> str:
+        return node.get("name", {}).get("value", "")
+
+    def focusable(node: dict[str, Any]) -> bool:
+        properties = {p["name"]: p["value"].get("value") for p in node.get("properties", ())}
+        return bool(properties.get("focusable"))
+
+    def named(role: str) -> list[str]:
+        return [name(node) for node in nodes if node["role"]["value"] == role]
+
+    controls = [
+        node for node in nodes if focusable(node) and node["role"]["value"] != "RootWebArea"
+    ]
+    assert len(controls) >= 12
+    assert [json.dumps(node) for node in controls if not name(node)] == []
+    assert [n for n in named("button") if n in ("apple", "sea")] == ["apple", "sea"]
+    assert named("slider") == ["Tokens at first", "Tokens after block 0", "Tokens after block 3"]
+    assert named("heading")[:2] == ["hvt", "Picture"]
+    assert "64 → 16 → 4 tokens" in named("heading")
+    assert any("29.9 M" in text for text in named("image") + named("img"))
+    assert any(node["role"]["value"] == "status" for node in nodes)
+    pressed = page.run("return document.querySelector('[data-sample=clock]').ariaPressed")
+    assert pressed == "true"
+    assert page.run("return document.documentElement.lang") == "en"
+
+
+def test_pictures_of_other_forms_are_read(page: Page, tmp_path: Path) -> None:
+    """A TIFF, which Chromium cannot show, is answered all the same."""
+    stream = io.BytesIO()
+    Image.new("RGB", (64, 64), (10, 90, 200)).save(stream, "TIFF")
+    (tmp_path / "a.tif").write_bytes(stream.getvalue())
+    page.one("#file").send_keys(str(tmp_path / "a.tif"))
+    page.answered()
+    assert page.text("invite") == "This browser cannot show that file."
+    assert len(page.all("#strip canvas")) == 3

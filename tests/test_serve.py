@@ -1,0 +1,612 @@
+"""The service answers as `hvt predict` does, batches, keeps its limits, and stops politely."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from conftest import SMALL, stir
+from fastapi import FastAPI
+from hostile import GOOD, drawn, encoded, hostile, png
+from PIL import Image
+
+import hvt
+from hvt.cli import main
+from hvt.errors import HVTError
+from hvt.serve.app import create_app
+from hvt.serve.batcher import Batcher
+from hvt.serve.engine import Engine, Row, _steps, export_to
+from hvt.serve.settings import Settings
+from hvt.train.pipeline import eval_transform
+
+FEW = {"img_size": 32, "depth": 2, "num_heads": 2}
+NAMES = [f"class {i}" for i in range(10)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with names for its classes; its export lies beside it."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("serve")
+    model = stir(hvt.create_model("hvt_ti_1", **SMALL | FEW))
+    hvt.save(model, folder / "small.safetensors", class_names=NAMES)
+    assert export_to(folder, folder / "small.safetensors") == folder / "model.onnx"
+    return folder / "small.safetensors"
+
+
+@pytest.fixture(scope="module")
+def onnx(checkpoint: Path) -> Path:
+    return checkpoint.with_name("model.onnx")
+
+
+@pytest.fixture(scope="module")
+def predictor(onnx: Path) -> hvt.Predictor:
+    return hvt.Predictor(onnx, threads=1)
+
+
+@pytest.fixture
+def engine(onnx: Path) -> Callable[..., Engine]:
+    return lambda **settings: Engine(onnx, Settings(**{"runs": 1, **settings}))
+
+
+@contextlib.asynccontextmanager
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a started application, without a network."""
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hvt") as found:
+            yield found
+
+
+def ask(app: FastAPI, method: str, path: str, **request: Any) -> httpx.Response:
+    """One request to an application that is started for it."""
+
+    async def call() -> httpx.Response:
+        async with client(app) as to:
+            return await to.request(method, path, **request)
+
+    return asyncio.run(call())
+
+
+def picture(seed: int = 0, form: str = "PNG", size: tuple[int, int] = (40, 50)) -> bytes:
+    return encoded(drawn(random.Random(seed), size), form)
+
+
+def top_of(answer: dict[str, Any]) -> tuple[list[str], list[float]]:
+    return [g["label"] for g in answer["top"]], [g["probability"] for g in answer["top"]]
+
+
+def assert_same(answer: dict[str, Any], content: bytes, predictor: hvt.Predictor) -> None:
+    """An answer is the one that `hvt predict` gives for the same bytes."""
+    expected = predictor(Image.open(io.BytesIO(content)))
+    labels, probabilities = top_of(answer)
+    assert labels == list(expected.classes[: len(labels)])
+    assert probabilities == pytest.approx(expected.probabilities[: len(labels)], abs=1e-5)
+
+
+# ── answers ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_raw_and_multipart_answer_as_predict_does(
+    engine: Callable[..., Engine], predictor: hvt.Predictor
+) -> None:
+    strange = dict(item for item in hostile(200, 3) if item[0] in GOOD)
+    assert set(strange) == set(GOOD)
+    app = create_app(engine=engine())
+
+    async def call() -> None:
+        async with client(app) as to:
+            for content in strange.values():
+                raw = await to.post("/predict?top=3", content=content)
+                assert raw.status_code == 200, raw.text
+                body = raw.json()
+                assert body["model"] == "model.onnx"
+                assert body["milliseconds"] > 0
+                (answer,) = body["answers"]
+                assert answer["name"] is None
+                assert len(answer["top"]) == 3
+                assert_same(answer, content, predictor)
+            files = [("pictures", (f"{kind}.é", content)) for kind, content in strange.items()]
+            many = (await to.post("/predict", files=files)).json()["answers"]
+            assert [answer["name"] for answer in many] == [f"{kind}.é" for kind in strange]
+            for answer, content in zip(many, strange.values(), strict=True):
+                assert_same(answer, content, predictor)
+
+    asyncio.run(call())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(32, 32), (33, 20), (7, 90), (300, 200)])
+def test_pictures_are_prepared_bit_for_bit_as_by_predict(
+    channels: int, size: tuple[int, int]
+) -> None:
+    model = hvt.create_model("hvt_ti_1", **SMALL | FEW | {"in_chans": channels})
+    transform = eval_transform(model)
+    engine = Engine.__new__(Engine)  # the part of it that prepares
+    engine._place, engine._table = _steps(transform)
+    image = drawn(random.Random(1), size).convert("L" if channels == 1 else "RGB")
+    assert torch.equal(engine.prepare(image), transform(image))
+
+
+def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> None:
+    engine = Engine(checkpoint, Settings(runs=1), exported=onnx)
+    assert isinstance(engine.model, hvt.HVT)
+    assert engine.config == engine.model.config
+    assert engine.labels == tuple(NAMES)
+    image = engine.read(picture())
+    with torch.inference_mode():
+        expected = engine.model(engine.prepare(image)[None]).softmax(dim=1).topk(4)
+    ((values, places),) = engine.answer([engine.array(image)], 4)
+    assert places == expected.indices[0].tolist()
+    assert values == pytest.approx(expected.values[0].tolist(), abs=1e-5)
+    assert Engine(onnx).model is None
+
+
+def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(max_pictures=7))
+    found = ask(app, "GET", "/model").json()
+    assert found["labels"] == NAMES
+    assert found["image"] == [3, 32, 32]
+    assert found["limits"]["max_pictures"] == 7
+    assert found["precision"] == "float32"
+    assert hvt.HVTConfig.from_dict(found["config"]) == app.state.engine.config
+    described = ask(app, "GET", "/openapi.json").json()
+    predict = described["paths"]["/predict"]["post"]
+    assert {"200", "413", "415", "422", "503", "504"} <= set(predict["responses"])
+    form = predict["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert form["properties"]["pictures"]["maxItems"] == 7
+    assert predict["parameters"][0]["schema"]["maximum"] == 10
+
+
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────
+
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="pictures"\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "words"),
+    [
+        ({"content": b""}, 422, "empty"),
+        ({"content": b"no picture"}, 415, "no known format: use JPEG"),
+        ({"content": picture()[:60]}, 422, "damaged"),
+        ({"content": png(60_000, 60_000)}, 413, "pixels"),
+        ({"content": png(1, 500_000)}, 413, "too long a strip"),
+        ({"content": bytes(200_001)}, 413, "200001 bytes, more than the 200000"),
+        ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "image/*"),
+        ({"files": [("picture", picture())]}, 422, "unknown field 'picture'"),
+        ({"files": [("pictures", picture())] * 5}, 413, "more than the 4 pictures"),
+        (
+            {"files": [("pictures", ("a.png", picture())), ("pictures", ("b.png", b"GIF"))]},
+            415,
+            "the picture 'b.png'",
+        ),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 422, "boundary"),
+        ({"content": b"", "headers": FORM}, 422, "cut short"),
+        ({"content": b"nonsense", "headers": FORM}, 422, "multipart body is damaged"),
+        ({"content": GOOD_PART + picture()[:50], "headers": FORM}, 422, "cut short"),
+        ({"content": b"--b--\r\n", "headers": FORM}, 422, "no picture"),
+        ({"content": picture(), "params": {"top": 0}}, 422, "top"),
+        ({"content": picture(), "params": {"top": 11}}, 422, "top"),
+        ({"content": picture(), "params": {"top": "x"}}, 422, "top"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_a_sentence(
+    engine: Callable[..., Engine], request_: dict[str, Any], status: int, words: str
+) -> None:
+    app = create_app(engine=engine(max_body=200_000, max_pictures=4))
+    response = ask(app, "POST", "/predict", **request_)
+    assert response.status_code == status, response.text
+    detail = response.json()["detail"]
+    assert words in detail
+    assert "\n" not in detail
+    assert app.state.gate.held == 0
+
+
+def test_a_body_without_a_length_is_cut_off_at_the_limit(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(max_body=50_000))
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 10_000
+            yield bytes(10_000)
+
+    response = ask(app, "POST", "/predict", content=endless())
+    assert response.status_code == 413
+    assert sent <= 3 * 50_000
+    assert response.headers["connection"] == "close"
+
+
+def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(timeout=0.2))
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield picture()[:20]
+        await asyncio.Event().wait()
+
+    response = ask(app, "POST", "/predict", content=stuck())
+    assert response.status_code == 504
+    assert "0.2 seconds" in response.json()["detail"]
+    assert app.state.gate.held == 0
+
+
+def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(queue=2, max_pictures=2))
+
+    async def call() -> None:
+        async with client(app) as to:
+            app.state.gate.enter(1)
+            two = await to.post("/predict", files=[("pictures", picture())] * 2)
+            app.state.gate.enter(1)
+            one = await to.post("/predict", content=picture())
+            for response in (one, two):
+                assert response.status_code == 503
+                assert int(response.headers["retry-after"]) >= 1
+            app.state.gate.leave(2)
+            assert (await to.post("/predict", content=picture())).status_code == 200
+
+    asyncio.run(call())
+    assert app.state.gate.held == 0
+
+
+def test_methods_and_paths_that_are_not_there(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine())
+    wrong = ask(app, "GET", "/predict")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert ask(app, "GET", "/nothing").status_code == 404
+
+
+# ── batches, metrics, health ────────────────────────────────────────────────────────────────────
+
+
+def metric(text: str, name: str) -> float:
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_requests_that_arrive_together_share_a_batch(
+    engine: Callable[..., Engine], predictor: hvt.Predictor
+) -> None:
+    # It starts when it is full, long before the second is over that it might wait.
+    app = create_app(engine=engine(max_batch=6, max_wait_ms=1000))
+    contents = [picture(seed) for seed in range(4)]
+
+    async def call() -> str:
+        async with client(app) as to:
+            two = [("pictures", contents[3]), ("pictures", contents[0])]
+            responses = await asyncio.gather(
+                *[to.post("/predict", content=content) for content in contents],
+                to.post("/predict", files=two),
+            )
+            answers = [answer for r in responses for answer in r.json()["answers"]]
+            order = [*contents, contents[3], contents[0]]
+            for answer, content in zip(answers, order, strict=True):
+                assert_same(answer, content, predictor)
+            await to.get("/nothing")
+            await to.post("/predict", content=b"")
+            return (await to.get("/metrics")).text
+
+    text = asyncio.run(call())
+    assert metric(text, "hvt_batch_pictures_count") == 1
+    assert metric(text, "hvt_batch_pictures_sum") == 6
+    assert metric(text, "hvt_pictures_total") == 6
+    assert metric(text, "hvt_queue_pictures") == 0
+    assert metric(text, 'hvt_requests_total{path="/predict",status="200"}') == 5
+    assert metric(text, 'hvt_requests_total{path="/predict",status="422"}') == 1
+    assert metric(text, 'hvt_requests_total{path="other",status="404"}') == 1
+    assert metric(text, 'hvt_request_seconds_count{path="/predict"}') == 6
+
+
+def test_the_batcher_fills_waits_skips_and_passes_errors_on() -> None:
+    batches: list[list[float]] = []
+
+    def answer(images: Sequence[np.ndarray], top: int) -> list[Row]:
+        values = [image.item() for image in images]
+        batches.append(values)
+        if 99.0 in values:
+            raise RuntimeError("broken")
+        return [([value] * top, [0] * top) for value in values]
+
+    async def call() -> None:
+        batcher = Batcher(answer, max_batch=3, max_wait=0.01)
+        send = lambda value, top=1: batcher.submit(np.array(float(value)), top)  # noqa: E731
+        # Three at a time while a run is under way; the one that nobody waits for is left out.
+        futures = [send(value, top=value % 2 + 1) for value in range(7)]
+        futures[4].cancel()
+        rows = [await future for place, future in enumerate(futures) if place != 4]
+        assert [values for values, _ in rows] == [[0], [1, 1], [2], [3, 3], [5, 5], [6]]
+        assert batches == [[0, 1, 2], [3, 5, 6]]
+        # A lone picture has waited for others.
+        start = asyncio.get_running_loop().time()
+        assert (await send(7))[0] == [7]
+        assert asyncio.get_running_loop().time() - start >= 0.009
+        with pytest.raises(RuntimeError, match="broken"):
+            await send(99)
+        assert (await send(8))[0] == [8]
+        assert len(batcher) == 0
+        batcher.close()
+
+    asyncio.run(call())
+
+
+def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine())
+    assert ask(app, "GET", "/healthz").json() == {"status": "ok"}
+    app.state.draining = True
+    response = ask(app, "GET", "/healthz")
+    assert (response.status_code, response.json()) == (503, {"status": "draining"})
+    answered = ask(app, "POST", "/predict", content=picture())
+    assert (answered.status_code, answered.headers["connection"]) == (200, "close")
+
+
+# ── settings and the command ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_batch": 0}, "max_batch=0 must be at least 1"),
+        ({"port": 70_000}, "port=70000 must be at most 65535"),
+        ({"timeout": float("nan")}, "timeout=nan"),
+        ({"timeout": float("inf")}, "timeout=inf"),
+        ({"max_pixels": 10**9}, "max_pixels"),
+        ({"queue": 8, "max_pictures": 9}, "queue=8"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(HVTError, match=re.escape(words)):
+        Settings(**values)
+
+
+def test_the_command_refuses_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*words: object) -> str:
+        assert main(["serve", *map(str, words)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}: another program" in refused("--port", port)
+    assert "no such file" in refused(tmp_path / "absent.onnx", "--port", 0)
+    (tmp_path / "bad.onnx").write_bytes(b"nonsense")
+    assert "is no ONNX model" in refused(tmp_path / "bad.onnx", "--port", 0)
+    assert "no such address" in refused("--host", "999.1.1.1", "--port", 0)
+    assert "max_batch=0" in refused("--max-batch", 0)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'hvt[serve]'" in refused()
+
+
+# ── by a real network ───────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def live(app: FastAPI) -> Iterator[str]:
+    """The application behind uvicorn in a thread, and its address."""
+    config = uvicorn.Config(app, port=0, log_level="error", lifespan="on", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> None:
+    """Schemathesis, with all its checks: what is described is accepted, all else refused."""
+    config = tmp_path / "schemathesis.toml"
+    # What is no picture is refused by other codes than what is no number.
+    config.write_text('[checks.negative_data_rejection]\nexpected-statuses = ["4xx"]\n')
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here.parent / "src")])
+    environment = os.environ | {"SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": path}
+    app = create_app(engine=Engine(onnx, Settings(runs=1, max_pictures=4, max_wait_ms=0)))
+    with live(app) as url:
+        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
+        options = [
+            "--max-examples",
+            "20",
+            "--phases",
+            "coverage,fuzzing",
+            "--seed",
+            "0",
+            "--no-color",
+        ]
+        found = subprocess.run(
+            [*command, f"{url}/openapi.json", *options],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_hostile_pictures_harm_nothing(onnx: Path, predictor: hvt.Predictor) -> None:
+    app = create_app(engine=Engine(onnx, Settings(runs=1, max_wait_ms=0)))
+    with live(app) as url:
+        statuses = harass(url, 160)
+        assert set(statuses) == {200, 413, 415, 422}
+        good = picture(5)
+        assert_same(
+            httpx.post(f"{url}/predict", content=good).json()["answers"][0], good, predictor
+        )
+    assert app.state.gate.held == 0
+
+
+def harass(url: str, count: int, seed: int = 0) -> dict[int, int]:
+    """Send hostile pictures, raw and multipart, and count the answers by their status."""
+    statuses: dict[int, int] = {}
+    with httpx.Client(base_url=url, timeout=60) as to:
+        for place, (kind, content) in enumerate(hostile(count, seed)):
+            files = {"pictures": (f"{kind}.png", content)}
+            as_form = place % 3 == 0
+            response = to.post(
+                "/predict", **({"files": files} if as_form else {"content": content})
+            )
+            assert response.status_code == 200 or response.status_code in (413, 415, 422), (
+                kind,
+                response.text,
+            )
+            assert kind not in GOOD or response.status_code == 200, (kind, response.text)
+            assert kind not in ("svg", "noise") or response.status_code in (415, 422), kind
+            statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+    return statuses
+
+
+class Service:
+    """`hvt serve` in a process of its own."""
+
+    def __init__(self, *words: object) -> None:
+        command = [sys.executable, "-m", "hvt", "serve", *map(str, words), "--port", "0"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        assert found, (line, self.process.stderr and self.process.stderr.read())
+        self.port = int(found[1])
+        self.url = found[0]
+
+    def ask(self, content: bytes) -> dict[str, Any]:
+        request = urllib.request.Request(f"{self.url}/predict?top=3", content, {"content-type": ""})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)["answers"][0]
+
+    def memory(self) -> int:
+        """Bytes that the process has in memory."""
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def stop(self) -> tuple[int, str]:
+        """Its exit code and what it said on the way."""
+        self.process.send_signal(signal.SIGTERM)
+        _, said = self.process.communicate(timeout=60)
+        return self.process.returncode, said
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def counted(said: str) -> tuple[int, int]:
+    """Requests accepted and answered, by the last words of all workers."""
+    found = re.findall(r"stopped: (\d+) requests accepted, (\d+) answered", said)
+    assert found, said
+    return sum(int(a) for a, _ in found), sum(int(b) for _, b in found)
+
+
+def test_a_service_told_to_stop_answers_what_it_accepted(
+    onnx: Path, predictor: hvt.Predictor
+) -> None:
+    contents = [picture(seed) for seed in range(4)]
+    answered, unheard, wrong = 0, 0, []
+    told = threading.Event()
+
+    with Service(onnx, "--drain", 0.2, "--max-wait-ms", 20) as service:
+
+        def client(number: int) -> None:
+            nonlocal answered, unheard
+            content = contents[number % 4]
+            while not told.is_set() or unheard == 0:
+                try:
+                    answer = service.ask(content)
+                except urllib.error.URLError:  # nobody listens any more
+                    unheard += 1
+                    return
+                answered += 1
+                try:
+                    assert_same(answer, content, predictor)
+                except AssertionError as error:
+                    wrong.append(error)
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            clients = [pool.submit(client, number) for number in range(4)]
+            while answered < 12:
+                time.sleep(0.01)
+            told.set()
+            code, said = service.stop()
+            for each in clients:
+                each.result()
+    assert not wrong
+    assert code == 0
+    assert counted(said) == (answered, answered)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="workers are killed by SIGKILL")
+def test_a_killed_worker_is_replaced_and_the_others_go_on(
+    onnx: Path, predictor: hvt.Predictor
+) -> None:
+    psutil = pytest.importorskip("psutil")
+    content = picture()
+    with Service(onnx, "--workers", 2, "--drain", 0) as service:
+        parent = psutil.Process(service.process.pid)
+        workers = [p for p in parent.children() if "spawn_main" in " ".join(p.cmdline())]
+        assert len(workers) == 2
+        for _ in range(4):
+            assert_same(service.ask(content), content, predictor)
+        workers[0].kill()
+        for _ in range(6):  # a request may have been on its way to the one that is gone
+            with contextlib.suppress(ConnectionError, urllib.error.URLError):
+                assert_same(service.ask(content), content, predictor)
+        answer = service.ask(content)
+        assert_same(answer, content, predictor)
+        with urllib.request.urlopen(f"{service.url}/metrics", timeout=60) as response:
+            text = response.read().decode()
+        assert metric(text, "hvt_pictures_total") >= 5  # of both, also of the one that is gone
+        code, said = service.stop()
+    assert code == 0
+    assert "exit code -9; starting another" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_thousands_of_hostile_pictures_leave_no_trace(onnx: Path, predictor: hvt.Predictor) -> None:
+    good = picture(5)
+    with Service(onnx) as service:
+        harass(service.url, 500, seed=1)  # what the first of each kind needs, such as imports
+        before = service.memory()
+        statuses = harass(service.url, 2000)
+        grown = service.memory() - before
+        assert_same(service.ask(good), good, predictor)
+        code, said = service.stop()
+    print(f"\n{statuses}, {grown / 1e6:.1f} MB more in memory")
+    assert sum(statuses.values()) == 2000
+    assert grown < 20e6
+    assert (code, "Traceback" in said) == (0, False)
