@@ -32,7 +32,7 @@ from hvt.evaluate import evaluate
 from hvt.export import CHOOSING, to_onnx, write
 from hvt.files import whole_file
 from hvt.predict import built_in
-from hvt.quantise import FLOAT_SHARE, linear_nodes, quantise, sensitive
+from hvt.quantise import FLOAT_SHARE, balanced, linear_nodes, quantise, sensitive
 from hvt.runtime import INPUT, OUTPUT, OnnxModel
 from hvt.train.pipeline import SMALL, as_files, eval_transform
 
@@ -122,7 +122,8 @@ def exported(model: hvt.HVT, images: Tensor, folder: Path) -> dict[str, Path]:
     """The float32 and the int8 file of a model; the pictures decide which layers int8 spares."""
     files = {form: folder / f"{form}.onnx" for form in ("onnx", "int8")}
     write(model, files["onnx"], "onnx")
-    write(model, files["int8"], "int8", sensitive(model, images[:CHOOSING]))
+    even = balanced(model, images[:CHOOSING])
+    write(even, files["int8"], "int8", sensitive(even, images[:CHOOSING]))
     return files
 
 
@@ -247,8 +248,13 @@ def choose(args: argparse.Namespace) -> list[dict[str, Any]]:
 def variants(model: hvt.HVT, graph: Any, deciding: Tensor) -> dict[str, Callable[[], Any]]:
     from onnxruntime.quantization import QuantType
 
+    even = balanced(model, deciding)
+
     def sparing(share: float) -> Callable[[], Any]:
         return lambda: quantise(graph, sensitive(model, deciding, share))
+
+    def balancing(share: float) -> Callable[[], Any]:
+        return lambda: quantise(to_onnx(even), sensitive(even, deciding, share))
 
     def dynamic(kind: Any, per_channel: bool, reduce_range: bool) -> Callable[[], Any]:
         return lambda: dynamically(
@@ -268,8 +274,10 @@ def variants(model: hvt.HVT, graph: Any, deciding: Tensor) -> dict[str, Callable
         ),
         **{
             f"dynamic, 7 bits per channel, {100 * share:.0f} % in float32": sparing(share)
-            for share in (FLOAT_SHARE, 2 * FLOAT_SHARE, 4 * FLOAT_SHARE)
+            for share in (FLOAT_SHARE, 4 * FLOAT_SHARE)
         },
+        "dynamic, 7 bits per channel, balanced": balancing(0.0),
+        "dynamic, 7 bits per channel, balanced, 5 % in float32": balancing(FLOAT_SHARE),
     }
 
 

@@ -28,9 +28,10 @@ from hvt.cli.flags import Parser
 from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
 from hvt.errors import CheckpointError, HVTError
-from hvt.export import TOLERANCE, export, write
+from hvt.export import TOLERANCE, export, to_onnx, write
 from hvt.extraction import best, significance
 from hvt.quantise import (
+    balanced,
     linear_nodes,
     rounded_activations,
     rounded_weights,
@@ -255,6 +256,56 @@ def test_int8_products_are_those_of_the_blocks(trained: Path) -> None:
         values = onnx.numpy_helper.to_array(weight)
         assert values.dtype == "int8"
         assert abs(values.astype(int)).max() <= 64  # what AVX2 can add up without overflow
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("hvt_ti_2", {"depth": 4}),
+        ("hvt_ti_2", {"depth": 4, "pool": "conv"}),
+        ("hvt_s_2_2d", {"depth": 2}),
+        ("deit_ti", {"depth": 2}),
+        ("deit_ti", {"depth": 2, "retention": (9, 5)}),
+    ],
+    ids=str,
+)
+def test_every_linear_layer_is_found_in_the_graph(name: str, fields: dict[str, Any]) -> None:
+    """In a new model biases are equal, and the exporter keeps one of them for all."""
+    model = hvt.create_model(name, **SMALL | fields).eval()
+    graph = to_onnx(model)
+    constants = {one.name: onnx.numpy_helper.to_array(one) for one in graph.graph.initializer}
+    products = {
+        node.name: constants.get(node.input[1])
+        for node in graph.graph.node
+        if node.op_type == "MatMul"
+    }
+    found = linear_nodes(graph)
+    assert len(found) == 4 * model.config.depth
+    for layer, node in found.items():
+        weight = model.get_submodule(layer).weight.detach().numpy()
+        assert (products[node] == weight.T).all(), layer
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("hvt_ti_2", {"depth": 2}),
+        ("hvt_s_2_2d", {"depth": 2}),
+        ("deit_ti", {"depth": 2, "retention": (9, 5)}),
+    ],
+    ids=str,
+)
+def test_balancing_changes_rounding_alone(build: Build, name: str, fields: dict[str, Any]) -> None:
+    model = build(name, **fields)
+    model.blocks[0].norm1.weight.data[3] *= 50  # a channel that leaves the others little precision
+    images = drawn_pictures(6, 3, model.config.image)
+    even = balanced(model, images)
+    with torch.inference_mode():
+        truth, same = model(images), even(images)
+    torch.testing.assert_close(same, truth, rtol=1e-4, atol=1e-5)
+    before, after = (sensitivities(one, images)[0] for one in (model, even))
+    assert before.layer == after.layer == "blocks.0.attn.qkv"
+    assert after.error < before.error / 2
 
 
 def test_rounding_is_onnx_runtimes(tmp_path: Path, build: Build) -> None:

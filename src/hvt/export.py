@@ -24,7 +24,7 @@ from .description import describe
 from .errors import HVTError
 from .files import whole_file
 from .model import HVT
-from .quantise import quantise, sensitive
+from .quantise import balanced, quantise, sensitive
 from .runtime import INPUT, METADATA, OUTPUT, OnnxModel, import_extra
 
 FORMS = {"onnx": ".onnx", "int8": ".onnx", "torch": ".pt2"}
@@ -72,9 +72,9 @@ def export(
     """Write a model to a file that needs no hvt to run, and compare the two.
 
     `form` is `onnx`, `int8` (ONNX too) or `torch` (a `torch.export` program). `pictures`, prepared
-    as the model's inputs, are what the two are compared on, and what decides which layers int8
-    spares; without any, pictures are drawn and no layer is spared. A float32 file that does not
-    give the model's logits is not written.
+    as the model's inputs, are what the two are compared on, and by which int8 balances channels
+    and spares layers; without any, pictures are drawn and it does neither. A float32 file that
+    does not give the model's logits is not written.
     """
     path = Path(path)
     check_name(path, form)
@@ -87,8 +87,11 @@ def export(
     if pictures is None:
         pictures = drawn_pictures(BATCH, config.in_chans, config.image)
     with whole_file(path) as temporary:
-        kept = sensitive(model, pictures[:CHOOSING]) if form == "int8" and real else ()
-        write(model, temporary, form, kept)
+        written, kept = model, tuple[str, ...]()
+        if form == "int8" and real:
+            written = balanced(model, pictures[:CHOOSING])
+            kept = sensitive(written, pictures[:CHOOSING])
+        write(written, temporary, form, kept)
         run: Callable[[Tensor], Tensor]
         if form == "torch":
             run = _program(temporary)

@@ -7,6 +7,7 @@ cheap, and the layers that cost the most accuracy for what they save (see `sensi
 
 from __future__ import annotations
 
+import copy
 import logging
 import tempfile
 from collections.abc import Collection
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import HVTError
-from .model import HVT
+from .model import HVT, Block
 from .runtime import import_extra
 
 # Without VNNI, x86 adds pairs of u8 × s8 products in 16 bits; 7-bit weights cannot overflow them.
@@ -52,19 +53,56 @@ def quantise(graph: Any, keep: Collection[str] = ()) -> Any:
         logging.disable(shown)
 
 
+LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+"""A block's linear layers, as it computes them."""
+
+
 def linear_nodes(graph: Any) -> dict[str, str]:
     """The blocks' linear layers in a graph, by their name in the model: the matrix product's node.
 
-    Parameters keep their names in the graph, and a layer's product is what its bias is added to.
+    They are known by their place: products with a fixed matrix, four to a block, in the order they
+    are computed. Names tell less: the exporter makes new ones for weights, and one of equal biases.
     """
-    products = {node.output[0]: node.name for node in graph.graph.node if node.op_type == "MatMul"}
-    found = {}
-    for node in graph.graph.node:
-        biases = [name for name in node.input if name.endswith(".bias")]
-        product = next((products[name] for name in node.input if name in products), None)
-        if node.op_type == "Add" and product and biases and biases[0].startswith("blocks."):
-            found[biases[0].removesuffix(".bias")] = product
-    return found
+    fixed = {tensor.name for tensor in graph.graph.initializer if len(tensor.dims) == 2}
+    nodes = [n.name for n in graph.graph.node if n.op_type == "MatMul" and n.input[1] in fixed]
+    nodes = nodes[len(nodes) % len(LAYERS) :]  # the patch embedding, where it is such a product
+    layers = [f"blocks.{at // len(LAYERS)}.{LAYERS[at % len(LAYERS)]}" for at in range(len(nodes))]
+    return dict(zip(layers, nodes, strict=True))
+
+
+@torch.inference_mode()
+def balanced(model: HVT, images: Tensor) -> HVT:
+    """A copy that computes the same from activations that lose less when they are rounded.
+
+    A few channels of a layer's input are far larger than the others, and all share one scale. What
+    such a channel is divided by, the weights that meet it are multiplied by, as they have scales
+    to spare: the square root of how much larger the channel is than those weights (SmoothQuant).
+    The LayerNorm before it divides, or for the projection after attention the values' weights.
+    """
+    model = copy.deepcopy(model)
+    largest: dict[str, Tensor] = {}
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and "blocks" in n}
+    hooks = [
+        layer.register_forward_pre_hook(_measuring(name, largest)) for name, layer in layers.items()
+    ]
+    model(images)
+    for hook in hooks:
+        hook.remove()
+    for index, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        attention, width = block.attn, block.attn.proj.in_features
+        values = attention.qkv.weight[2 * width :], attention.qkv.bias[2 * width :]
+        for name, layer, before in (
+            ("attn.qkv", attention.qkv, (block.norm1.weight, block.norm1.bias)),
+            ("attn.proj", attention.proj, values),
+            ("mlp.fc1", block.mlp.fc1, (block.norm2.weight, block.norm2.bias)),
+        ):
+            meets = layer.weight.abs().amax(dim=0).clamp(min=1e-8)
+            factor = (largest[f"blocks.{index}.{name}"].clamp(min=1e-8) / meets).sqrt()
+            layer.weight.mul_(factor)
+            for part in before:
+                part.div_(factor if part.ndim == 1 else factor[:, None])
+    return model
 
 
 @dataclass(frozen=True)
@@ -141,6 +179,13 @@ def rounded_activations(x: Tensor) -> Tensor:
     scale = ((high - low) / 255).clamp(min=1e-12)
     zero = (-low / scale).round()
     return (((x / scale).round() + zero).clamp(0, 255) - zero) * scale
+
+
+def _measuring(name: str, into: dict[str, Tensor]) -> Any:
+    def measure(layer: nn.Linear, given: tuple[Tensor, ...]) -> None:
+        into[name] = given[0].flatten(0, -2).abs().amax(dim=0)
+
+    return measure
 
 
 def _counting(name: str, into: dict[str, int]) -> Any:
