@@ -270,13 +270,11 @@ def variants(model: hvt.HVT, graph: Any, deciding: Tensor) -> dict[str, Callable
         "dynamic, u8 weights per channel": dynamic(u8, True, False),
         "static, 7 bits per channel": lambda: statically(graph, deciding),
         "static, 7 bits per channel, 5 % in float32": lambda: statically(
-            graph, deciding, sensitive(model, deciding)
+            graph, deciding, sensitive(model, deciding, 0.05)
         ),
-        **{
-            f"dynamic, 7 bits per channel, {100 * share:.0f} % in float32": sparing(share)
-            for share in (FLOAT_SHARE, 4 * FLOAT_SHARE)
-        },
+        "dynamic, 7 bits per channel, 5 % in float32": sparing(0.05),
         "dynamic, 7 bits per channel, balanced": balancing(0.0),
+        "dynamic, 7 bits per channel, balanced, 2 % in float32": balancing(0.02),
         "dynamic, 7 bits per channel, balanced, 5 % in float32": balancing(FLOAT_SHARE),
     }
 
