@@ -250,7 +250,7 @@ class Watch:
             await self.app(scope, receive, watched)
         finally:
             # Unknown paths share one name, or a stranger could invent any number of them.
-            path = getattr(scope.get("route"), "path", scope.get("hvt.path", "other"))
+            path = scope.get("hvt.path") or getattr(scope.get("route"), "path", None) or "other"
             self.metrics.count(path, status, time.perf_counter() - start)
 
 
