@@ -116,7 +116,7 @@ class Traffic:
         self, predictor: Predictor, folder: Path, pictures: int, size: Sequence[int] | None
     ) -> None:
         height, width = predictor.model.config.image
-        self.size = tuple(size) if size else (width, height)
+        self.size = (size[0], size[1]) if size else (width, height)
         self.requests: list[str] = []
         self.expected: list[list[dict[str, float]]] = []
         noise = np.random.default_rng(0)

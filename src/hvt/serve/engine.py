@@ -21,7 +21,7 @@ from ..predict import built_in
 from ..runtime import OnnxModel, is_onnx
 from ..train.pipeline import eval_transform
 from ..weights import load
-from .pictures import known_formats, read_safely
+from .pictures import decode, known_formats, open_safely
 from .settings import Settings
 
 Row = tuple[list[float], list[int]]
@@ -59,16 +59,19 @@ class Engine:
         self.config = self.session.config
         names = self.session.class_names
         self.labels = names or tuple(map(str, range(self.session.num_classes)))
-        self._place, self._table = _steps(eval_transform(self.session))
+        self._place, self._table, self._as_is = _steps(eval_transform(self.session))
         self._side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
         # The first time sets up what later ones find ready: Pillow's formats, the arenas of a run.
         known_formats()
         self.answer([np.zeros((self.config.in_chans, *self.config.image), np.float32)], 1)
 
+    def open(self, content: bytes, what: str = "the picture") -> Image.Image:
+        """The picture of some bytes, not decoded yet, or a `Refusal`, which calls it `what`."""
+        return open_safely(content, self.settings.max_pixels, self._side, what)
+
     def read(self, content: bytes, what: str = "the picture") -> Image.Image:
-        """The picture of some bytes, or a `Refusal`, which calls it `what`."""
-        limit, channels = self.settings.max_pixels, self.config.in_chans
-        return read_safely(content, channels, limit, self._side, what)
+        """The picture of some bytes, upright and in the model's channels, or a `Refusal`."""
+        return decode(self.open(content, what), self.config.in_chans, what)
 
     def prepare(self, image: Image.Image) -> Tensor:
         """What the model sees of a picture, `(C, H, W)`, bit for bit as in `hvt predict`."""
@@ -76,7 +79,7 @@ class Engine:
 
     def array(self, image: Image.Image) -> np.ndarray:
         """The same for numpy, which is several times quicker with small pictures than torch."""
-        pixels = np.asarray(self._place(image))
+        pixels = np.asarray(image if image.size == self._as_is else self._place(image))
         pixels = pixels.reshape(*pixels.shape[:2], -1)  # grey ones have no last axis
         return np.stack([row.take(pixels[..., c]) for c, row in enumerate(self._table)])
 
@@ -116,11 +119,12 @@ def _write(model: HVT, folder: Path) -> Path:
     return path
 
 
-def _steps(transform: Any) -> tuple[Any, np.ndarray]:
+def _steps(transform: Any) -> tuple[Any, np.ndarray, tuple[int, int] | None]:
     """An evaluation transform as its part on pictures and a table of what each value becomes.
 
     Conversion and normalisation look at one value at a time, so that 256 inputs for each channel
-    say everything of them: float32 `(C, 256)`.
+    say everything of them: float32 `(C, 256)`. The last is the size of pictures that the first
+    part leaves as they are, if there is one.
     """
     *first, convert, normalise = transform.transforms
     channels = len(normalise.mean)
@@ -132,4 +136,7 @@ def _steps(transform: Any) -> tuple[Any, np.ndarray]:
             image = step(image)
         return image
 
-    return place, table[:, 0].numpy().copy()
+    size = place(Image.new("L", (64, 64))).size
+    probe = Image.effect_noise(size, 100)
+    untouched = np.array_equal(np.asarray(place(probe)), np.asarray(probe))
+    return place, table[:, 0].numpy().copy(), size if untouched else None

@@ -1,4 +1,4 @@
-"""From a request's pictures to their answers: read in threads, then batched with others'."""
+"""From a request's pictures to their answers: decoded, then batched with those of others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from PIL import Image
 
 from .batcher import Batcher
 from .body import Upload
 from .engine import Engine, Row
+from .pictures import decode
 
-TOGETHER = 65_536
-"""Bytes of small pictures that one call of a thread reads; a larger picture has its own."""
+SMALL_FILE, SMALL_PICTURE = 16_384, 16_384
+"""Bytes and pixels up to which a thread would cost more than it saves."""
 
 
 class Looker:
@@ -25,33 +27,41 @@ class Looker:
 
     async def look(self, uploads: Sequence[Upload], top: int) -> list[Row]:
         """The answers to a request's pictures, in order; one that is refused refuses them all."""
-        named = [(upload.content, _what(place, uploads)) for place, upload in enumerate(uploads)]
-        groups = _together(named)
-        if len(groups) == 1:
-            return await self._group(groups[0], top)
-        tasks = [asyncio.ensure_future(self._group(group, top)) for group in groups]
+        answers: list[asyncio.Future[Row]] = []
         try:
-            return [row for rows in await asyncio.gather(*tasks) for row in rows]
-        finally:
-            for task in tasks:
-                task.cancel()
+            for place, upload in enumerate(uploads):
+                answers.append(self._ask(upload.content, _what(place, uploads), top))
+            if len(answers) == 1:
+                return [await answers[0]]
+            return await asyncio.gather(*answers)
+        finally:  # where one is refused, or time is over, nobody wants the others
+            for answer in answers:
+                answer.cancel()
 
     def close(self) -> None:
         """Give the threads back."""
         self._pool.shutdown(cancel_futures=True)
         self.batcher.close()
 
-    async def _group(self, group: list[tuple[bytes, str]], top: int) -> list[Row]:
-        loop = asyncio.get_running_loop()
-        inputs = await loop.run_in_executor(self._pool, self._read, group)
-        if len(inputs) == 1:
-            return [await self.batcher.submit(inputs[0], top)]
-        return await asyncio.gather(*[self.batcher.submit(image, top) for image in inputs])
+    def _ask(self, content: bytes, what: str, top: int) -> asyncio.Future[Row]:
+        if len(content) <= SMALL_FILE:
+            image = self.engine.open(content, what)
+            if image.width * image.height <= SMALL_PICTURE:
+                return self.batcher.submit(self._prepare(image, what), top)
+        return asyncio.ensure_future(self._ask_beside(content, what, top))
 
-    def _read(self, group: list[tuple[bytes, str]]) -> list[np.ndarray]:
-        """In a thread of the pool."""
+    async def _ask_beside(self, content: bytes, what: str, top: int) -> Row:
+        """The same for a larger picture, in a thread that leaves the event loop alone."""
+        loop = asyncio.get_running_loop()
+        image = await loop.run_in_executor(self._pool, self._read, content, what)
+        return await self.batcher.submit(image, top)
+
+    def _read(self, content: bytes, what: str) -> np.ndarray:
+        return self._prepare(self.engine.open(content, what), what)
+
+    def _prepare(self, image: Image.Image, what: str) -> np.ndarray:
         engine = self.engine
-        return [engine.array(engine.read(content, what)) for content, what in group]
+        return engine.array(decode(image, engine.config.in_chans, what))
 
 
 def _what(place: int, uploads: Sequence[Upload]) -> str:
@@ -59,16 +69,3 @@ def _what(place: int, uploads: Sequence[Upload]) -> str:
     if uploads[place].name:
         return f"the picture {uploads[place].name!r}"
     return "the picture" if len(uploads) == 1 else f"picture {place + 1} of {len(uploads)}"
-
-
-def _together(named: list[tuple[bytes, str]]) -> list[list[tuple[bytes, str]]]:
-    """Pictures in groups of about `TOGETHER` bytes, in order."""
-    groups: list[list[tuple[bytes, str]]] = []
-    size = 0
-    for picture in named:
-        if not groups or size + len(picture[0]) > TOGETHER:
-            groups.append([])
-            size = 0
-        groups[-1].append(picture)
-        size += len(picture[0])
-    return groups

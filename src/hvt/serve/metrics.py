@@ -36,6 +36,16 @@ class Metrics:
             multiprocess_mode="livesum",
             registry=to,
         )
+        self._children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+
+    def count(self, path: str, status: int, seconds: float) -> None:
+        """One request that was answered."""
+        children = self._children.get((path, status))
+        if children is None:
+            children = self.requests.labels(path, str(status)), self.seconds.labels(path)
+            self._children[path, status] = children
+        children[0].inc()
+        children[1].observe(seconds)
 
     def text(self) -> bytes:
         """All counts in Prometheus' text format."""

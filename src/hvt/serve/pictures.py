@@ -14,10 +14,8 @@ from .refusals import TooLarge, Unusable, WrongType
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 
 
-def read_safely(
-    content: bytes, in_chans: int, max_pixels: int, side: int, what: str
-) -> Image.Image:
-    """The picture of some bytes as `hvt predict` sees it; a refusal calls it `what`.
+def open_safely(content: bytes, max_pixels: int, side: int, what: str) -> Image.Image:
+    """A picture of which the header was read and nothing decoded; a refusal calls it `what`.
 
     `side` is what the shorter side will be resized to: of a long strip that is a giant, too.
     """
@@ -32,21 +30,24 @@ def read_safely(
         raise TooLarge(f"{what} has more than the {max_pixels} pixels allowed") from error
     except Exception as error:  # damaged headers raise all sorts
         raise Unusable(f"{what} is damaged: {why(error)}") from error
-    with image:
-        width, height = image.size
-        if width * height > max_pixels:
-            raise TooLarge(
-                f"{what} has {width} × {height} pixels, more than the {max_pixels} allowed"
-            )
-        if side**2 * max(width, height) > max_pixels * min(width, height):
-            raise TooLarge(
-                f"{what} has {width} × {height} pixels, too long a strip: resized to a shorter "
-                f"side of {side} it would have more than the {max_pixels} pixels allowed"
-            )
-        try:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise TooLarge(f"{what} has {width} × {height} pixels, more than the {max_pixels} allowed")
+    if side**2 * max(width, height) > max_pixels * min(width, height):
+        raise TooLarge(
+            f"{what} has {width} × {height} pixels, too long a strip: resized to a shorter side "
+            f"of {side} it would have more than the {max_pixels} pixels allowed"
+        )
+    return image
+
+
+def decode(image: Image.Image, in_chans: int, what: str) -> Image.Image:
+    """What an opened picture shows, as `hvt predict` sees it."""
+    try:
+        with image:
             return finish(image, in_chans)
-        except Exception as error:
-            raise Unusable(f"{what} is damaged: {why(error)}") from error
+    except Exception as error:
+        raise Unusable(f"{what} is damaged: {why(error)}") from error
 
 
 @functools.cache

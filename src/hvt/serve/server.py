@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -28,6 +29,7 @@ from .settings import Settings
 
 BACKLOG = 2048  # connections that wait to be accepted
 KEEP_ALIVE = 75  # seconds; longer than proxies keep idle connections, or they race with us
+SWITCH = 5e-4  # seconds; Python's own is ten times that
 PATIENCE = 3  # workers in a row that may end before they are ready
 
 
@@ -72,8 +74,6 @@ def listen(sock: socket.socket, settings: Settings) -> None:
 
 
 def _unheard(where: str, error: OSError) -> HVTError:
-    import errno
-
     if error.errno == errno.EADDRINUSE:
         reason = "another program does already: stop it, or choose another --port"
     elif error.errno == errno.EACCES:
@@ -127,12 +127,15 @@ class _Server(uvicorn.Server):
 def _answer(engine: Engine, sock: socket.socket, ready: Any, parent: Any = None) -> None:
     from .app import create_app
 
+    # A run that has ended waits this long for a busy event loop before it can start the next.
+    sys.setswitchinterval(SWITCH)
     # What Pillow has to say about strangers' pictures.
     warnings.filterwarnings("ignore", module="PIL")
     settings = engine.settings
     app = create_app(engine=engine)
     config = uvicorn.Config(
         app,
+        loop="asyncio",  # whose accept() _Fair knows
         lifespan="on",
         ws="none",
         log_level="error",
