@@ -716,7 +716,7 @@ def test_figure_4_has_rows_of_the_main_table_for_longer(cpu: Protocol) -> None:
     for name in tables.CURVES:
         short, long = trained("main", name, cpu), trained("figure4", name, cpu)
         assert long.config == short.config
-        assert long.epochs == 5 * short.epochs
+        assert long.epochs == 3 * short.epochs
         full = load_protocol("full")
         assert trained("figure4", name, full).key == trained("main", name, full).key
     planned = run.jobs(cpu, [tables.get_table("figure4")], BUDGETS)
