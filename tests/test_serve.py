@@ -146,7 +146,7 @@ def test_pictures_are_prepared_bit_for_bit_as_by_predict(
     engine._place, engine._table, engine._as_is = _steps(transform)
     assert engine._as_is in (None, (32, 32))
     image = drawn(random.Random(1), size).convert("L" if channels == 1 else "RGB")
-    assert torch.equal(engine.prepare(image), transform(image))
+    assert torch.equal(engine.inputs([engine.pixels(image)])[0], transform(image))
 
 
 def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> None:
@@ -156,8 +156,8 @@ def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> 
     assert engine.labels == tuple(NAMES)
     image = engine.read(picture())
     with torch.inference_mode():
-        expected = engine.model(engine.prepare(image)[None]).softmax(dim=1).topk(4)
-    ((values, places),) = engine.answer([engine.array(image)], 4)
+        expected = engine.model(engine.inputs([engine.pixels(image)])).softmax(dim=1).topk(4)
+    ((values, places),) = engine.answer([engine.pixels(image)], 4)
     assert places == expected.indices[0].tolist()
     assert values == pytest.approx(expected.values[0].tolist(), abs=1e-5)
     assert Engine(onnx).model is None
@@ -322,8 +322,10 @@ def test_requests_that_arrive_together_share_a_batch(
 
 def test_the_batcher_fills_waits_skips_and_passes_errors_on() -> None:
     batches: list[list[float]] = []
+    asked = threading.Event()
 
     def answer(images: Sequence[np.ndarray], top: int) -> list[Row]:
+        asked.wait()
         values = [image.item() for image in images]
         batches.append(values)
         if 99.0 in values:
@@ -336,6 +338,7 @@ def test_the_batcher_fills_waits_skips_and_passes_errors_on() -> None:
         # Three at a time while a run is under way; the one that nobody waits for is left out.
         futures = [send(value, top=value % 2 + 1) for value in range(7)]
         futures[4].cancel()
+        asked.set()
         rows = [await future for place, future in enumerate(futures) if place != 4]
         assert [values for values, _ in rows] == [[0], [1, 1], [2], [3, 3], [5, 5], [6]]
         assert batches == [[0, 1, 2], [3, 5, 6]]

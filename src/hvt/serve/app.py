@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
+import functools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -18,11 +18,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .._version import __version__
 from ..cost import cost
 from ..description import PREPROCESSING
+from . import page
 from .batcher import Batcher, Gate
 from .body import receive_pictures, refuse
 from .engine import Engine
@@ -63,7 +64,7 @@ def create_app(
         yield
         looker.close()
 
-    app = FastAPI(
+    app = Service(
         title="hvt",
         version=__version__,
         summary="What pictures show, by a vision transformer with hierarchical pooling.",
@@ -80,10 +81,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ClientDisconnect, _gone)
     _add_routes(app, engine, settings, metrics)
-    if importlib.util.find_spec("hvt.serve.page") is not None:
-        app.include_router(importlib.import_module("hvt.serve.page").router)
-    app.add_middleware(Direct, state=app.state)
-    app.add_middleware(Watch, metrics=metrics, state=app.state)
+    app.include_router(page.router)
     return app
 
 
@@ -219,66 +217,60 @@ async def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=400)
 
 
-# ── watching ────────────────────────────────────────────────────────────────────────────────────
+# ── the way in ──────────────────────────────────────────────────────────────────────────────────
 
 
-class Watch:
-    """Counts and times every request, and closes connections where more could not be answered."""
+class Service(FastAPI):
+    """Counts and times every request, and takes the plain `POST /predict` past FastAPI.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, state: Any) -> None:
-        self.app, self.metrics, self.state = app, metrics, state
+    The way through FastAPI costs as much as a small picture does. Whatever needs a word about its
+    query, its method or its path still goes there.
+    """
+
+    @functools.cached_property
+    def tops(self) -> dict[bytes, int]:
+        """Each right query of `/predict` and how many classes it asks for."""
+        classes = len(self.state.engine.labels)
+        right = {f"top={top}".encode(): top for top in range(1, classes + 1)}
+        return right | {b"": min(5, classes)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await super().__call__(scope, receive, send)
             return
         start = time.perf_counter()
         status = 500
-        self.state.accepted += 1
+        state = self.state
+        state.accepted += 1
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if self.state.draining or scope.get("state", {}).get("unread"):
+                # Where more could not be answered, or would be taken for what was left unread.
+                if state.draining or scope.get("state", {}).get("unread"):
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body"):
-                self.state.answered += 1
+                state.answered += 1
 
+        direct = scope["path"] == "/predict" and scope["method"] == "POST"
+        top = self.tops.get(scope["query_string"]) if direct else None
         try:
-            await self.app(scope, receive, watched)
+            if top is None:
+                await super().__call__(scope, receive, watched)
+            else:
+                response = await self._predicted(Request(scope, receive), top)
+                await response(scope, receive, watched)
         finally:
             # Unknown paths share one name, or a stranger could invent any number of them.
-            path = scope.get("hvt.path") or getattr(scope.get("route"), "path", None) or "other"
-            self.metrics.count(path, status, time.perf_counter() - start)
+            path = getattr(scope.get("route"), "path", "other") if top is None else "/predict"
+            state.metrics.count(path, status, time.perf_counter() - start)
 
-
-class Direct:
-    """Takes the plain `POST /predict` past FastAPI, whose way to it costs as much as a picture.
-
-    Whatever needs a word about its query, its method or its path still goes that way.
-    """
-
-    def __init__(self, app: ASGIApp, state: Any) -> None:
-        self.app, self.state = app, state
-        classes = len(state.engine.labels)
-        # Each right query and what it asks for.
-        self.tops = {f"top={top}".encode(): top for top in range(1, classes + 1)}
-        self.tops[b""] = min(5, classes)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plain = scope["type"] == "http" and scope["path"] == "/predict"
-        top = self.tops.get(scope["query_string"]) if plain else None
-        if top is None or scope["method"] != "POST":
-            await self.app(scope, receive, send)
-            return
-        scope["hvt.path"] = "/predict"
-        request = Request(scope, receive)
+    async def _predicted(self, request: Request, top: int) -> Response:
         try:
-            response = await answer(self.state, request, top)
+            return await answer(self.state, request, top)
         except Refusal as error:
-            response = await _refused(request, error)
+            return await _refused(request, error)
         except ClientDisconnect as error:
-            response = await _gone(request, error)
-        await response(scope, receive, send)
+            return await _gone(request, error)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -34,10 +36,10 @@ class Gate:
 
 
 class Batcher:
-    """Runs prepared pictures through a model in batches, `runs` of them at once.
+    """Runs prepared pictures through a model in batches, in `runs` threads side by side.
 
-    A batch starts when it is full, or when its first picture has waited `max_wait` seconds and a
-    run is free. All methods are for the event loop's thread.
+    A batch starts when it is full, or when its first picture has waited `max_wait` seconds, and a
+    thread is free. The threads help themselves, so that none is idle while the event loop is busy.
     """
 
     def __init__(
@@ -50,87 +52,88 @@ class Batcher:
     ) -> None:
         self._answer, self._seen = answer, seen
         self._max_batch, self._max_wait = max_batch, max_wait
-        self._pool = ThreadPoolExecutor(runs, thread_name_prefix="hvt-run")
-        self._free = runs
         self._waiting: deque[_Item] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._more = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"hvt-run-{number}", daemon=True)
+            for number in range(runs)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def __len__(self) -> int:
         """Pictures that wait for a run."""
         return len(self._waiting)
 
     def submit(self, image: np.ndarray, top: int) -> asyncio.Future[Row]:
-        """The answer to come; who no longer wants it cancels the future."""
-        loop = asyncio.get_running_loop()
-        item = _Item(image, top, loop.create_future(), loop.time())
-        self._waiting.append(item)
-        self._start(loop)
-        return item.future
+        """The answer to come, for the event loop's thread; who no longer wants it cancels it."""
+        future = asyncio.get_running_loop().create_future()
+        with self._more:
+            self._waiting.append(_Item(image, top, future, time.monotonic() + self._max_wait))
+            if len(self._waiting) in (1, self._max_batch):
+                self._more.notify()
+        return future
 
     def close(self) -> None:
-        """Give the threads back; nothing may be waiting any more."""
-        self._pool.shutdown()
+        """Give the threads back, once they have run what waits."""
+        with self._more:
+            self._closed = True
+            self._more.notify_all()
+        for thread in self._threads:
+            thread.join()
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start what can be, and see to it that the rest is looked at in time."""
-        while self._free and self._waiting:
-            due = self._waiting[0].since + self._max_wait
-            # Timers go off up to their clock's resolution early.
-            if len(self._waiting) < self._max_batch and loop.time() < due - 1e-4:
-                if self._timer is None:
-                    self._timer = loop.call_at(due, self._wake, loop)
-                return
-            self._run(loop)
+    def _work(self) -> None:
+        """What each thread does."""
+        while batch := self._take():
+            self._seen(len(batch))
+            rows: list[Row] = []
+            error: Exception | None = None
+            try:
+                rows = self._answer([item.image for item in batch], max(item.top for item in batch))
+            except Exception as failed:
+                error = failed
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and all who asked with it
+                batch[0].future.get_loop().call_soon_threadsafe(_tell, batch, rows, error)
 
-    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        self._start(loop)
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        batch: list[_Item] = []
-        while self._waiting and len(batch) < self._max_batch:
-            item = self._waiting.popleft()
-            if not item.future.done():
-                batch.append(item)
-        if not batch:
-            return
-        self._free -= 1
-        self._seen(len(batch))
-        self._pool.submit(self._work, batch, loop)
-
-    def _work(self, batch: list[_Item], loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread of the pool."""
-        rows: list[Row] = []
-        error: Exception | None = None
-        try:
-            rows = self._answer([item.image for item in batch], max(item.top for item in batch))
-        except Exception as failed:
-            error = failed
-        loop.call_soon_threadsafe(self._done, batch, rows, error, loop)
-
-    def _done(
-        self,
-        batch: list[_Item],
-        rows: list[Row],
-        error: Exception | None,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._free += 1
-        self._start(loop)
-        for place, item in enumerate(batch):
-            if item.future.done():
-                continue
-            if error is not None:
-                item.future.set_exception(error)
-            else:
-                values, classes = rows[place]
-                item.future.set_result((values[: item.top], classes[: item.top]))
+    def _take(self) -> list[_Item]:
+        """Wait for the next batch; there is none once all is closed."""
+        with self._more:
+            while self._waiting or not self._closed:
+                if not self._waiting:
+                    self._more.wait()
+                    continue
+                left = self._waiting[0].due - time.monotonic()
+                if len(self._waiting) < self._max_batch and left > 0 and not self._closed:
+                    self._more.wait(left)
+                    continue
+                batch: list[_Item] = []
+                while self._waiting and len(batch) < self._max_batch:
+                    item = self._waiting.popleft()
+                    if not item.future.done():
+                        batch.append(item)
+                if self._waiting:  # for another thread
+                    self._more.notify()
+                if batch:
+                    return batch
+        return []
 
 
 class _Item:
-    __slots__ = ("future", "image", "since", "top")
+    __slots__ = ("due", "future", "image", "top")
 
     def __init__(
-        self, image: np.ndarray, top: int, future: asyncio.Future[Row], since: float
+        self, image: np.ndarray, top: int, future: asyncio.Future[Row], due: float
     ) -> None:
-        self.image, self.top, self.future, self.since = image, top, future, since
+        self.image, self.top, self.future, self.due = image, top, future, due
+
+
+def _tell(batch: Sequence[_Item], rows: Sequence[Row], error: Exception | None) -> None:
+    for place, item in enumerate(batch):
+        if item.future.done():
+            continue
+        if error is not None:
+            item.future.set_exception(error)
+        else:
+            values, classes = rows[place]
+            item.future.set_result((values[: item.top], classes[: item.top]))

@@ -61,7 +61,7 @@ class Looker:
 
     def _prepare(self, image: Image.Image, what: str) -> np.ndarray:
         engine = self.engine
-        return engine.array(decode(image, engine.config.in_chans, what))
+        return engine.pixels(decode(image, engine.config.in_chans, what))
 
 
 def _what(place: int, uploads: Sequence[Upload]) -> str:

@@ -139,7 +139,7 @@ def _explained(engine: Engine, upload: Upload, start: float) -> str:
     what = f"the picture {upload.name!r}" if upload.name else "the picture"
     picture = engine.read(upload.content, what)
     seen = seen_part(picture.size, engine.config, engine.session.pretrained_cfg)
-    image = None if engine.model is None else engine.prepare(picture)
+    image = None if engine.model is None else engine.inputs([engine.pixels(picture)])[0]
     found = hierarchy(engine.config, engine.model, image, seen)
     milliseconds = round(1e3 * (time.perf_counter() - start), 3)
     explanation = Explanation(model=engine.name, milliseconds=milliseconds, **dict(found))
