@@ -32,7 +32,7 @@ from hvt.evaluate import evaluate
 from hvt.export import CHOOSING, to_onnx, write
 from hvt.files import whole_file
 from hvt.predict import built_in
-from hvt.quantise import FLOAT_SHARE, balanced, linear_nodes, quantise, sensitive
+from hvt.quantise import balanced, linear_nodes, quantise, sensitive
 from hvt.runtime import INPUT, OUTPUT, OnnxModel
 from hvt.train.pipeline import SMALL, as_files, eval_transform
 
@@ -254,7 +254,9 @@ def variants(model: hvt.HVT, graph: Any, deciding: Tensor) -> dict[str, Callable
         return lambda: quantise(graph, sensitive(model, deciding, share))
 
     def balancing(share: float) -> Callable[[], Any]:
-        return lambda: quantise(to_onnx(even), sensitive(even, deciding, share))
+        return lambda: quantise(
+            to_onnx(even), sensitive(even, deciding, share), model.config.num_heads
+        )
 
     def dynamic(kind: Any, per_channel: bool, reduce_range: bool) -> Callable[[], Any]:
         return lambda: dynamically(
@@ -274,8 +276,9 @@ def variants(model: hvt.HVT, graph: Any, deciding: Tensor) -> dict[str, Callable
         ),
         "dynamic, 7 bits per channel, 5 % in float32": sparing(0.05),
         "dynamic, 7 bits per channel, balanced": balancing(0.0),
-        "dynamic, 7 bits per channel, balanced, 2 % in float32": balancing(0.02),
-        "dynamic, 7 bits per channel, balanced, 5 % in float32": balancing(FLOAT_SHARE),
+        "dynamic, 7 bits per channel, balanced, 5 % in float32": balancing(0.05),
+        "the same, 10 % in float32": balancing(0.1),
+        "the same, 20 % in float32": balancing(0.2),
     }
 
 

@@ -9,6 +9,9 @@ from hypothesis import settings
 from torch import Tensor
 
 import hvt
+from hvt.cli import main
+
+Command = Callable[..., tuple[int, str, str]]
 
 settings.register_profile("hvt", deadline=None, derandomize=True)
 settings.load_profile("hvt")
@@ -42,6 +45,19 @@ def build() -> Callable[..., hvt.HVT]:
         return stir(hvt.create_model(name, **SMALL | overrides)).eval()
 
     return make
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command; gives the exit code and what it printed to either stream."""
+
+    def called(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return called
 
 
 def stir(model: hvt.HVT) -> hvt.HVT:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Command
 from PIL import Image
 
 import hvt
@@ -17,24 +18,11 @@ from hvt.bench.measure import calls_in_turns, describe, in_turns
 from hvt.bench.peak import peak_memory
 from hvt.bench.plot import draw
 from hvt.bench.run import Row, measure, percentile
-from hvt.cli import main
 from hvt.errors import HVTError
 from hvt.export import write
 
 Build = Callable[..., hvt.HVT]
-Command = Callable[..., tuple[int, str, str]]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    def called(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([str(word) for word in words])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return called
 
 
 @pytest.fixture

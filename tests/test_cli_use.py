@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import Command
 from PIL import Image
 
 import hvt
@@ -26,20 +27,6 @@ from hvt.train.pipeline import eval_transform
 from hvt.train.recipe import Recipe, list_recipes, load_recipe
 
 Build = Callable[..., hvt.HVT]
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command; gives the exit code and what it printed to either stream."""
-
-    def command(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([str(word) for word in words])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return command
 
 
 @pytest.fixture
@@ -80,8 +67,8 @@ def break_one(folder: Path) -> Path:
 # eval
 
 
-def test_eval_as_json(run: Run, digits: Path) -> None:
-    code, out, err = run("eval", digits, "--data", "digits", "--json")
+def test_eval_as_json(command: Command, digits: Path) -> None:
+    code, out, err = command("eval", digits, "--data", "digits", "--json")
     assert (code, err) == (0, "")
     said = json.loads(out)
     data = open_eval("digits")
@@ -97,8 +84,8 @@ def test_eval_as_json(run: Run, digits: Path) -> None:
     assert sum(one["pictures"] for one in said["per_class"]) == 359
 
 
-def test_eval_as_a_table(run: Run, digits: Path) -> None:
-    code, out, _ = run("eval", digits, "--data", "digits", "--batch-size", 100)
+def test_eval_as_a_table(command: Command, digits: Path) -> None:
+    code, out, _ = command("eval", digits, "--data", "digits", "--batch-size", 100)
     assert code == 0
     first, *table = out.splitlines()
     assert first.startswith("top-1 ")
@@ -109,9 +96,9 @@ def test_eval_as_a_table(run: Run, digits: Path) -> None:
     assert {line.split()[0] for line in table[1:]} == set("0123456789")
 
 
-def test_eval_on_some_of_the_classes(run: Run, animals: Path, folder: Path) -> None:
+def test_eval_on_some_of_the_classes(command: Command, animals: Path, folder: Path) -> None:
     """Labels go by name: the folder's second class is the model's third."""
-    code, out, _ = run("eval", animals, "--data", folder, "--json", "--workers", 0)
+    code, out, _ = command("eval", animals, "--data", folder, "--json", "--workers", 0)
     assert code == 0
     said = json.loads(out)
     answers = [hvt.Predictor(animals)(str(path)) for path in sorted(folder.rglob("*.png"))]
@@ -128,30 +115,34 @@ def test_eval_on_some_of_the_classes(run: Run, animals: Path, folder: Path) -> N
     assert said["loss"] == pytest.approx(loss / 8, rel=1e-5)
 
 
-def test_eval_draws_the_confusion(run: Run, animals: Path, folder: Path, tmp_path: Path) -> None:
-    code, *_ = run("eval", animals, "--data", folder, "--confusion", tmp_path / "confusion.png")
+def test_eval_draws_the_confusion(
+    command: Command, animals: Path, folder: Path, tmp_path: Path
+) -> None:
+    code, *_ = command("eval", animals, "--data", folder, "--confusion", tmp_path / "confusion.png")
     assert code == 0
     with Image.open(tmp_path / "confusion.png") as image:
         assert image.format == "PNG"
 
 
 def test_eval_without_names_goes_by_order(
-    run: Run, build: Build, folder: Path, tmp_path: Path
+    command: Command, build: Build, folder: Path, tmp_path: Path
 ) -> None:
     two, three = tmp_path / "two.safetensors", tmp_path / "three.safetensors"
     hvt.save(build("hvt_ti_1", num_classes=2), two)
     hvt.save(build("hvt_ti_1", num_classes=3), three)
-    code, out, _ = run("eval", two, "--data", folder, "--json")
+    code, out, _ = command("eval", two, "--data", folder, "--json")
     assert code == 0
     assert [one["class"] for one in json.loads(out)["per_class"]] == ["ant", "cat"]
-    code, out, err = run("eval", three, "--data", folder)
+    code, out, err = command("eval", three, "--data", folder)
     assert (code, out) == (2, "")
     assert err == f"hvt: {three} knows 3 classes without their names, {folder} has 2\n"
 
 
-def test_eval_of_a_class_the_model_does_not_know(run: Run, animals: Path, folder: Path) -> None:
+def test_eval_of_a_class_the_model_does_not_know(
+    command: Command, animals: Path, folder: Path
+) -> None:
     (folder / "ant").rename(folder / "aunt")
-    code, _, err = run("eval", animals, "--data", folder)
+    code, _, err = command("eval", animals, "--data", folder)
     assert code == 2
     assert err == (
         f"hvt: the class 'aunt' of {folder} is not among the model's 4 classes: did you mean ant?\n"
@@ -180,31 +171,31 @@ def test_a_failure_leaves_no_reading_process(animals: Path, folder: Path, held: 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_eval_stops_at_a_broken_picture(
-    run: Run, animals: Path, folder: Path, workers: int
+    command: Command, animals: Path, folder: Path, workers: int
 ) -> None:
     broken = break_one(folder)
-    code, out, err = run("eval", animals, "--data", folder, "--workers", workers)
+    code, out, err = command("eval", animals, "--data", folder, "--workers", workers)
     assert (code, out) == (2, "")
     assert err.startswith(f"hvt: {broken} cannot be read as a picture: ")
     assert err.count("\n") == 1
-    code, out, _ = run(
+    code, out, _ = command(
         "eval", animals, "--data", folder, "--skip-broken", "--json", "--workers", workers
     )
     assert code == 0
     assert (json.loads(out)["pictures"], json.loads(out)["skipped"]) == (7, 1)
-    code, out, _ = run("eval", animals, "--data", folder, "--skip-broken", "--workers", workers)
+    code, out, _ = command("eval", animals, "--data", folder, "--skip-broken", "--workers", workers)
     assert "1 unreadable pictures were passed over" in out
 
 
-def test_eval_of_half_precision(run: Run, digits: Path, tmp_path: Path) -> None:
+def test_eval_of_half_precision(command: Command, digits: Path, tmp_path: Path) -> None:
     hvt.save(hvt.load(digits).half(), tmp_path / "half.safetensors")
-    whole = json.loads(run("eval", digits, "--data", "digits", "--json")[1])
-    code, out, _ = run("eval", tmp_path / "half.safetensors", "--data", "digits", "--json")
+    whole = json.loads(command("eval", digits, "--data", "digits", "--json")[1])
+    code, out, _ = command("eval", tmp_path / "half.safetensors", "--data", "digits", "--json")
     assert code == 0
     assert json.loads(out)["loss"] == pytest.approx(whole["loss"], rel=0.02)
 
 
-def test_eval_of_bad_input(run: Run, build: Build, digits: Path, tmp_path: Path) -> None:
+def test_eval_of_bad_input(command: Command, build: Build, digits: Path, tmp_path: Path) -> None:
     hvt.save(build("hvt_ti_1", num_classes=0), tmp_path / "features.safetensors")
     (tmp_path / "text.safetensors").write_text("no weights")
     (tmp_path / "void").mkdir()
@@ -221,7 +212,7 @@ def test_eval_of_bad_input(run: Run, build: Build, digits: Path, tmp_path: Path)
         ),
     ]
     for words, message in cases:
-        code, out, err = run("eval", *words)
+        code, out, err = command("eval", *words)
         assert (code, out) == (2, "")
         assert message in err
         assert err.startswith("hvt: ")
@@ -247,8 +238,8 @@ def test_eval_flags(capsys: pytest.CaptureFixture[str], flag: tuple[str], messag
 # predict
 
 
-def test_predict_as_json(run: Run, animals: Path, folder: Path) -> None:
-    code, out, err = run("predict", animals, folder, "--json", "--top", 9)
+def test_predict_as_json(command: Command, animals: Path, folder: Path) -> None:
+    code, out, err = command("predict", animals, folder, "--json", "--top", 9)
     assert (code, err) == (0, "")
     said = json.loads(out)
     paths = [str(path) for path in sorted(folder.rglob("*.png"))]
@@ -256,9 +247,9 @@ def test_predict_as_json(run: Run, animals: Path, folder: Path) -> None:
     assert [len(one["top"]) for one in said] == [4] * 8  # four classes are all there are
 
 
-def test_predict_as_csv(run: Run, animals: Path, folder: Path) -> None:
+def test_predict_as_csv(command: Command, animals: Path, folder: Path) -> None:
     broken = break_one(folder)
-    code, out, _ = run("predict", animals, folder / "cat", "--csv", "--top", 2)
+    code, out, _ = command("predict", animals, folder / "cat", "--csv", "--top", 2)
     assert code == 1
     rows = list(csv.DictReader(io.StringIO(out)))
     assert list(rows[0]) == ["source", "rank", "class", "probability", "error"]
@@ -274,11 +265,11 @@ def test_predict_as_csv(run: Run, animals: Path, folder: Path) -> None:
             assert float(row["probability"]) == pytest.approx(answer.probabilities[place], abs=1e-5)
 
 
-def test_predict_as_a_table(run: Run, animals: Path, folder: Path) -> None:
+def test_predict_as_a_table(command: Command, animals: Path, folder: Path) -> None:
     odd = folder / "ant" / "[red]a very long name that no table may cut or wrap[1].png"
     (folder / "ant" / "0.png").rename(odd)
     broken = break_one(folder)
-    code, out, err = run("predict", animals, folder / "ant", folder / "cat" / "*.png")
+    code, out, err = command("predict", animals, folder / "ant", folder / "cat" / "*.png")
     assert (code, err) == (1, "")
     heading, *lines = out.splitlines()
     assert heading.split()[0] == "picture"
@@ -294,18 +285,18 @@ def test_predict_as_a_table(run: Run, animals: Path, folder: Path) -> None:
             assert line.strip().removeprefix(str(path)).strip().startswith(share)
 
 
-def test_predict_flags_stand_anywhere(run: Run, animals: Path, folder: Path) -> None:
+def test_predict_flags_stand_anywhere(command: Command, animals: Path, folder: Path) -> None:
     one, two = folder / "ant" / "0.png", folder / "cat" / "0.png"
-    expected = run("predict", animals, one, two, "--top", 2, "--csv")
+    expected = command("predict", animals, one, two, "--top", 2, "--csv")
     assert expected[0] == 0
-    assert run("predict", animals, "--top", 2, one, two, "--csv") == expected
-    assert run("predict", animals, one, "--top", 2, "--csv", two) == expected
-    assert run("predict", "--csv", "--top", 2, animals, one, two) == expected
+    assert command("predict", animals, "--top", 2, one, two, "--csv") == expected
+    assert command("predict", animals, one, "--top", 2, "--csv", two) == expected
+    assert command("predict", "--csv", "--top", 2, animals, one, two) == expected
 
 
-def test_predict_all_broken(run: Run, animals: Path, tmp_path: Path) -> None:
+def test_predict_all_broken(command: Command, animals: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_text("no picture")
-    code, out, _ = run("predict", animals, tmp_path / "bad.png", "--json")
+    code, out, _ = command("predict", animals, tmp_path / "bad.png", "--json")
     assert code == 1
     assert json.loads(out) == [
         {
@@ -316,22 +307,24 @@ def test_predict_all_broken(run: Run, animals: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_predict_from_a_folder_of_a_run(run: Run, animals: Path, folder: Path) -> None:
+def test_predict_from_a_folder_of_a_run(command: Command, animals: Path, folder: Path) -> None:
     run_folder = animals.parent / "run"
     run_folder.mkdir()
     animals.rename(run_folder / "model.safetensors")
-    code, out, _ = run("predict", run_folder, folder / "ant", "--csv", "--top", 1)
+    code, out, _ = command("predict", run_folder, folder / "ant", "--csv", "--top", 1)
     assert code == 0
     assert len(out.splitlines()) == 4
 
 
-def test_predict_without_a_checkpoint(run: Run, folder: Path) -> None:
-    code, out, err = run("predict", folder / "ant", "--json", "--top", 3)
+def test_predict_without_a_checkpoint(command: Command, folder: Path) -> None:
+    code, out, err = command("predict", folder / "ant", "--json", "--top", 3)
     assert (code, err) == (0, "")
     assert [len(one["top"]) for one in json.loads(out)] == [3, 3, 3]
 
 
-def test_predict_of_bad_input(run: Run, build: Build, animals: Path, tmp_path: Path) -> None:
+def test_predict_of_bad_input(
+    command: Command, build: Build, animals: Path, tmp_path: Path
+) -> None:
     hvt.save(build("hvt_ti_1", num_classes=0), tmp_path / "features.safetensors")
     (tmp_path / "void").mkdir()
     Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
@@ -348,7 +341,7 @@ def test_predict_of_bad_input(run: Run, build: Build, animals: Path, tmp_path: P
         ((animals, good, "--device", "gpu"), "the device 'gpu' is not there"),
     ]
     for words, message in cases:
-        code, out, err = run("predict", *words)
+        code, out, err = command("predict", *words)
         assert (code, out) == (2, "")
         assert message in err
         assert err.count("\n") == 1
@@ -381,23 +374,23 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"hvt {command}" in capsys.readouterr().out.split("examples:")[1]
 
 
-def test_trained_evaluated_and_asked(run: Run, tmp_path: Path) -> None:
+def test_trained_evaluated_and_asked(command: Command, tmp_path: Path) -> None:
     """One epoch on the digits, then both commands on what it leaves."""
     where = tmp_path / "run"
-    code, _, err = run(
+    code, _, err = command(
         "train", "digits", "--epochs", 1, "--depth", 4, "--num-heads", 1, "--head-dim", 16,
         "--patch-size", 2, "--model", "hvt_ti_2", "--output", where, "--no-tensorboard",
         "--device", "cpu",
     )  # fmt: skip
     assert (code, err) == (0, "")
-    code, out, _ = run("eval", where / "model.safetensors", "--data", "digits", "--json")
+    code, out, _ = command("eval", where / "model.safetensors", "--data", "digits", "--json")
     assert code == 0
     said = json.loads(out)
     last = (where / "metrics.csv").read_text().splitlines()
     row = dict(zip(last[0].split(","), last[-1].split(","), strict=True))
     assert f"{said['top1']:.6f}" in (f"{float(row[k]):.6f}" for k in ("val_top1", "ema_top1"))
     Image.fromarray(np.zeros((30, 40), np.uint8)).save(tmp_path / "black.png")
-    code, out, _ = run("predict", where / "model.safetensors", tmp_path / "black.png", "--json")
+    code, out, _ = command("predict", where / "model.safetensors", tmp_path / "black.png", "--json")
     assert code == 0
     assert {one["class"] for one in json.loads(out)[0]["top"]} < set("0123456789")
     assert torch.is_grad_enabled()

@@ -292,7 +292,7 @@ def test_limits_of_time_and_number(serve: Callable[..., TestClient]) -> None:
         assert client.post("/explain", content=png()).status_code == 504
         gate = client.app.state.gate  # type: ignore[attr-defined]
         assert gate.held == 0
-        gate.enter()
+        gate.take(pictures=1)
         response: httpx.Response = client.post("/explain", content=png())
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 

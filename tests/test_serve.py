@@ -258,18 +258,44 @@ def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> N
 
     async def call() -> None:
         async with client(app) as to:
-            app.state.gate.enter(1)
+            app.state.gate.take(pictures=1)
             two = await to.post("/predict", files=[("pictures", picture())] * 2)
-            app.state.gate.enter(1)
+            app.state.gate.take(pictures=1)
             one = await to.post("/predict", content=picture())
             for response in (one, two):
                 assert response.status_code == 503
                 assert int(response.headers["retry-after"]) >= 1
-            app.state.gate.leave(2)
+            app.state.gate.give(2, 0)
             assert (await to.post("/predict", content=picture())).status_code == 200
 
     asyncio.run(call())
     assert app.state.gate.held == 0
+
+
+def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(max_body=50_000, max_held=80_000))
+    gate = app.state.gate
+
+    async def slow(first: int, rest: asyncio.Event) -> AsyncIterator[bytes]:
+        yield bytes(first)
+        await rest.wait()
+        yield b"x"
+
+    async def call() -> None:
+        rest = asyncio.Event()
+        async with client(app) as to:
+            one = asyncio.create_task(to.post("/predict", content=slow(45_000, rest)))
+            while gate.size < 45_000:
+                await asyncio.sleep(0.01)
+            two = await to.post("/predict", content=bytes(40_000))
+            assert (two.status_code, two.headers["retry-after"]) == (503, "1")
+            assert "45000 bytes are waiting" in two.json()["detail"]
+            assert (await to.post("/predict", content=picture())).status_code == 200
+            rest.set()
+            assert (await one).status_code == 415
+
+    asyncio.run(call())
+    assert (gate.held, gate.size) == (0, 0)
 
 
 def test_methods_and_paths_that_are_not_there(engine: Callable[..., Engine]) -> None:
@@ -377,6 +403,7 @@ def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Eng
         ({"timeout": float("inf")}, "timeout=inf"),
         ({"max_pixels": 10**9}, "max_pixels"),
         ({"queue": 8, "max_pictures": 9}, "queue=8"),
+        ({"max_body": 8, "max_held": 7}, "max_held=7"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, Any], words: str) -> None:

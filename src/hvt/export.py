@@ -129,7 +129,9 @@ def write(model: HVT, path: Path, form: str, kept: Collection[str] = ()) -> None
         return
     graph = to_onnx(model)
     if form == "int8":
-        graph = quantise(graph, kept)
+        # Retention looks at the attention weights, which the fused operator keeps to itself.
+        heads = model.config.num_heads if model.config.retention is None else None
+        graph = quantise(graph, kept, heads)
     helper = import_extra("onnx").helper
     graph.producer_name, graph.producer_version = "hvt", __version__
     precision = "int8" if form == "int8" else "float32"

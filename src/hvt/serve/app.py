@@ -24,16 +24,19 @@ from .._version import __version__
 from ..cost import cost
 from ..description import PREPROCESSING
 from . import page
-from .batcher import Batcher, Gate
-from .body import receive_pictures, refuse
+from .batcher import Batcher, Gate, Ticket
+from .body import receive_pictures
 from .engine import Engine
 from .look import Looker
 from .metrics import Metrics
-from .refusals import Busy, Refusal, TooSlow
+from .refusals import Refusal, TooSlow
 from .schema import Answers, Described, Health, problems, request_body
 from .settings import Settings
 
-LIMITS = ("max_body", "max_pixels", "max_pictures", "max_batch", "max_wait_ms", "queue", "timeout")
+LIMITS = (
+    "max_body", "max_pixels", "max_pictures", "max_held", "max_batch", "max_wait_ms", "queue",
+    "timeout",
+)  # fmt: skip
 
 
 def create_app(
@@ -74,7 +77,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.engine, app.state.settings, app.state.metrics = engine, settings, metrics
-    app.state.gate = Gate(settings.queue, metrics.queue.set)
+    app.state.gate = Gate(settings.queue, settings.max_held, metrics.queue.set)
     app.state.draining = False
     app.state.accepted = app.state.answered = 0
     app.add_exception_handler(Refusal, _refused)
@@ -152,23 +155,15 @@ def _describe(engine: Engine, settings: Settings) -> dict[str, Any]:
 async def answer(state: Any, request: Request, top: int) -> Response:
     """What the pictures of a request show."""
     start = time.perf_counter()
-    engine, settings, gate, held = state.engine, state.settings, state.gate, 1
-    try:
-        gate.enter()
-    except Busy:
-        await refuse(request, settings)
-        raise
-    try:
-        async with _within(settings.timeout):
-            uploads = await receive_pictures(request, settings)
-            gate.enter(len(uploads) - 1)
-            held = len(uploads)
-            rows = await state.looker.look(uploads, top)
-    except TimeoutError as error:
-        request.state.unread = True
-        raise TooSlow(f"there was no answer within {settings.timeout:g} seconds") from error
-    finally:
-        gate.leave(held)
+    engine, settings = state.engine, state.settings
+    with Ticket(state.gate) as ticket:
+        try:
+            async with _within(settings.timeout):
+                uploads = await receive_pictures(request, settings, ticket)
+                rows = await state.looker.look(uploads, top)
+        except TimeoutError as error:
+            request.state.unread = True
+            raise TooSlow(f"there was no answer within {settings.timeout:g} seconds") from error
     state.metrics.pictures.inc(len(rows))
     labels = engine.labels
     answers = [

@@ -19,20 +19,48 @@ Seen = Callable[[int], None]
 
 
 class Gate:
-    """Counts the pictures that were accepted and not answered, and refuses those above a limit."""
+    """Counts what was accepted and not answered, and refuses what is above the limits.
 
-    def __init__(self, limit: int, show: Callable[[int], None] = lambda held: None) -> None:
-        self.limit, self.held, self._show = limit, 0, show
+    `pictures` may be accepted at once, and `size` bytes of what requests have sent.
+    """
 
-    def enter(self, pictures: int = 1) -> None:
-        if self.held + pictures > self.limit:
-            raise Busy(f"{self.held} pictures are waiting, and {self.limit} may: try again")
+    def __init__(
+        self, pictures: int, size: int, show: Callable[[int], None] = lambda held: None
+    ) -> None:
+        self.limits, self.held, self.size, self._show = (pictures, size), 0, 0, show
+
+    def take(self, pictures: int = 0, size: int = 0) -> None:
+        if self.held + pictures > self.limits[0]:
+            raise Busy(f"{self.held} pictures are waiting, and {self.limits[0]} may: try again")
+        if self.size + size > self.limits[1]:
+            raise Busy(f"{self.size} bytes are waiting, and {self.limits[1]} may: try again")
         self.held += pictures
+        self.size += size
+        if pictures:
+            self._show(self.held)
+
+    def give(self, pictures: int, size: int) -> None:
+        self.held -= pictures
+        self.size -= size
         self._show(self.held)
 
-    def leave(self, pictures: int) -> None:
-        self.held -= pictures
-        self._show(self.held)
+
+class Ticket:
+    """What one request has taken of a gate; at the end of its context all of it is given back."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self._pictures, self._size = gate, 0, 0
+
+    def take(self, pictures: int = 0, size: int = 0) -> None:
+        self._gate.take(pictures, size)
+        self._pictures += pictures
+        self._size += size
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._gate.give(self._pictures, self._size)
 
 
 class Batcher:

@@ -10,7 +10,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from .refusals import TooLarge, Unusable, WrongType
+from .batcher import Ticket
+from .refusals import Busy, Refusal, TooLarge, Unusable, WrongType
 from .settings import Settings
 
 FIELD = "pictures"
@@ -24,8 +25,13 @@ class Upload(NamedTuple):
     content: bytes
 
 
-async def receive_pictures(request: Request, settings: Settings) -> list[Upload]:
+async def receive_pictures(request: Request, settings: Settings, ticket: Ticket) -> list[Upload]:
     """The pictures of a request; what exceeds a limit is refused as soon as that is known."""
+    try:
+        ticket.take(pictures=1)
+    except Busy:
+        await refuse(request, settings)
+        raise
     kind, options = parse_options_header(request.headers.get("content-type"))
     multipart = kind == b"multipart/form-data"
     if not multipart and not (
@@ -36,16 +42,18 @@ async def receive_pictures(request: Request, settings: Settings) -> list[Upload]
             "the body's type is not understood: send a picture as image/* or "
             f"application/octet-stream, or several as multipart/form-data in the field {FIELD!r}"
         )
-    body = await read_body(request, settings)
+    body = await read_body(request, settings, ticket)
     if not multipart:
         return [Upload(None, body)]
     boundary = options.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70:
         raise Unusable("the multipart body's type names no boundary of 1 to 70 characters")
-    return _parts(body, boundary, settings.max_pictures)
+    uploads = _parts(body, boundary, settings.max_pictures)
+    ticket.take(pictures=len(uploads) - 1)
+    return uploads
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
+async def read_body(request: Request, settings: Settings, ticket: Ticket) -> bytes:
     """The whole body, cut off where it passes the limit, with or without a Content-Length."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > settings.max_body:
@@ -55,10 +63,14 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > settings.max_body:
+        try:
+            if size > settings.max_body:
+                raise TooLarge(f"the body has more than the {settings.max_body} bytes allowed")
+            ticket.take(size=len(chunk))
+        except Refusal:
             chunks.clear()
             await refuse(request, settings)
-            raise TooLarge(f"the body has more than the {settings.max_body} bytes allowed")
+            raise
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

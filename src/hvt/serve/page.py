@@ -17,10 +17,11 @@ import anyio
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import Field
 
-from .body import Upload, receive_pictures, refuse
+from .batcher import Ticket
+from .body import Upload, receive_pictures
 from .engine import Engine
 from .hierarchy import Hierarchy, hierarchy, seen_part
-from .refusals import Busy, TooLarge, TooSlow
+from .refusals import TooLarge, TooSlow
 from .schema import problems, request_body
 from .settings import Settings
 
@@ -112,25 +113,19 @@ async def explain(request: Request) -> Response:
     """
     start = time.perf_counter()
     state = request.app.state
-    gate, engine, settings = state.gate, state.engine, state.settings
-    try:
-        gate.enter()
-    except Busy:
-        await refuse(request, settings)
-        raise
-    try:
-        with anyio.fail_after(settings.timeout):
-            uploads = await receive_pictures(request, settings)
-            if len(uploads) > 1:
-                raise TooLarge(f"the request has {len(uploads)} pictures: send one to explain")
-            loop = asyncio.get_running_loop()
-            work = functools.partial(_explained, engine, uploads[0], start)
-            found = await loop.run_in_executor(state.explainer, work)
-    except TimeoutError as error:
-        request.state.unread = True
-        raise TooSlow(f"there was no answer within {settings.timeout:g} seconds") from error
-    finally:
-        gate.leave(1)
+    engine, settings = state.engine, state.settings
+    with Ticket(state.gate) as ticket:
+        try:
+            with anyio.fail_after(settings.timeout):
+                uploads = await receive_pictures(request, settings, ticket)
+                if len(uploads) > 1:
+                    raise TooLarge(f"the request has {len(uploads)} pictures: send one to explain")
+                loop = asyncio.get_running_loop()
+                work = functools.partial(_explained, engine, uploads[0], start)
+                found = await loop.run_in_executor(state.explainer, work)
+        except TimeoutError as error:
+            request.state.unread = True
+            raise TooSlow(f"there was no answer within {settings.timeout:g} seconds") from error
     return Response(found, media_type="application/json")
 
 

@@ -37,6 +37,9 @@ class Settings:
     max_pixels: int = _field(50_000_000, "pixels of a picture, at most", most=MOST_PIXELS)
     max_pictures: int = _field(64, "pictures of a request, at most")
     queue: int = _field(256, "pictures that a worker has accepted and not answered, at most")
+    max_held: int = _field(
+        500_000_000, "bytes of requests that a worker has accepted and not answered, at most"
+    )
     timeout: float = _field(
         30.0, "seconds for a request, from its headers to its answer", least=0.001, most=86400
     )
@@ -56,6 +59,11 @@ class Settings:
         if self.max_pictures > self.queue:
             raise HVTError(
                 f"max_pictures={self.max_pictures} must be at most queue={self.queue}, "
+                "or a full request could never be accepted"
+            )
+        if self.max_body > self.max_held:
+            raise HVTError(
+                f"max_body={self.max_body} must be at most max_held={self.max_held}, "
                 "or a full request could never be accepted"
             )
 
