@@ -19,7 +19,7 @@ quickstart: $(STAMP) ## Train an HVT and a DeiT of equal cost on digits, compare
 	@$(BIN)/python examples/quickstart.py
 
 test: lint types ## Everything that must pass: lint, types, tests
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP) ## The longer tests, by hand
 	@$(BIN)/python -m pytest -m slow

@@ -22,6 +22,15 @@ torch.set_num_threads(1)
 SMALL = {"img_size": 64, "patch_size": 8, "num_heads": 3, "head_dim": 8, "num_classes": 10}
 
 
+# Started first, or the last of them would keep one core busy while the others have nothing to do.
+LONG = ("export", "serve", "resume", "distributed", "page_browser", "bench", "compat")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    names = [f"test_{name}" for name in LONG]
+    items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else 99)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
