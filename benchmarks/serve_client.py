@@ -138,14 +138,15 @@ class Load:
             line.sock = None
 
     def _result(self, taken: float) -> dict[str, Any]:
-        wrong = sum(not right(body, self.expected[which]) for which, body in self.answers)
-        pictures = sum(len(self.expected[which]) for which, _ in self.answers)
+        good = [right(body, self.expected[which]) for which, body in self.answers]
+        answered = zip(self.answers, good, strict=True)
+        pictures = sum(len(self.expected[which]) for (which, _), is_right in answered if is_right)
         ordered = sorted(self.latencies) or [0.0]
         share = lambda part: 1e3 * ordered[min(len(ordered) - 1, int(part * len(ordered)))]  # noqa: E731
         return {
             "sent": self.sent,
             "answered": len(self.answers),
-            "wrong": wrong,
+            "wrong": good.count(False),
             "seconds": taken,
             "requests_per_s": len(self.answers) / taken,
             "pictures_per_s": pictures / taken,

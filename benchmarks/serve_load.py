@@ -44,6 +44,7 @@ from hvt.files import whole_file
 from hvt.predict import Predictor
 from hvt.runtime import is_onnx
 from hvt.serve.engine import export_to
+from hvt.serve.settings import Settings
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -89,7 +90,7 @@ def parse() -> argparse.Namespace:
     add("model", nargs="?", help="a checkpoint or an exported file; else the built-in model")
     add("--pictures", type=int, default=1, help="pictures in one request")
     add("--size", type=int, nargs=2, help="width and height of the pictures; else the model's")
-    add("--connections", type=int, default=64, help="requests under way at saturation")
+    add("--connections", type=int, help="requests under way at saturation; 64, or what fits")
     add("--requests", type=int, default=10_000, help="requests while a worker is killed")
     add("--rounds", type=int, default=5, help="turns of the bare model and the saturated service")
     add("--seconds", type=float, default=6, help="of one turn, and five times that at half load")
@@ -97,7 +98,10 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, help="the bare model's threads; torch's own choice by default")
     add("--serve", nargs=argparse.REMAINDER, default=[], help="flags for hvt serve; the last")
     add("--out", type=Path, default=HERE / "results/serve_load.json", help="the results' file")
-    return parser.parse_args()
+    args = parser.parse_args()
+    # Half of what a service's queue holds, so that none is refused.
+    args.connections = args.connections or min(64, max(1, Settings().queue // 2 // args.pictures))
+    return args
 
 
 def right(report: dict[str, Any]) -> bool:
