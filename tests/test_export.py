@@ -131,6 +131,19 @@ def test_logits_at_every_batch_size(tmp_path: Path, config: hvt.HVTConfig) -> No
         assert (got - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", hvt.list_models())
+def test_models_in_their_own_size(tmp_path: Path, name: str) -> None:
+    model = hvt.create_model(name).eval()
+    images = drawn_pictures(2, 3, model.config.image)
+    with torch.inference_mode():
+        expected = model(images)
+    for form, allowed in (("onnx", TOLERANCE), ("int8", 0.1)):
+        write(model, tmp_path / "model.onnx", form)
+        got = OnnxModel(tmp_path / "model.onnx", threads=1)(images)
+        assert (got - expected).norm() <= allowed * expected.norm(), form
+
+
 def test_power_drops_tokens_in_every_form(tmp_path: Path, build: Build) -> None:
     """Which tokens are kept depends on the picture: one graph must choose for each of a batch."""
     model = build("deit_ti_power", depth=2)
