@@ -3,7 +3,7 @@
 ONNX Runtime quantises. What is decided here is which matrix products: those of the blocks' linear
 layers. Attention's own products stay in float32, as do the patch embedding and the head, which are
 cheap, and the layers that cost the most accuracy for what they save (see `sensitive`). The copies
-around attention cost more than its products, so `fuse` makes it one operator of ONNX Runtime's.
+around attention cost as much as its products, so `fuse` makes it one operator of ONNX Runtime's.
 """
 
 from __future__ import annotations
