@@ -64,7 +64,7 @@ REASONS = {
     413: "The body, a picture or the number of pictures is above a limit",
     415: "Not a picture, or not a form in which pictures can be sent",
     422: "A damaged picture or request, or a value out of its range",
-    503: "Too much is waiting, or the service is about to stop: come back after Retry-After seconds",
+    503: "Too much is waiting, or the service is about to stop: Retry-After says when to come",
     504: "No answer within the time limit",
 }
 
