@@ -20,9 +20,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hvt import distributed
 from hvt.bench.measure import describe, portable_command
 from hvt.data.loader import Batch
-from hvt.train import distributed
 from hvt.train.engine import Trainer
 from hvt.train.recipe import load_recipe
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 import hvt
 from hvt.bench.measure import describe, portable_command
-from hvt.runtime import find_device
+from hvt.deploy.runtime import find_device
 
 # isort: split
 import timm

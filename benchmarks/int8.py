@@ -28,12 +28,12 @@ from hvt.bench.measure import describe, in_turns, portable_command
 from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
+from hvt.deploy.export import CHOOSING, to_onnx, write
+from hvt.deploy.predict import built_in
+from hvt.deploy.quantise import balanced, linear_nodes, quantise, sensitive
+from hvt.deploy.runtime import INPUT, OUTPUT, OnnxModel
 from hvt.evaluate import evaluate
-from hvt.export import CHOOSING, to_onnx, write
 from hvt.files import whole_file
-from hvt.predict import built_in
-from hvt.quantise import balanced, linear_nodes, quantise, sensitive
-from hvt.runtime import INPUT, OUTPUT, OnnxModel
 from hvt.train.pipeline import SMALL, as_files, eval_transform
 
 HERE = Path(__file__).parent

@@ -40,9 +40,9 @@ from PIL import Image, ImageFilter
 
 from hvt.bench.contenders import open_contender
 from hvt.bench.measure import describe, in_turns, portable_command
+from hvt.deploy.predict import Predictor
+from hvt.deploy.runtime import is_onnx
 from hvt.files import whole_file
-from hvt.predict import Predictor
-from hvt.runtime import is_onnx
 from hvt.serve.engine import export_to
 from hvt.serve.settings import Settings
 

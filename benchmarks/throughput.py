@@ -25,7 +25,7 @@ from hvt.bench import contenders
 from hvt.bench.measure import describe, in_turns, matmul_peak, matmuls, portable_command
 from hvt.bench.peak import peak_memory
 from hvt.bench.run import write_csv
-from hvt.runtime import find_device
+from hvt.deploy.runtime import find_device
 
 HERE = Path(__file__).parent
 BASELINE = "deit_small_patch16_224"

@@ -21,10 +21,9 @@ from typing import Any
 
 from rich.console import Console
 
-from hvt import cost
+from hvt import cost, distributed
 from hvt.bench.measure import describe, portable_command
 from hvt.files import whole_file
-from hvt.train import distributed
 from hvt.train.engine import Trainer, train
 from hvt.train.recipe import Recipe, load_recipe
 from hvt.train.watch import draw_curves

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import hvt
 from hvt.data.sources import open_data
-from hvt.predict import Answer, Predictor
+from hvt.deploy.predict import Answer, Predictor
 from hvt.train.engine import Result, train
 from hvt.train.recipe import load_recipe
 from hvt.train.watch import clock, draw_curves

@@ -13,10 +13,10 @@ from typing import Any
 
 from training import quiet, tiny
 
+from hvt import distributed
 from hvt.cli import main
 from hvt.data.loader import Batch
 from hvt.evaluate import evaluate
-from hvt.train import distributed
 from hvt.train.engine import Trainer
 
 

@@ -18,8 +18,8 @@ from hvt.bench.measure import calls_in_turns, describe, in_turns
 from hvt.bench.peak import peak_memory
 from hvt.bench.plot import draw
 from hvt.bench.run import Row, measure, percentile
+from hvt.deploy.export import write
 from hvt.errors import HVTError
-from hvt.export import write
 
 Build = Callable[..., hvt.HVT]
 CPU = torch.device("cpu")

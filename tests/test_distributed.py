@@ -17,8 +17,8 @@ from team_checks import spoiled
 from training import quiet, said, tiny, weights, write_recipe
 
 import hvt
+from hvt.distributed import Team, join, restarted
 from hvt.evaluate import evaluate
-from hvt.train.distributed import Team, join, restarted
 from hvt.train.engine import Result, Trainer, resume, train
 from hvt.train.interrupt import Interrupted
 from hvt.train.state import states

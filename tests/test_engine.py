@@ -30,8 +30,8 @@ import hvt
 from hvt import HVTError
 from hvt.cli import main
 from hvt.data.sources import open_data
+from hvt.distributed import Team
 from hvt.evaluate import evaluate
-from hvt.train.distributed import Team
 from hvt.train.engine import Result, Trainer, resume, train
 from hvt.train.optimize import make_optimizer, make_schedule
 from hvt.train.recipe import Recipe

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from hvt.data.arrays import ArrayPictures
 from hvt.data.loader import Batch, EvalBatches
 from hvt.data.sources import class_places
+from hvt.distributed import Team
 from hvt.errors import HVTError
 from hvt.evaluate import Score, draw_confusion, evaluate
-from hvt.train.distributed import Team
 
 
 class Lookup(nn.Module):

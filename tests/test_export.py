@@ -28,10 +28,8 @@ from hvt.cli import GROUPS
 from hvt.cli.flags import Parser
 from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
-from hvt.errors import CheckpointError, HVTError
-from hvt.export import TOLERANCE, export, to_onnx, write
-from hvt.extraction import best, significance
-from hvt.quantise import (
+from hvt.deploy.export import TOLERANCE, export, to_onnx, write
+from hvt.deploy.quantise import (
     balanced,
     linear_nodes,
     quantise,
@@ -40,7 +38,9 @@ from hvt.quantise import (
     sensitive,
     sensitivities,
 )
-from hvt.runtime import OnnxModel, open_model
+from hvt.deploy.runtime import OnnxModel, open_model
+from hvt.errors import CheckpointError, HVTError
+from hvt.extraction import best, significance
 from hvt.train.pipeline import eval_transform
 
 Build = Callable[..., hvt.HVT]

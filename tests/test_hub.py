@@ -19,7 +19,7 @@ from torch import Tensor
 
 import hvt  # before timm: it makes torchvision importable
 from hvt import HVT, CheckpointError, HVTConfig, HVTError
-from hvt.hub import nearest_model
+from hvt.checkpoint.hub import nearest_model
 from hvt.zoo import MODELS
 
 SMALL = {"img_size": 32, "patch_size": 4, "head_dim": 8, "num_classes": 3}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from training import PLAIN, quiet, run, tiny
 
-from hvt.train.distributed import Team
+from hvt.distributed import Team
 from hvt.train.engine import Trainer
 from hvt.train.muon import Muon, orthogonal
 

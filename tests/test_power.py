@@ -23,6 +23,7 @@ from hvt import HVT, HVTConfig, HVTError
 from hvt.cli import GROUPS, main, power
 from hvt.cli.flags import Parser
 from hvt.data.sources import open_data
+from hvt.distributed import Team
 from hvt.extraction import Extract, best, ranks, significance
 from hvt.power import (
     SoftExtract,
@@ -37,7 +38,6 @@ from hvt.power import (
     survivors,
 )
 from hvt.power.search import Searcher
-from hvt.train.distributed import Team
 from hvt.train.pipeline import build_model, open_pipeline
 from hvt.train.recipe import Recipe
 

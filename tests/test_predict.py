@@ -17,9 +17,16 @@ import hvt
 from hvt.data.folders import FilePictures
 from hvt.data.loader import EvalBatches
 from hvt.data.sources import ArrayPictures, open_digits, open_eval
+from hvt.deploy.predict import (
+    Answer,
+    Predictor,
+    built_in,
+    find_device,
+    find_pictures,
+    is_checkpoint,
+)
 from hvt.errors import HVTError
 from hvt.evaluate import evaluate
-from hvt.predict import Answer, Predictor, built_in, find_device, find_pictures, is_checkpoint
 from hvt.train.pipeline import eval_transform
 
 DOCS = Path(__file__).parents[1] / "docs"

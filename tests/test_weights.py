@@ -18,8 +18,8 @@ from torch import Tensor
 
 import hvt
 from hvt import HVT, CheckpointError, HVTConfig, HVTError
-from hvt.description import FORMAT
-from hvt.weights import load_into, parameter_shapes, read
+from hvt.checkpoint.description import FORMAT
+from hvt.checkpoint.save_load import load_into, parameter_shapes, read
 
 TINY = HVTConfig(
     img_size=16, patch_size=4, num_heads=2, head_dim=4, depth=2, stages=1, num_classes=3

@@ -8,17 +8,17 @@ from ._compat import import_torchvision
 import_torchvision()
 
 from ._version import __version__  # noqa: E402
+from .checkpoint.hub import from_pretrained  # noqa: E402
+from .checkpoint.save_load import load, save  # noqa: E402
 from .config import HVTConfig  # noqa: E402
 from .cost import Cost, cost  # noqa: E402
 from .errors import CheckpointError, HVTError  # noqa: E402
-from .hub import from_pretrained  # noqa: E402
 from .model import HVT  # noqa: E402
-from .weights import load, save  # noqa: E402
 from .zoo import create_model, get_config, list_models  # noqa: E402
 
 if TYPE_CHECKING:
     from . import power
-    from .predict import Predictor
+    from .deploy.predict import Predictor
 
 __all__ = [
     "HVT",
@@ -41,7 +41,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Predictor":  # its own imports would slow down `hvt models`
-        from .predict import Predictor
+        from .deploy.predict import Predictor
 
         return Predictor
     if name == "power":

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .data.loader import Batch
+from .distributed import Team
 from .errors import HVTError
 from .files import whole_file
-from .train.distributed import Team
 
 
 @dataclass(frozen=True)

@@ -379,7 +379,7 @@ class HVT(nn.Module):
             if isinstance(module, DropPath):
                 module.rows, module.total = rows, total
 
-    # ── weights; the work is done in hvt.weights and hvt.hub, which know this module ─────────────
+    # ── weights; the work is done in hvt.checkpoint, which knows this module ─────────────────────
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -389,26 +389,26 @@ class HVT(nn.Module):
 
     def load_pretrained(self, path: str) -> None:
         """Take a checkpoint's weights into this model; timm calls this after a download."""
-        from .weights import load_into
+        from .checkpoint.save_load import load_into
 
         load_into(self, path)
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write a Hugging Face directory that `from_pretrained`, `hvt.load` and timm can read."""
-        from .hub import save_pretrained
+        from .checkpoint.hub import save_pretrained
 
         save_pretrained(self, directory)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **kwargs: Any) -> HVT:
-        """The model of a Hugging Face directory or repository; `kwargs` as in `hvt.hub`."""
-        from .hub import from_pretrained
+        """The model of a Hugging Face directory or repository; `kwargs`: see `checkpoint.hub`."""
+        from .checkpoint.hub import from_pretrained
 
         return from_pretrained(source, **kwargs)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
-        """Upload to a Hugging Face repository and return its address; `kwargs` as in `hvt.hub`."""
-        from .hub import push_to_hub
+        """Upload to a Hugging Face repository and return its address; `kwargs`: see `checkpoint.hub`."""
+        from .checkpoint.hub import push_to_hub
 
         return push_to_hub(self, repo_id, **kwargs)
 

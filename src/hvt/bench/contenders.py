@@ -16,11 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..cost import cost
+from ..deploy.export import write
+from ..deploy.predict import is_checkpoint
+from ..deploy.runtime import OnnxModel, is_onnx, open_model
 from ..errors import HVTError, nearest
-from ..export import write
 from ..model import HVT
-from ..predict import is_checkpoint
-from ..runtime import OnnxModel, is_onnx, open_model
 from ..zoo import MODELS, create_model
 
 MODES = ("eager", "compiled", "onnx", "int8")

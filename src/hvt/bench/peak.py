@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
+from ..deploy.runtime import is_onnx
 from ..device import find_device
 from ..errors import HVTError
-from ..runtime import is_onnx
 from . import contenders
 from .measure import memory_held, memory_peak
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ..export import Comparison
+    from ..deploy.export import Comparison
 
 PICTURES = 64  # that the two are compared on
 
@@ -51,11 +51,11 @@ def register(commands: Any) -> None:
 
 
 def run_export(args: argparse.Namespace) -> None:
+    from ..checkpoint.save_load import load
     from ..data.sample import sample_pictures
+    from ..deploy.export import check_name, export
     from ..errors import HVTError
-    from ..export import check_name, export
     from ..train.pipeline import eval_transform
-    from ..weights import load
 
     out = Path(args.out)
     form = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")
@@ -100,7 +100,7 @@ def _table(found: Comparison) -> Table:
 
 
 def _remarks(found: Comparison) -> list[str]:
-    from ..export import BATCH
+    from ..deploy.export import BATCH
 
     kind = "real" if found.real else "drawn"
     lines = [f"on {found.pictures} {kind} pictures; speed at batch {BATCH} on the CPU"]

@@ -114,8 +114,8 @@ def run_search(args: argparse.Namespace) -> int:
 
 
 def run_retrain(args: argparse.Namespace) -> int:
+    from ..checkpoint.save_load import read
     from ..train.engine import Interrupted, train
-    from ..weights import read
 
     overrides = given_fields(args, HVTConfig)
     if read(args.checkpoint).config.retention is None and overrides.get("retention") is None:

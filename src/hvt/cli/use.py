@@ -17,7 +17,7 @@ from rich.text import Text
 from ..errors import HVTError
 
 if TYPE_CHECKING:
-    from ..predict import Answer
+    from ..deploy.predict import Answer
 
 
 def register(commands: Any) -> None:
@@ -100,11 +100,11 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def run_eval(args: argparse.Namespace) -> int:
+    from .. import distributed
     from ..data.loader import EvalBatches
     from ..data.sources import ArrayPictures, open_eval
+    from ..deploy.runtime import is_onnx, open_model
     from ..evaluate import draw_confusion, evaluate
-    from ..runtime import is_onnx, open_model
-    from ..train import distributed
     from ..train.pipeline import SMALL, as_files, eval_transform
 
     team, device = distributed.join(args.device)
@@ -168,7 +168,7 @@ def run_eval(args: argparse.Namespace) -> int:
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    from ..predict import Predictor, find_pictures, is_checkpoint
+    from ..deploy.predict import Predictor, find_pictures, is_checkpoint
 
     inputs, checkpoint = [args.first, *args.others], None
     if is_checkpoint(inputs[0]):

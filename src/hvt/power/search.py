@@ -18,19 +18,19 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from .. import distributed
+from ..checkpoint.save_load import read, save
 from ..cost import cost
 from ..data.loader import Batch
 from ..errors import HVTError
 from ..evaluate import evaluate
 from ..model import HVT
-from ..train import distributed
 from ..train.interrupt import Interrupted, StopSignals
 from ..train.learner import Learner, Step
 from ..train.optimize import seed_all
 from ..train.pipeline import Pipeline, build_model, open_pipeline
 from ..train.recipe import Recipe
 from ..train.watch import clock
-from ..weights import read, save
 from .retention import (
     Retention,
     check_budget,

@@ -14,14 +14,14 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from ..checkpoint.save_load import load, read
 from ..cost import Cost, cost
 from ..errors import HVTError, nearest
 from ..model import HVT
-from ..weights import load, read
 from ..zoo import MODELS, create_model, get_config
 
 if TYPE_CHECKING:
-    from ..predict import Picture
+    from ..deploy.predict import Picture
 
 TIMM = "timm:"
 BUILT_IN = "built-in model"
@@ -105,7 +105,7 @@ def open_price(name: str | None = None) -> tuple[str, Cost]:
 
 def names_model(text: str) -> bool:
     """Whether a command's argument is a model's name or has the form of a checkpoint."""
-    from ..predict import is_checkpoint
+    from ..deploy.predict import is_checkpoint
 
     return is_checkpoint(text) or timm.is_model(text.removeprefix(TIMM))
 
@@ -120,14 +120,14 @@ def _is_path(name: str) -> bool:
     """Names win over files of the same name, which `./` before them asks for."""
     if name in MODELS or name.startswith(TIMM):
         return False
-    from ..predict import is_checkpoint
+    from ..deploy.predict import is_checkpoint
 
     return is_checkpoint(name) or "/" in name or (Path(name).exists() and not timm.is_model(name))
 
 
 def _checkpoint(name: str | None) -> tuple[Path, str]:
     """A checkpoint's path, and a title for it."""
-    from ..predict import built_in
+    from ..deploy.predict import built_in
 
     if name is None:
         return built_in(), BUILT_IN

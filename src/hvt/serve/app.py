@@ -21,8 +21,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from .._version import __version__
+from ..checkpoint.description import PREPROCESSING
 from ..cost import cost
-from ..description import PREPROCESSING
 from . import page
 from .batcher import Batcher, Gate, Ticket
 from .body import receive_pictures

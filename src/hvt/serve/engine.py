@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..checkpoint.save_load import load
 from ..config import HVTConfig
+from ..deploy.export import write
+from ..deploy.predict import built_in
+from ..deploy.runtime import OnnxModel, is_onnx
 from ..errors import HVTError
-from ..export import write
 from ..model import HVT
-from ..predict import built_in
-from ..runtime import OnnxModel, is_onnx
 from ..train.pipeline import eval_transform
-from ..weights import load
 from .pictures import decode, known_formats, open_safely
 from .settings import Settings
 

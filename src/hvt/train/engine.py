@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from .. import distributed
+from ..checkpoint.save_load import save
 from ..cost import arrow
 from ..errors import HVTError
 from ..evaluate import Score, evaluate
 from ..files import whole_file
 from ..model import HVT
-from ..weights import save
-from . import distributed
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..data.loader import Batch
+from ..distributed import Team
 from ..model import HVT
-from .distributed import Team
 from .losses import Teacher, find_teacher, label_loss
 from .optimize import choose_precision, make_mixup, make_optimizer, make_schedule, seed_all
 from .pipeline import Pipeline

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
+from ..checkpoint.save_load import load
 from ..errors import HVTError, nearest
 from ..model import HVT
-from ..weights import load
 
 Normal = tuple[Sequence[float], Sequence[float]]
 

@@ -11,16 +11,16 @@ import torch
 from timm.data import create_transform
 from torch import Tensor
 
+from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
 from ..data.augment import Augmentation, BatchAugment
 from ..data.loader import ArrayTransform, EvalBatches, TrainBatches, rows_of_share
 from ..data.sources import ArrayPictures, Data, open_data
+from ..deploy.runtime import Classifier
+from ..distributed import Team
 from ..errors import HVTError
 from ..model import HVT
-from ..runtime import Classifier
-from ..weights import load, read
 from ..zoo import create_model, get_config
-from .distributed import Team
 from .recipe import Recipe
 
 SMALL = 64

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import HVTError
-from .model import HVT, Block
+from ..errors import HVTError
+from ..model import HVT, Block
 from .runtime import import_extra
 
 # Without VNNI, x86 adds pairs of u8 × s8 products in 16 bits; 7-bit weights cannot overflow them.

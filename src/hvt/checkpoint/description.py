@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .config import HVTConfig
-from .errors import CheckpointError, HVTError
-from .model import HVT
+from ..config import HVTConfig
+from ..errors import CheckpointError, HVTError
+from ..model import HVT
 
 FORMAT = 1
 PREPROCESSING = ("mean", "std", "interpolation", "crop_pct", "crop_mode")

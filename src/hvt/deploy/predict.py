@@ -11,12 +11,12 @@ from typing import Any, overload
 import torch
 from PIL import Image, ImageOps
 
-from .data.pictures import BrokenPicture, picture_extensions, read_picture, to_channels
-from .device import find_device
-from .errors import HVTError
-from .model import HVT
+from ..data.pictures import BrokenPicture, picture_extensions, read_picture, to_channels
+from ..device import find_device
+from ..errors import HVTError
+from ..model import HVT
+from ..train.pipeline import eval_transform
 from .runtime import OnnxModel, open_model
-from .train.pipeline import eval_transform
 
 Picture = str | Path | Image.Image
 
@@ -135,7 +135,7 @@ def _name(picture: Picture) -> str:
 
 def built_in() -> Path:
     """The checkpoint that comes with the package."""
-    return Path(__file__).parent / "assets" / "cifar100.safetensors"
+    return Path(__file__).parents[1] / "assets" / "cifar100.safetensors"
 
 
 def is_checkpoint(path: str) -> bool:

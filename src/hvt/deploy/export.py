@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._version import __version__
-from .archive import DESCRIPTION
-from .bench.measure import in_turns
-from .data.sample import drawn_pictures
-from .description import describe
-from .errors import HVTError
-from .files import whole_file
-from .model import HVT
+from .._version import __version__
+from ..bench.measure import in_turns
+from ..checkpoint.archive import DESCRIPTION
+from ..checkpoint.description import describe
+from ..data.sample import drawn_pictures
+from ..errors import HVTError
+from ..files import whole_file
+from ..model import HVT
 from .quantise import balanced, quantise, sensitive
 from .runtime import INPUT, METADATA, OUTPUT, OnnxModel, import_extra
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .config import HVTConfig
-from .errors import CheckpointError
-from .pooling import pooled_length
+from ..config import HVTConfig
+from ..errors import CheckpointError
+from ..pooling import pooled_length
 
 State = dict[str, Tensor]
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from ..device import find_device
-from ..errors import HVTError
+from .device import find_device
+from .errors import HVTError
 
 PATIENCE = 30 * 60
 """Seconds to wait for the other processes, as long as torch does."""

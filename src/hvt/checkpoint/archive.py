@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import CheckpointError
 from .description import NOT_AS_EXPECTED
-from .errors import CheckpointError
 
 DESCRIPTION = "hvt.json"
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 
-from .config import HVTConfig
-from .cost import cost
+from ..config import HVTConfig
+from ..cost import cost
+from ..errors import HVTError
+from ..files import whole_file
+from ..model import HVT
+from ..zoo import MODELS
 from .description import PREPROCESSING
-from .errors import HVTError
-from .files import whole_file
-from .model import HVT
-from .weights import load, save
-from .zoo import MODELS
+from .save_load import load, save
 
 # Without a network the hub's library lets its HTTP library's own error through, and which library
 # that is (requests, httpx, httpx2) changes between the versions we allow.

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .config import HVTConfig
-from .description import read_description
-from .device import find_device
-from .errors import CheckpointError, HVTError
-from .model import HVT, default_cfg
-from .weights import load
+from ..checkpoint.description import read_description
+from ..checkpoint.save_load import load
+from ..config import HVTConfig
+from ..device import find_device
+from ..errors import CheckpointError, HVTError
+from ..model import HVT, default_cfg
 
 INPUT, OUTPUT = "images", "logits"
 METADATA = "hvt"

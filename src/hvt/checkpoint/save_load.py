@@ -14,8 +14,12 @@ from safetensors.torch import save_file
 from timm.models import adapt_input_conv
 from torch import Tensor
 
+from ..config import HVTConfig
+from ..errors import CheckpointError
+from ..files import whole_file
+from ..model import HVT
+from ..resize import resize_patches, resize_positions
 from .archive import is_archive, read_archive
-from .config import HVTConfig
 from .description import (
     NOT_AS_EXPECTED,
     describe,
@@ -23,8 +27,6 @@ from .description import (
     read_names,
     read_preprocessing,
 )
-from .errors import CheckpointError
-from .files import whole_file
 from .foreign import (
     block_numbers,
     from_transformers,
@@ -34,8 +36,6 @@ from .foreign import (
     transformers_config,
     transformers_preprocessing,
 )
-from .model import HVT
-from .resize import resize_patches, resize_positions
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Checkpoints: saved, loaded, described, read from others, shared on a hub."""
