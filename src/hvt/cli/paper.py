@@ -40,6 +40,7 @@ examples:
   hvt paper run pool_type --root DATA
   hvt paper run main --row HVT-Ti-1 --seeds 0,1,2 --budget compute --root DATA
   hvt paper run all --root DATA --shard 1/2
+  hvt paper run long --part A --part A10 --root DATA --threads 1 --shard 1/2
   torchrun --nproc-per-node 8 -m hvt paper run main --protocol full --root IMAGENET
 """
 
@@ -81,8 +82,20 @@ def register(commands: Any) -> None:
         ),
         epilog=_RUN_EXAMPLES,
     )
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of hvt paper, or all")
+    parser.add_argument(
+        "tables",
+        nargs="+",
+        metavar="TABLE",
+        help="names of hvt paper, or all; or long: rows trained until the curve flattens",
+    )
     _add_protocol(parser)
+    parser.add_argument(
+        "--part",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with long: A, A10, B, C or P (default: all of them); may be repeated",
+    )
     parser.add_argument(
         "--budget",
         choices=("epochs", "compute", "both"),
@@ -247,17 +260,23 @@ def run_costs(args: argparse.Namespace) -> int:
 
 
 def run_run(args: argparse.Namespace) -> int:
-    from ..paper import run
+    from ..paper import long, run
     from ..paper.claims import BUDGETS
     from ..paper.results import read_all
     from ..train.interrupt import Interrupted
 
+    is_long = "long" in args.tables
+    _check_long(args, is_long)
     protocol, known = _opened(args)
-    chosen = _chosen(args.tables)
-    budgets = BUDGETS if args.budget == "both" else (args.budget,)
     options = ["--protocol-file", args.protocol_file] if args.protocol_file else []
     options += ["--data", args.data] if args.data else []
-    jobs = run.jobs(protocol, chosen, budgets, args.seeds, args.row, args.data, options)
+    if is_long:
+        parts = [long.get_part(name) for name in dict.fromkeys(args.part)] or [*long.PARTS.values()]
+        jobs = long.jobs(protocol, parts, args.seeds, args.row, options)
+    else:
+        chosen = _chosen(args.tables)
+        budgets = BUDGETS if args.budget == "both" else (args.budget,)
+        jobs = run.jobs(protocol, chosen, budgets, args.seeds, args.row, args.data, options)
     if args.shard:
         jobs = run.shard(jobs, *args.shard)
     place, console = _place(args), _console()
@@ -278,9 +297,23 @@ def run_run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # outside of the training's own care, so nothing is half written
         print("hvt: stopped; the same command goes on from there", file=sys.stderr)
         return 130
-    if run.leads():
+    if run.leads() and not is_long:
         _show(chosen, protocol, read_all([place.results]), args.data, console)
     return 0
+
+
+def _check_long(args: argparse.Namespace, is_long: bool) -> None:
+    """The long protocol has parts in place of tables, one data set and one budget."""
+    if not is_long:
+        if args.part:
+            raise HVTError("--part belongs to the long protocol: use hvt paper run long --part A")
+        return
+    if args.tables != ["long"]:
+        raise HVTError("long has parts of its own: run the tables by another command")
+    for name, default in (("budget", "both"), ("data", None), ("protocol", "cpu")):
+        if getattr(args, name) != default:
+            raise HVTError(f"--{name} is for tables: the parts of long have their own")
+    args.protocol = "long"
 
 
 def _chosen(names: Sequence[str]) -> list[Table]:

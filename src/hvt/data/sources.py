@@ -64,6 +64,7 @@ def open_data(
     root: str | Path | None = None,
     val_fraction: float = 0.1,
     holdout: float = 0.0,
+    train_fraction: float = 1.0,
     seed: int = 0,
     download: bool = False,
     in_chans: int = 3,
@@ -77,7 +78,8 @@ def open_data(
     `root` is where the named sources lie (`data` if not given), and what a relative folder is
     relative to. Without a validation part, `val_fraction` of the training data becomes one. A
     `holdout` above 0 takes that much of the training data in place of the validation part, so that
-    choices never see it. The split names are for timm's factory.
+    choices never see it. A `train_fraction` below 1 keeps that share of each class of what is left
+    to learn from. The split names are for timm's factory.
     """
     name = str(name)
     if not 0 < val_fraction < 1:
@@ -87,6 +89,10 @@ def open_data(
     if not 0 <= holdout < 1:
         raise HVTError(
             f"holdout={holdout} is out of range: give a number from 0 to below 1, such as 0.1"
+        )
+    if not 0 < train_fraction <= 1:
+        raise HVTError(
+            f"train_fraction={train_fraction} is out of range: give a number above 0, at most 1"
         )
     parts = open_parts(
         name,
@@ -110,6 +116,8 @@ def open_data(
         train, val = _cut(name, train, val_fraction, seed)
     if holdout:
         train, val = _cut(name, train, holdout, seed)
+    if train_fraction < 1:
+        _, train = _cut(name, train, train_fraction, seed)
     return Data(
         name=name,
         train=train,

@@ -2,7 +2,8 @@
 
 A protocol is a recipe per data set. `full` is the paper's: the recipes `cifar100` and `imagenet`.
 `cpu` is ours: `cpu.toml`, whose model fields say what the paper's sizes become; any other recipe
-file can stand in for it.
+file can stand in for it. `long` has the same models, trained until the curve flattens; `long.py`
+has its parts.
 
     the paper's             in the CPU protocol
     224 pixels              the recipe's img_size (32); others in proportion, rounded up to whole
@@ -39,8 +40,8 @@ from ..zoo import get_config
 from .claims import BUDGETS
 from .tables import FIGURE4, Row, Table
 
-CPU_FILE = Path(__file__).parent / "cpu.toml"
-PROTOCOLS = ("cpu", "full")
+FILES = {name: Path(__file__).parent / f"{name}.toml" for name in ("cpu", "long")}
+PROTOCOLS = (*FILES, "full")
 
 # Classes and training pictures, so that a plan needs no data.
 SOURCES = {
@@ -98,10 +99,11 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
         raise HVTError(f"unknown protocol {name!r}: {nearest(name, PROTOCOLS)}")
     if file is None and name == "full":
         return Protocol(name, {data: load_recipe(data) for data in ("cifar100", "imagenet")})
-    recipe = load_recipe(file or CPU_FILE)
+    file = file or FILES.get(name, FILES["cpu"])
+    recipe = load_recipe(file)
     if recipe.data not in SOURCES or recipe.model is None:
         raise HVTError(
-            f"{file or CPU_FILE} is no protocol: it must name a model, whose cost is the compute "
+            f"{file} is no protocol: it must name a model, whose cost is the compute "
             f"budget, and data, one of {', '.join(SOURCES)}"
         )
     return Protocol(name, {recipe.data: recipe})
@@ -210,8 +212,12 @@ class Training:
     def pictures(self) -> int:
         """Training pictures of an epoch: whole batches."""
         assert self.recipe.data is not None
-        all_of_them = SOURCES[self.recipe.data][1] * (1 - self.recipe.holdout)
-        return int(all_of_them) // self.recipe.batch_size * self.recipe.batch_size
+        share = (1 - self.recipe.holdout) * self.recipe.train_fraction
+        return (
+            round(SOURCES[self.recipe.data][1] * share)
+            // self.recipe.batch_size
+            * self.recipe.batch_size
+        )
 
     @property
     def epochs(self) -> float:
@@ -282,17 +288,19 @@ def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Plan:
     epochs = recipe.epochs
     if budget == "compute" and abs(budget_macs / macs_of(config) / epochs - 1) >= SAME:
         epochs = budget_macs / macs_of(config)
-    if row.power:
-        training = _power_training(row, config, recipe, budget, epochs)
+    if row.power:  # at equal compute its three parts together have DeiT's budget
+        training = power_training(
+            row, config, recipe, epochs if budget == "epochs" else 0.6 * epochs
+        )
     else:
-        training = _training(row.model, config, recipe, round(epochs, 3))
+        training = training_of(row.model, config, recipe, round(epochs, 3))
     if budget == "epochs":
         return Plan(row, budget, training, 1.0)
     allowed = TRAINING * budget_macs * training.pictures
     return Plan(row, budget, training, training.training_macs / allowed)
 
 
-def _training(model: str, config: HVTConfig, recipe: Recipe, epochs: float) -> Training:
+def training_of(model: str, config: HVTConfig, recipe: Recipe, epochs: float) -> Training:
     """The recipe of one config: its overrides are what tells it from the named model."""
     named = get_config(model)
     overrides = {k: v for k, v in _unlike(config, named).items() if k != "num_classes"}
@@ -301,13 +309,9 @@ def _training(model: str, config: HVTConfig, recipe: Recipe, epochs: float) -> T
     return Training(config, own)
 
 
-def _power_training(
-    row: Row, config: HVTConfig, recipe: Recipe, budget: str, epochs: float
-) -> Training:
-    """DeiT as its own row has it, and a third of its epochs each for the search and after it; at
-    equal compute all three together have DeiT's."""
-    base = epochs if budget == "epochs" else 0.6 * epochs
+def power_training(row: Row, config: HVTConfig, recipe: Recipe, base: float) -> Training:
+    """DeiT with `base` epochs, and a third of them each for the search and after it."""
     share = row.gflops / cost(row.model.removesuffix("_power"), num_classes=1000).gflops
     extra = round(base / 3, 3)
-    deit = _training(row.model.removesuffix("_power"), config, recipe, round(base, 3))
+    deit = training_of(row.model.removesuffix("_power"), config, recipe, round(base, 3))
     return dataclasses.replace(deit, power=PowerSteps(round(share, 4), extra, extra))

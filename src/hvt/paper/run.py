@@ -24,8 +24,9 @@ from .protocol import SEEDS, Protocol, Training, plan
 from .results import Finished
 from .tables import Row, Table
 
-SPEED = {"cpu": 40e9}
-"""Multiply-adds a second to plan with where nothing has been measured: of two CPU cores."""
+SPEED = {"cpu": 40e9, "long": 12e9}
+"""Multiply-adds a second to plan with where nothing has been measured: of two CPU cores, and of one
+thread, which is how the long trainings run best."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
         root=recipe.root,
         val_fraction=recipe.val_fraction,
         holdout=recipe.holdout,
+        train_fraction=recipe.train_fraction,
         seed=recipe.seed,
         download=recipe.download,
         in_chans=recipe.overrides.get("in_chans", found.in_chans if found else 3),

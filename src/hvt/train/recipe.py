@@ -50,6 +50,9 @@ class Recipe:
     holdout: float = _field(
         0.0, "validate on this share of the training pictures instead", least=0, below=1
     )
+    train_fraction: float = _field(
+        1.0, "learn from this share of the training pictures of each class", above=0, most=1
+    )
     skip_broken: bool = _field(False, "pass over unreadable pictures and count them")
     output: str | None = _field(None, "the run's folder (default: runs/RECIPE-MODEL)")
 
