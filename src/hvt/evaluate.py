@@ -148,8 +148,10 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     side = min(len(shown), CELLS)
     cell = {label: place * side // len(shown) for place, label in enumerate(shown)}
     counts = torch.zeros(side, side + (len(shown) < score.num_classes), dtype=torch.float64)
-    for (label, answer), count in score.confusion.items():
-        counts[cell[label], cell.get(answer, side)] += count
+    rows = torch.tensor([cell[label] for label, _ in score.confusion])
+    columns = torch.tensor([cell.get(answer, side) for _, answer in score.confusion])
+    pictures = torch.tensor(list(score.confusion.values()), dtype=torch.float64)
+    counts.index_put_((rows, columns), pictures, accumulate=True)
     shares = counts / counts.sum(dim=1, keepdim=True)
     if shares.shape[1] > side:
         answers.append("another class")

@@ -32,8 +32,7 @@ class ClassMatch:
             count = f"{len(self.places)} of the model's {len(self.model_names)}"
             return f"classes matched by name: {count}"
         if not self.model_names:
-            count = len(self.places)
-            return f"classes matched by order: the model does not name its {count} classes"
+            return f"classes matched by order: the model does not name its {len(self.places)}"
         pairs = [f"{data} = {model}" for data, model in self.pairs[:_SHOWN]]
         more = [f"{len(self.pairs) - _SHOWN} more"] if len(self.pairs) > _SHOWN else []
         return f"classes matched by order: {', '.join(pairs + more)}"

@@ -155,9 +155,7 @@ def open_eval(
         match = match_classes(names, class_names, count, name, match_by_order)
         val = relabel(val, match.places)
         names = tuple(class_names or names)
-    return EvalData(
-        name=name, val=val, class_names=names, image_size=parts.image_size, match=match
-    )
+    return EvalData(name=name, val=val, class_names=names, image_size=parts.image_size, match=match)
 
 
 def relabel(pictures: AnyPictures, places: Sequence[int]) -> AnyPictures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import os
@@ -76,7 +77,7 @@ def _no_picture(value: object) -> HVTError:
     )
 
 
-def source_of(picture: Picture) -> str | None:
+def source_of(picture: object) -> str | None:
     """The path of a picture, where it has one."""
     if isinstance(picture, str | os.PathLike):
         return os.fspath(picture)
@@ -100,7 +101,10 @@ def open_picture(picture: Picture, in_chans: int) -> Image.Image:
         if isinstance(picture, Image.Image):
             if 0 in picture.size:
                 raise ValueError("it has no pixels")
-            return to_channels(ImageOps.exif_transpose(picture), in_chans)
+            picture.load()
+            with contextlib.suppress(Exception):  # damaged EXIF says nothing about the pixels
+                picture = ImageOps.exif_transpose(picture)
+            return to_channels(picture, in_chans)
         if isinstance(picture, str | os.PathLike):
             return read_picture(Path(picture), in_chans)
         return read_picture(_stream(picture), in_chans, name=name)
@@ -195,7 +199,7 @@ def find_pictures(patterns: Sequence[str]) -> list[str]:
         elif os.path.exists(path):  # noqa: PTH110
             raise HVTError(f"{path} is neither a file nor a folder, so it is not read")
         elif not glob.has_magic(path):
-            raise HVTError(f"there is no file {_short(pattern)}")
+            raise HVTError(f"there is no file {_short(pattern) or repr(pattern)}")
         else:
             files = _matching(Path(path))
             if not files:

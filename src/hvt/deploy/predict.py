@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Iterator
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -87,7 +88,7 @@ class Predictor:
         self.class_names = names or tuple(str(i) for i in range(self.model.num_classes))
 
     @overload
-    def __call__(self, pictures: InMemory, top: int | None = None) -> Answer: ...
+    def __call__(self, pictures: InMemory, top: int | None = None) -> Answer: ...  # type: ignore[overload-overlap]
     # A path is of one picture or of many: an Answer or a list, as the disk has it.
     @overload
     def __call__(self, pictures: str | os.PathLike[str], top: int | None = None) -> Any: ...
@@ -155,9 +156,9 @@ class Predictor:
 
 
 def _at_least_1(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise HVTError(f"{name}={value!r} must be a whole number of at least 1")
-    return value
+    return int(value)
 
 
 def built_in() -> Path:
