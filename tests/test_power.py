@@ -451,7 +451,7 @@ def test_a_search_goes_on_with_the_checkpoints_classes(trained: Path, tmp_path: 
     assert found.top1 == pytest.approx(plain.top1, abs=2)  # rounding may turn some of 359 answers
     assert "classes matched by name: 10 of the model's 10" in said(console)
     with pytest.raises(
-        HVTError, match="'0' of digits is not among the model's 10 .*match-by-order"
+        HVTError, match=r"'0' of digits is not among the model's 10 .*match-by-order"
     ):
         search(recipe.replace(init=str(other)), 0.00015, console=quiet())
     found = search(

@@ -577,6 +577,14 @@ def test_paths_folders_and_globs(
     assert find_pictures(patterns) == [f"{start}album/{name}" for name in expected]
 
 
+def test_links_in_a_circle_end(album: Path) -> None:
+    for name in ("round", "about", "again"):
+        (album / name).symlink_to(album, target_is_directory=True)
+    found = [f"album/{name}" for name in ("a.png", "odd[1].png")]
+    assert find_pictures(["album/**/*.png"]) == found
+    assert {"album/a.png", "album/more/deep/d.gif"} < set(find_pictures(["album"]))
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [

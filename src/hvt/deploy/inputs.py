@@ -222,16 +222,27 @@ def _short(text: str) -> str:
 def _below(folder: Path) -> list[Path]:
     """Every picture below a folder, without what is hidden."""
     paths = sorted(path for path in folder.rglob("*") if _looks_like_one(path))
-    return [p for p in paths if not any(n.startswith(".") for n in p.relative_to(folder).parts)]
+    return [path for path in paths if not _hidden(path.relative_to(folder))]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") and part != ".." for part in path.parts)
 
 
 def _matching(pattern: Path) -> list[Path]:
     """What a glob pattern stands for; of folders it is the pictures below them."""
-    # Path.glob takes no absolute patterns, and hidden files, which no shell does.
+    # Path.glob, since glob.glob follows links in `**`: two links to the folder they are in would
+    # keep it busy for ever. But Path.glob takes no absolute patterns, and hidden files, which no
+    # shell does.
+    parts = pattern.parts
+    first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    base, rest = Path(*parts[:first]), parts[first:]
     try:
-        matches = [Path(path) for path in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
-    except (OSError, ValueError):  # a name that no file can have
+        matches = list(base.glob("/".join(rest)))
+    except (OSError, ValueError, NotImplementedError):  # a name that no file can have
         return []
+    if not any(part.startswith(".") for part in rest):
+        matches = [path for path in matches if not _hidden(path.relative_to(base))]
     files = [path for path in matches if path.is_file()]
     if not pattern.suffix:  # it does not say itself which files it means
         files = [path for path in files if _looks_like_one(path)]
