@@ -651,6 +651,18 @@ def test_a_full_disk_is_one_sentence(
     assert len(resume(tmp_path / "run", console=quiet()).rows) == 2
 
 
+def test_a_name_that_would_steer_the_terminal(folder_of_pictures: Path, tmp_path: Path) -> None:
+    """Brackets are no markup and control characters are escaped, in what a training says."""
+    named = tmp_path / "[" / "b]\x1b[2J"  # [/b] would close a tag that was never opened
+    named.parent.mkdir()
+    folder_of_pictures.rename(named)
+    values = PLAIN | {"holdout": 0.0, "epochs": 1, "batch_size": 8, "skip_broken": True}
+    recipe, console = tiny(tmp_path / "run", data=str(named), **values), quiet()
+    train(recipe, console=console)
+    assert r"[/b]\x1b[2J: 24 training" in said(console)
+    assert "\x1b" not in said(console)
+
+
 def test_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--device", "gpu", "--output", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == "hvt: the device 'gpu' is not there: use auto, cpu or cuda\n"
