@@ -84,24 +84,24 @@ class Attention(nn.Module):
 class DropPath(nn.Module):
     """A residual branch with stochastic depth: left out for some pictures of a batch.
 
-    Scaling and adding are one operation. timm's draws for the batch it sees; this one can draw for
-    the whole global batch and use its own `rows` of it (see `HVT.set_batch_rows`), so that
-    processes and pieces that share a batch decide as one process would.
+    Scaling and adding are one operation. timm's draws for the batch it sees; for this one the mask
+    can be drawn beforehand (see `HVT.draw_drop_path`), so that processes and pieces that share a
+    batch decide as one process would.
     """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
-        self.rows: Tensor | None = None
-        self.total = 0
+        self.keep: Tensor | None = None  # (B,), of the next pictures
+
+    def draw(self, total: int, device: torch.device) -> Tensor:
+        """Which of `total` pictures keep the branch."""
+        return torch.rand(total, device=device) >= self.rate
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x + branch
-        total = x.shape[0] if self.rows is None else self.total
-        keep = torch.rand(total, device=x.device) >= self.rate
-        if self.rows is not None:
-            keep = keep[self.rows]
+        keep = self.draw(x.shape[0], x.device) if self.keep is None else self.keep
         return torch.addcmul(x, branch, (keep.to(x.dtype) / (1 - self.rate)).view(-1, 1, 1))
 
     def extra_repr(self) -> str:
@@ -300,10 +300,15 @@ class HVT(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head for another task, newly initialised; 0 classes leave the features."""
+        """A new head for another task, newly initialised; 0 classes leave the features.
+
+        The names of the old classes go with the old head, even if there are as many new ones.
+        """
         pool = self.global_pool if global_pool is None else global_pool
         self.config = self.config.replace(num_classes=num_classes, global_pool=pool)
         self.num_classes, self.global_pool = num_classes, pool
+        for key in ("label_names", "label_descriptions"):
+            self.pretrained_cfg.pop(key, None)
         device, dtype = self.pos_embed.device, self.pos_embed.dtype
         self.head = _classifier(self.config.width, num_classes).to(device, dtype)
 
@@ -373,11 +378,19 @@ class HVT(nn.Module):
         """Recompute each block in the backward pass instead of keeping its activations."""
         self.grad_checkpointing = enable
 
-    def set_batch_rows(self, rows: Tensor | None, total: int = 0) -> None:
-        """Say which rows of a global batch of `total` the next pictures are; None: all of it."""
+    def draw_drop_path(self, total: int | None, rows: Tensor | None = None) -> None:
+        """Draw stochastic depth now, for a global batch of `total` pictures.
+
+        The next pictures are `rows` of it, all without. The masks hold until the next call; after
+        one with None, every forward draws its own.
+        """
         for module in self.modules():
-            if isinstance(module, DropPath):
-                module.rows, module.total = rows, total
+            if not isinstance(module, DropPath):
+                continue
+            module.keep = None
+            if total is not None and module.rate:
+                keep = module.draw(total, self.pos_embed.device)
+                module.keep = keep if rows is None else keep[rows]
 
     # ── weights; the work is done in hvt.checkpoint, which knows this module ─────────────────────
 
