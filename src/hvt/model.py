@@ -15,11 +15,13 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import Mlp, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
 from .config import HVTConfig
 from .errors import HVTError
 from .extraction import Extract
+from .features import feature_info
 from .pooling import Grid, Pool, as_picture, to_grid
 from .resize import resize_patches, resize_positions
 
@@ -179,7 +181,7 @@ class HVT(nn.Module):
         self.norm: nn.Module = nn.LayerNorm(config.width, eps=1e-6)
         self.head_drop = nn.Dropout(config.drop_rate)
         self.head = _classifier(config.width, config.num_classes)
-        self.feature_info = _feature_info(config)
+        self.feature_info = feature_info(config)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -264,6 +266,8 @@ class HVT(nn.Module):
 
     def _embed(self, images: Tensor) -> Tensor:
         """Eq. 1, without the class token where there is none: `(B, C, H, W)` → `(B, N, D)`."""
+        if isinstance(images, Proxy):  # would fail below, at the first comparison
+            raise HVTError("torch.fx cannot trace an HVT: use torch.export or torch.compile")
         want = (self.config.in_chans, *self.config.image)
         if images.ndim != 4 or tuple(images.shape[1:]) != want:
             raise HVTError(
@@ -344,7 +348,7 @@ class HVT(nn.Module):
                     pooled = block.get_parameter("pos_embed")
                     block.pos_embed = _moved(pooled, resize_positions(pooled, old, new, stage))
         self.config = new
-        self.feature_info = _feature_info(new)
+        self.feature_info = feature_info(new)
         self.pretrained_cfg["input_size"] = (new.in_chans, *new.image)
 
     def prune_intermediate_layers(
@@ -391,6 +395,10 @@ class HVT(nn.Module):
             if total is not None and module.rate:
                 keep = module.draw(total, self.pos_embed.device)
                 module.keep = keep if rows is None else keep[rows]
+
+    def __prepare_scriptable__(self) -> Any:
+        """What `torch.jit.script` asks for first."""
+        raise HVTError("torch.jit.script cannot compile an HVT: use torch.export or torch.compile")
 
     # ── weights; the work is done in hvt.checkpoint, which knows this module ─────────────────────
 
@@ -473,28 +481,3 @@ def _classifier(width: int, num_classes: int) -> nn.Module:
     trunc_normal_(head.weight, std=0.02)
     nn.init.zeros_(head.bias)
     return head
-
-
-def _feature_info(config: HVTConfig) -> list[dict[str, Any]]:
-    """What each block gives, for timm's feature extraction.
-
-    `reduction` is pixels per token side on a grid; a sequence that was pooled in 1D or has lost
-    tokens, marked as such, keeps the patch size, which is right for it once it is interpolated back
-    to the patch grid.
-    """
-    info = []
-    for i in range(config.depth):
-        pooled = sum(b <= i for b in config.pool_blocks)
-        tokens = config.tokens[pooled] if config.retention is None else config.retention[i]
-        whole = config.retention is None or tokens == config.tokens[0]
-        on_grid = whole and (config.pool_dims == 2 or not pooled)
-        info.append(
-            {
-                "module": f"blocks.{i}",
-                "num_chs": config.width,
-                "reduction": config.patch_size * (config.pool_stride**pooled if on_grid else 1),
-                "tokens": tokens - config.num_prefix_tokens,
-                "sequence": not on_grid,
-            }
-        )
-    return info
