@@ -415,9 +415,7 @@ def test_features_only_drops_what_it_does_not_need(small: dict, images: Tensor) 
     assert isinstance(net.model.norm, nn.Identity)
     assert isinstance(net.model.head, nn.Identity)
     assert net.model.load_state_dict(whole.state_dict(), strict=False).missing_keys == []
-    want = whole.forward_intermediates(
-        images, [1, 4], intermediates_only=True, interpolate=True
-    )
+    want = whole.forward_intermediates(images, [1, 4], intermediates_only=True, interpolate=True)
     torch.testing.assert_close(net(images), want, rtol=0, atol=0)
 
 

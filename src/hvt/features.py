@@ -60,9 +60,11 @@ class FeatureMaps(FeatureGetterNet):
     ) -> None:
         config: HVTConfig = model.config  # type: ignore[assignment]
         levels = last_blocks(config) if out_indices is None else out_indices
-        blocks, _ = feature_take_indices(config.depth, levels)
+        last, _ = feature_take_indices(
+            config.depth, levels if isinstance(levels, int) else list(levels)
+        )
         # Sorted, because that is how they come, and what is said of them must be in that order.
-        super().__init__(model, sorted(set(blocks)), **options)
+        super().__init__(model, tuple(sorted(set(last))), **options)
         self.sequences: list[bool] = self.feature_info.get("sequence")
         if config.retention is not None and any(self.sequences):
             block = self.feature_info.out_indices[self.sequences.index(True)]
@@ -74,9 +76,9 @@ class FeatureMaps(FeatureGetterNet):
 
     def forward(self, images: Tensor) -> list[Tensor]:  # (B, C, H, W) → (B, D, H/r, W/r) each
         maps = super().forward(images)
-        grid = self.model.config.grid
+        config: HVTConfig = self.model.config  # type: ignore[assignment]
         return [
-            to_grid(as_tokens(y), grid) if sequence else y  # (B, D, 1, N') → (B, D, H, W)
+            to_grid(as_tokens(y), config.grid) if sequence else y  # (B, D, 1, N') → (B, D, H, W)
             for y, sequence in zip(maps, self.sequences, strict=True)
         ]
 

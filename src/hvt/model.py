@@ -428,7 +428,7 @@ class HVT(nn.Module):
         return from_pretrained(source, **kwargs)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
-        """Upload to a Hugging Face repository and return its address (`kwargs`: `checkpoint.hub`)."""
+        """Upload to a Hugging Face repository; returns its address. `kwargs`: `checkpoint.hub`."""
         from .checkpoint.hub import push_to_hub
 
         return push_to_hub(self, repo_id, **kwargs)
