@@ -60,11 +60,11 @@ class FeatureMaps(FeatureGetterNet):
     ) -> None:
         config: HVTConfig = model.config  # type: ignore[assignment]
         levels = last_blocks(config) if out_indices is None else out_indices
-        last, _ = feature_take_indices(
+        blocks, _ = feature_take_indices(
             config.depth, levels if isinstance(levels, int) else list(levels)
         )
         # Sorted, because that is how they come, and what is said of them must be in that order.
-        super().__init__(model, tuple(sorted(set(last))), **options)
+        super().__init__(model, tuple(sorted(set(blocks))), **options)
         self.sequences: list[bool] = self.feature_info.get("sequence")
         if config.retention is not None and any(self.sequences):
             block = self.feature_info.out_indices[self.sequences.index(True)]
