@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import SMALL, stir
 from fastapi.testclient import TestClient
+from hostile import repeated_scans
 from PIL import Image
 
 import hvt
