@@ -258,16 +258,19 @@ def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) ->
 def test_a_picture_that_takes_too_long_is_given_up_and_others_are_answered(
     engine: Callable[..., Engine], predictor: hvt.Predictor
 ) -> None:
-    app = create_app(engine=engine(decoders=1, decode_timeout=1, timeout=60))
-    good = picture(5, size=(300, 200))  # large enough to wait for the decoder
+    app = create_app(engine=engine(decoders=1, decode_timeout=3, timeout=60))
+    light, heavy = picture(5, size=(300, 200)), picture(6, "TIFF")
 
     async def call() -> None:
         async with client(app) as to:
             slow = asyncio.create_task(to.post("/predict", content=slow_ppm(400_000)))
-            answered = await to.post("/predict", content=good)
-            assert_same(answered.json()["answers"][0], good, predictor)
+            answered = await to.post("/predict", content=light)
+            assert_same(answered.json()["answers"][0], light, predictor)
+            assert not slow.done()  # light ones do not wait for it
+            answered = await to.post("/predict", content=heavy)  # and heavy ones a while
+            assert_same(answered.json()["answers"][0], heavy, predictor)
             assert (await slow).status_code == 413
-            assert "more than the 1 seconds allowed" in (await slow).json()["detail"]
+            assert "more than the 3 seconds allowed" in (await slow).json()["detail"]
             assert (await to.get("/healthz")).json() == {"status": "ok"}
 
     asyncio.run(call())

@@ -25,7 +25,9 @@ class Looker:
     def __init__(self, engine: Engine, batcher: Batcher, threads: int) -> None:
         self.engine, self.batcher = engine, batcher
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-read")
-        self._watch = Watch(threads)
+        # Threads that wait for a process, so that no light picture waits behind a heavy one.
+        self._apart = ThreadPoolExecutor(threads, thread_name_prefix="hvt-wait")
+        self._watches = (Watch(threads), Watch(threads), batcher.watch)
 
     async def look(self, uploads: Sequence[Upload], top: int) -> list[Row]:
         """The answers to a request's pictures, in order; one that is refused refuses them all."""
@@ -43,11 +45,12 @@ class Looker:
     def stuck(self) -> bool:
         """Whether nobody gets an answer: all threads have been at one thing for too long."""
         seconds = self.engine.settings.timeout
-        return self._watch.stuck(seconds) or self.batcher.watch.stuck(seconds)
+        return any(watch.stuck(seconds) for watch in self._watches)
 
     def close(self) -> None:
         """Give the threads back."""
         self._pool.shutdown(cancel_futures=True)
+        self._apart.shutdown(cancel_futures=True)
         self.batcher.close()
 
     def _ask(self, content: bytes, what: str, top: int) -> asyncio.Future[Row]:
@@ -61,11 +64,19 @@ class Looker:
     async def _ask_beside(self, content: bytes, what: str, top: int) -> Row:
         """The same for a larger picture, in a thread that leaves the event loop alone."""
         loop = asyncio.get_running_loop()
-        image = await loop.run_in_executor(self._pool, self._read, content, what)
+        image = await loop.run_in_executor(self._pool, self._read_light, content, what)
+        if image is None:
+            image = await loop.run_in_executor(self._apart, self._read, content, what)
         return await self.batcher.submit(image, top)
 
+    def _read_light(self, content: bytes, what: str) -> np.ndarray | None:
+        with self._watches[0], contextlib.suppress(Heavy):
+            image = self.engine.open(content, what)
+            return None if image is None else self._prepare(image, what)
+        return None
+
     def _read(self, content: bytes, what: str) -> np.ndarray:
-        with self._watch:
+        with self._watches[1]:
             return self.engine.pixels(self.engine.read(content, what))
 
     def _prepare(self, image: Image.Image, what: str) -> np.ndarray:
