@@ -115,6 +115,30 @@ def _giant(stream: random.Random) -> bytes:
     return bytes(content)
 
 
+def repeated_scans(times: int, size: tuple[int, int] = (64, 64)) -> bytes:
+    """A progressive JPEG that claims a size, with its last scan so many times."""
+    content = bytearray(encoded(Image.new("RGB", (16, 16)), "JPEG", progressive=True))
+    place = content.index(b"\xff\xc2") + 5
+    content[place : place + 4] = struct.pack(">HH", size[1], size[0])
+    last = content.rindex(b"\xff\xda")
+    return bytes(content[:last] + content[last:-2] * times + content[-2:])
+
+
+def slow_ppm(comments: int) -> bytes:
+    """Of 2 × 2 pixels, among comments that Pillow cuts out one by one: quadratic in their number.
+
+    200,000 are some seconds.
+    """
+    return b"P3\n2 2\n255\n" + b"#\n" * comments + b"1 " * 12
+
+
+def tags_of_copies(tags: int, size: int) -> bytes:
+    """A TIFF directory, as TIFF and EXIF have it, of tags that share their bytes in the file."""
+    start = 8 + 2 + 12 * tags + 4
+    entries = b"".join(struct.pack("<HHLL", 40_000 + i, 1, size, start) for i in range(tags))
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", tags) + entries + bytes(4 + size)
+
+
 def _empty_size(stream: random.Random) -> bytes:
     return png(*stream.choice(((0, 0), (0, 5), (5, 0))))
 
@@ -177,4 +201,6 @@ KINDS: dict[str, Kind] = {
     "transparent": _transparent,
     "one_bit": _one_bit,
     "packed": _packed,
+    "scans": lambda stream: repeated_scans(stream.randint(600, 2000)),
+    "copies": lambda stream: tags_of_copies(stream.randint(100, 500), 100_000),
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from data_paths import real_data
+from hostile import repeated_scans, tags_of_copies
 from PIL import Image
 
 from hvt.cli import data as commands
@@ -82,6 +83,19 @@ def test_a_folder_without_val_is_one_part(tmp_path: Path) -> None:
 def test_one_class_can_be_checked(tmp_path: Path) -> None:
     picture(tmp_path / "cat" / "0.png", 0)
     assert check(tmp_path).pictures == {"all": 1}
+
+
+def test_pictures_that_are_too_much_work_are_broken(tmp_path: Path) -> None:
+    picture(tmp_path / "cat" / "0.png", 0)
+    (tmp_path / "cat" / "1.jpg").write_bytes(repeated_scans(20_000, (6928, 6928)))
+    (tmp_path / "cat" / "2.tif").write_bytes(tags_of_copies(200, 1000))
+    picture(tmp_path / "cat" / "3.tif", 3, "LAB")
+    report = check(tmp_path)
+    assert [(Path(one.path).name, one.reason) for one in report.broken] == [
+        ("1.jpg", "it has more than the 500 scans that a JPEG may have"),
+        ("2.tif", "its content is not in a picture format"),
+    ]
+    assert report.modes == {"RGB": 1, "LAB": 1}
 
 
 def test_links_to_nothing_are_broken(tmp_path: Path) -> None:

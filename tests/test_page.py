@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import SMALL, stir
 from fastapi.testclient import TestClient
+from hostile import repeated_scans
 from PIL import Image
 
 import hvt
@@ -273,6 +274,7 @@ def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoin
         ({"content": b"{}", "headers": {"Content-Type": "application/json"}}, 415, "type"),
         ({"content": bytes(40_000)}, 413, "bytes"),
         ({"content": png(400, 10)}, 413, "400 × 10 pixels"),
+        ({"content": repeated_scans(600, (48, 48))}, 413, "500 scans"),
         ({"files": [("pictures", png(8, 8)), ("pictures", png(8, 8))]}, 413, "send one"),
     ],
 )

@@ -27,7 +27,7 @@ import torch
 import uvicorn
 from conftest import SMALL, stir
 from fastapi import FastAPI
-from hostile import GOOD, drawn, encoded, hostile, png
+from hostile import GOOD, drawn, encoded, hostile, png, repeated_scans, slow_ppm
 from PIL import Image
 
 import hvt
@@ -191,6 +191,8 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="pictures"\r\n\r\n'
         ({"content": picture()[:60]}, 422, "damaged"),
         ({"content": png(60_000, 60_000)}, 413, "pixels"),
         ({"content": png(1, 500_000)}, 413, "too long a strip"),
+        ({"content": repeated_scans(60, (6928, 6928))}, 413, "69 scans: too much work"),
+        ({"content": repeated_scans(600)}, 413, "more than the 500 scans"),
         ({"content": bytes(200_001)}, 413, "200001 bytes, more than the 200000"),
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "image/*"),
         ({"files": [("picture", picture())]}, 422, "unknown field 'picture'"),
@@ -249,6 +251,43 @@ def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) ->
     assert response.status_code == 504
     assert "0.2 seconds" in response.json()["detail"]
     assert app.state.gate.held == 0
+
+
+def test_a_picture_that_takes_too_long_is_given_up_and_others_are_answered(
+    engine: Callable[..., Engine], predictor: hvt.Predictor
+) -> None:
+    app = create_app(engine=engine(decoders=1, decode_timeout=3, timeout=60))
+    light, heavy = picture(5, size=(300, 200)), picture(6, "TIFF")
+
+    async def call() -> None:
+        async with client(app) as to:
+            slow = asyncio.create_task(to.post("/predict", content=slow_ppm(400_000)))
+            answered = await to.post("/predict", content=light)
+            assert_same(answered.json()["answers"][0], light, predictor)
+            assert not slow.done()  # light ones do not wait for it
+            answered = await to.post("/predict", content=heavy)  # and heavy ones a while
+            assert_same(answered.json()["answers"][0], heavy, predictor)
+            assert (await slow).status_code == 413
+            assert "more than the 3 seconds allowed" in (await slow).json()["detail"]
+            assert (await to.get("/healthz")).json() == {"status": "ok"}
+
+    asyncio.run(call())
+    assert app.state.gate.held == 0
+
+
+def test_health_says_when_every_decoder_is_stuck(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(decoders=1, decode_timeout=3, timeout=0.2))
+
+    async def call() -> None:
+        async with client(app) as to:
+            assert (await to.post("/predict", content=slow_ppm(400_000))).status_code == 504
+            health = await to.get("/healthz")
+            assert (health.status_code, health.json()) == (503, {"status": "stuck"})
+            while (await to.get("/healthz")).status_code == 503:  # until it is given up
+                await asyncio.sleep(0.05)
+            assert (await to.get("/healthz")).json() == {"status": "ok"}
+
+    asyncio.run(call())
 
 
 def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from data_paths import real_data
+from hostile import repeated_scans
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -560,3 +561,17 @@ def test_webdataset_shards(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     with pytest.raises(HVTError, match="cannot be opened"):
         open_data(f"wds/{tmp_path}")
+
+
+def test_torchvisions_folders_are_read_within_our_bounds(tmp_path: Path) -> None:
+    for part, count in (("train", 3), ("val", 2)):
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(count):
+                path = tmp_path / part / name / f"{number}.jpg"
+                Image.new("RGB", (8, 8)).save(path)
+    (tmp_path / "train" / "cat" / "1.jpg").write_bytes(repeated_scans(600))
+    data = open_data("torch/image_folder", root=tmp_path)
+    assert data.train[0][0].size == (8, 8)
+    with pytest.raises(BrokenPicture, match=r"1\.jpg cannot be read as a picture: .* 500 scans"):
+        data.train[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -13,17 +12,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from PIL import Image
-
 from ..errors import HVTError
 from .arrays import ArrayPictures
 from .folders import FilePictures
-from .pictures import BrokenPicture, mode_of, picture_formats, read_picture
+from .pictures import BrokenPicture, mode_of, read_with_mode, why
 from .sources import Pictures, open_parts
 
 TINY = 10
 """A class with fewer training pictures than this is pointed out."""
 
+_PART = 2**20  # bytes of a file that are hashed at a time
 _CHUNK = 4096  # pictures handed out at a time, so that a million need no million promises
 
 
@@ -155,17 +153,17 @@ def _look(item: tuple[str, Pictures, int]) -> _Seen:
         return _look_inside(part, pictures, index)
     path = pictures.path(index)
     try:
-        content = path.read_bytes()
-    except OSError:
-        content = b""  # reading it again says what is wrong
-    try:
-        image = read_picture(io.BytesIO(content) if content else path, name=str(path))
+        image, mode = read_with_mode(path)
     except BrokenPicture as broken:
         return _Seen(str(path), reason=broken.reason)
-    with Image.open(io.BytesIO(content), formats=picture_formats()) as raw:
-        mode = raw.mode  # as it lies there, before it is made RGB
-    digest = hashlib.blake2b(content, digest_size=16).digest()
-    return _Seen(str(path), digest, image.size, mode)
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        with path.open("rb") as file:
+            while content := file.read(_PART):
+                digest.update(content)
+    except OSError as error:
+        return _Seen(str(path), reason=why(error))
+    return _Seen(str(path), digest.digest(), image.size, mode)
 
 
 def _look_inside(part: str, pictures: Pictures, index: int) -> _Seen:

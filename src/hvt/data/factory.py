@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -46,6 +47,10 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
         self.dataset, self.name, self.in_chans = dataset, name, in_chans
         self.indices = list(range(len(dataset)) if indices is None else indices)
         self.mapping = mapping
+        if callable(
+            getattr(dataset, "loader", None)
+        ):  # torchvision's folders, past its own reading
+            dataset.loader = functools.partial(read_picture, in_chans=in_chans)
         every = _labels(dataset)
         self.labels = None if every is None else [self._map(every[i]) for i in self.indices]
 
@@ -62,6 +67,8 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
                 return read_picture(file, self.in_chans, name=name), self._map(target)
         try:
             image, target = self.dataset[place]
+        except BrokenPicture:
+            raise
         except (OSError, SyntaxError, ValueError) as error:
             raise BrokenPicture.of(name, " ".join(str(error).split())) from error
         return to_channels(image, self.in_chans), self._map(target)

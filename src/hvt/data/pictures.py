@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,11 +15,13 @@ import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from ..errors import HVTError
+from .bounds import FORMATS, Bounds, TooMuch, check_bounds, light_format
+from .decoder import bands, decode_apart
 
-# Pillow recognises these and leaves the pixels to another program, or to nobody; PostScript would
-# be executed.
-_NOT_DECODED = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 _16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
+_PREFIX = 16  # bytes by which Pillow tells formats apart
+_MAX_STREAM = 1_000_000_000  # bytes of what is no regular file, and may have no end
+_MAX_EXIF = 65_536  # bytes; the tags of more could each claim all of it, in a copy of their own
 
 
 class BrokenPicture(HVTError):
@@ -36,9 +42,9 @@ class BrokenPicture(HVTError):
 
 @functools.cache
 def picture_formats() -> tuple[str, ...]:
-    """Pillow's names of the formats that it decodes, the common ones first."""
+    """Those of `FORMATS` that this Pillow decodes, the common ones first."""
     Image.init()
-    return tuple(name for name in Image.ID if name in Image.OPEN and name not in _NOT_DECODED)
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 @functools.cache
@@ -56,16 +62,112 @@ def read_picture(
     Transparent parts show white. Of an animation it is the first frame. `name` is what an error
     calls a file that has no path.
     """
+    return read_with_mode(file, in_chans, name=name)[0]
+
+
+def read_with_mode(
+    file: str | Path | BinaryIO, in_chans: int = 3, *, name: str | None = None
+) -> tuple[Image.Image, str]:
+    """The picture in a file as `read_picture` gives it, and Pillow's mode of what lies there."""
     mode_of(in_chans)  # a wrong number is the caller's mistake, not the picture's
     try:
         # What Pillow names by its path it would name twice in a message, so it gets a stream.
         if isinstance(file, str | Path):
             with Path(file).open("rb") as stream:
-                return _read(stream, in_chans)
-        return _read(file, in_chans)
+                return _read(stream, in_chans, os.path.abspath(file))  # noqa: PTH100 - as a str
+        return _read(file, in_chans, None)
     except Exception as error:  # damaged files raise all sorts: struct.error, SyntaxError, …
         path = name or (file if isinstance(file, str | Path) else getattr(file, "name", None))
         raise BrokenPicture.of(path or "the file", why(error)) from error
+
+
+def _read(stream: BinaryIO, in_chans: int, path: str | None) -> tuple[Image.Image, str]:
+    with contextlib.suppress(AttributeError, OSError):  # a pipe has no beginning to go back to
+        stream.seek(0)
+    content = stream.read(_PREFIX)
+    if not content:
+        raise ValueError("the file is empty")
+    if path is not None:
+        status = os.fstat(stream.fileno())
+        if stat.S_ISREG(status.st_mode):
+            if light_format(content, status.st_size) is None:
+                _check_format(content, Bounds())
+                return decode_apart(path, in_chans, Bounds())
+            return decode(content + stream.read(status.st_size), in_chans)
+    content += stream.read(_MAX_STREAM)
+    if len(content) > _MAX_STREAM:
+        raise TooMuch(f"it has more than {_MAX_STREAM} bytes")
+    return decode(content, in_chans)
+
+
+# Bounds are plain data without a state.
+def decode(
+    content: bytes,
+    in_chans: int = 3,
+    bounds: Bounds = Bounds(),  # noqa: B008
+) -> tuple[Image.Image, str]:
+    """The picture of a file's content within bounds, and its mode there.
+
+    It raises `TooMuch` for what is above a bound, `UnidentifiedImageError` for what is no picture,
+    and whatever Pillow does for what is damaged.
+    """
+    image = open_light(content, bounds)
+    if image is not None:
+        with contextlib.suppress(Heavy):
+            return finish(image, in_chans)
+    _check_format(content, bounds)
+    return decode_apart(content, in_chans, bounds)
+
+
+def open_light(content: bytes, bounds: Bounds) -> Image.Image | None:
+    """A picture of which the header was read; None if a process of its own should decode it."""
+    name = light_format(content, len(content))
+    if name is None or name not in bounds.formats:
+        return None
+    file = io.BytesIO(content)
+    image = Image.open(file, formats=(name,))
+    return image if check_bounds(image, file, bounds) else None
+
+
+def _check_format(content: bytes, bounds: Bounds) -> None:
+    """Refuse what Pillow cannot know by its first bytes, before a process is troubled with it."""
+    for name in picture_formats():
+        accept = Image.OPEN[name][1]
+        if name in bounds.formats and (accept is None or accept(content[:_PREFIX])):
+            return
+    raise UnidentifiedImageError
+
+
+def decode_here(file: BinaryIO, in_chans: int, bounds: Bounds) -> tuple[Image.Image, str]:
+    """The same as `decode`, in this process, however long that takes."""
+    with Image.open(file, formats=[f for f in picture_formats() if f in bounds.formats]) as image:
+        check_bounds(image, file, bounds)
+        return finish(image, in_chans, most_exif=None)
+
+
+class Heavy(Exception):
+    """What came to light only while a picture was decoded."""
+
+
+def finish(
+    image: Image.Image, in_chans: int = 3, most_exif: int | None = _MAX_EXIF
+) -> tuple[Image.Image, str]:
+    """An opened picture read to its end: upright, as 8-bit RGB or grey; and its mode before."""
+    source_mode = image.mode
+    with image:
+        image.load()
+        if 0 in image.size:
+            raise ValueError("it has no pixels")
+        exif = len(image.info.get("exif") or image.info.get("Raw profile type exif") or b"")
+        if most_exif is not None and exif > most_exif:
+            raise Heavy
+        try:
+            ImageOps.exif_transpose(image, in_place=True)
+        except MemoryError:
+            raise
+        except Exception:  # damaged EXIF says nothing about the pixels
+            pass
+        return to_channels(image, in_chans), source_mode
 
 
 def mode_of(in_chans: int) -> str:
@@ -80,50 +182,60 @@ def to_channels(image: Image.Image, in_chans: int = 3) -> Image.Image:
     """A picture of any mode as 8-bit RGB or grey; transparent parts show white."""
     mode = mode_of(in_chans)
     if image.mode in _16_BIT or image.mode in ("I", "F"):
-        return _to_8_bit(image).convert(mode)
+        to_8_bit = _to_8_bit(image)
+        return _by_bands(image, mode, lambda band: Image.fromarray(to_8_bit(band)).convert(mode))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    elif image.mode == "LAB":  # the one mode that convert() does not know the way from
+        return _by_bands(image, mode, lambda band: _on_white(band).convert(mode))
+    if image.mode == "LAB":  # the one mode that convert() does not know the way from
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         image = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB") or image
     return image.convert(mode)
 
 
-def _read(stream: BinaryIO, in_chans: int) -> Image.Image:
-    if not stream.read(1):
-        raise ValueError("the file is empty")
-    stream.seek(0)
-    with Image.open(stream, formats=picture_formats()) as image:
-        return finish(image, in_chans)
+def _by_bands(
+    image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]
+) -> Image.Image:
+    """A large picture converted a part at a time: what lies between would be larger than it."""
+    width, height = image.size
+    parts = bands(width, height)
+    if len(parts) == 1:
+        return convert(image)
+    result = Image.new(mode, image.size)
+    for top, rows in parts:
+        result.paste(convert(image.crop((0, top, width, top + rows))), (0, top))
+    return result
 
 
-def finish(image: Image.Image, in_chans: int = 3) -> Image.Image:
-    """An opened picture read to its end: upright, as 8-bit RGB or grey."""
-    image.load()
-    if 0 in image.size:
-        raise ValueError("it has no pixels")
-    with contextlib.suppress(Exception):  # damaged EXIF says nothing about the pixels
-        ImageOps.exif_transpose(image, in_place=True)
-    return to_channels(image, in_chans)
+def _on_white(image: Image.Image) -> Image.Image:
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
 
 
-def _to_8_bit(image: Image.Image) -> Image.Image:
-    """Greyscale with more than 8 bits per pixel as 8-bit greyscale."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0.0, neginf=0.0)
-    low, high = values.min(), values.max()
+def _to_8_bit(image: Image.Image) -> Callable[[Image.Image], np.ndarray]:
+    """What makes 8 bits of the parts of a greyscale picture with more."""
+
+    def values(band: Image.Image) -> np.ndarray:
+        return np.nan_to_num(np.asarray(band, dtype=np.float64), posinf=0.0, neginf=0.0)
+
+    def rounded(values: np.ndarray) -> np.ndarray:
+        return np.rint(values).astype(np.uint8)
+
     # Older Pillow opens 16-bit PNG as 32-bit, and PGM is scaled to 16 bits in all versions.
     if image.mode in _16_BIT or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        values = values / 257  # 65535 → 255
-    elif low >= 0 and high <= 1 and image.mode == "F":
-        values = values * 255
-    elif low >= 0 and high <= 255:
-        pass
-    elif low >= 0 and high <= 65535:
-        values = values / 257
-    else:  # no range that a format defines: the picture's own
-        values = (values - low) * (255 / (high - low)) if high > low else np.zeros_like(values)
-    return Image.fromarray(np.rint(values).astype(np.uint8))
+        return lambda band: rounded(values(band) / 257)  # 65535 → 255
+    width, height = image.size
+    parts = [(0, top, width, top + rows) for top, rows in bands(width, height)]
+    ranges = [(part.min(), part.max()) for part in (values(image.crop(box)) for box in parts)]
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    if low >= 0 and high <= 1 and image.mode == "F":
+        return lambda band: rounded(values(band) * 255)
+    if low >= 0 and high <= 255:
+        return lambda band: rounded(values(band))
+    if low >= 0 and high <= 65535:
+        return lambda band: rounded(values(band) / 257)
+    # No range that a format defines: the picture's own.
+    factor = 255 / (high - low) if high > low else 0.0
+    return lambda band: rounded((values(band) - low) * factor)
 
 
 def why(error: Exception) -> str:

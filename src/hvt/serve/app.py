@@ -35,7 +35,7 @@ from .settings import Settings
 
 LIMITS = (
     "max_body", "max_pixels", "max_pictures", "max_held", "max_batch", "max_wait_ms", "queue",
-    "timeout",
+    "timeout", "decode_timeout",
 )  # fmt: skip
 
 
@@ -112,12 +112,14 @@ def _add_routes(app: FastAPI, engine: Engine, settings: Settings, metrics: Metri
     @app.get(
         "/healthz",
         response_model=Health,
-        responses={503: {"model": Health, "description": "The service is about to stop"}},
+        responses={503: {"model": Health, "description": "The service stops, or is stuck"}},
         summary="Whether requests are welcome",
     )
     async def healthz() -> Response:
         if app.state.draining:
             return JSONResponse({"status": "draining"}, 503)
+        if app.state.looker.stuck():
+            return JSONResponse({"status": "stuck"}, 503)
         return JSONResponse({"status": "ok"})
 
     @app.get(

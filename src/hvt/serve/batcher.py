@@ -63,6 +63,26 @@ class Ticket:
         self._gate.give(self._pictures, self._size)
 
 
+class Watch:
+    """Knows since when each of some threads has been busy with one thing."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._since: dict[int, float] = {}
+
+    def stuck(self, seconds: float) -> bool:
+        """Whether all of them have been for longer than this."""
+        before = time.monotonic() - seconds
+        since = list(self._since.values())
+        return len(since) == self._threads and all(start < before for start in since)
+
+    def __enter__(self) -> None:
+        self._since[threading.get_ident()] = time.monotonic()
+
+    def __exit__(self, *failure: object) -> None:
+        del self._since[threading.get_ident()]
+
+
 class Batcher:
     """Runs prepared pictures through a model in batches, in `runs` threads side by side.
 
@@ -83,6 +103,7 @@ class Batcher:
         self._waiting: deque[_Item] = deque()
         self._more = threading.Condition()
         self._closed = False
+        self.watch = Watch(runs)
         self._threads = [
             threading.Thread(target=self._work, name=f"hvt-run-{number}", daemon=True)
             for number in range(runs)
@@ -118,7 +139,8 @@ class Batcher:
             rows: list[Row] = []
             error: Exception | None = None
             try:
-                rows = self._answer([item.image for item in batch], max(item.top for item in batch))
+                with self.watch:
+                    rows = self._answer([one.image for one in batch], max(o.top for o in batch))
             except Exception as failed:
                 error = failed
             with contextlib.suppress(RuntimeError):  # the loop has ended, and all who asked with it

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from ..checkpoint.save_load import load
 from ..config import HVTConfig
+from ..data.bounds import Bounds
 from ..deploy.export import write
 from ..deploy.predict import built_in
 from ..deploy.runtime import OnnxModel, is_onnx
 from ..errors import HVTError
 from ..model import HVT
 from ..train.pipeline import eval_transform
-from .pictures import decode, known_formats, open_safely
+from .pictures import finish_safely, known_formats, open_safely, read_safely
 from .settings import Settings
 
 Row = tuple[list[float], list[int]]
@@ -60,18 +61,25 @@ class Engine:
         names = self.session.class_names
         self.class_names = names or tuple(map(str, range(self.session.num_classes)))
         self._place, self._table, self._as_is = _steps(eval_transform(self.session))
-        self._side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
-        # The first time sets up what later ones find ready: Pillow's formats, the arenas of a run.
-        known_formats()
+        side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
+        self.bounds = Bounds(settings.max_pixels, settings.decode_timeout, side, known_formats())
+        # The first time sets up what later ones find ready, such as the arenas of a run.
         self.answer([np.zeros((*self.config.image, self.config.in_chans), np.uint8)], 1)
 
-    def open(self, content: bytes, what: str = "the picture") -> Image.Image:
-        """The picture of some bytes, not decoded yet, or a `Refusal`, which calls it `what`."""
-        return open_safely(content, self.settings.max_pixels, self._side, what)
+    def open(self, content: bytes, what: str = "the picture") -> Image.Image | None:
+        """The picture of some bytes, not decoded yet, or a `Refusal`, which calls it `what`.
+
+        None if `read` would have it decoded elsewhere.
+        """
+        return open_safely(content, self.bounds, what)
+
+    def finish(self, image: Image.Image, what: str = "the picture") -> Image.Image:
+        """An opened picture, upright and in the model's channels, or a `Refusal`."""
+        return finish_safely(image, self.config.in_chans, what)
 
     def read(self, content: bytes, what: str = "the picture") -> Image.Image:
         """The picture of some bytes, upright and in the model's channels, or a `Refusal`."""
-        return decode(self.open(content, what), self.config.in_chans, what)
+        return read_safely(content, self.config.in_chans, self.bounds, what)
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """The part of a picture that the model sees, in its size: uint8 `(H, W, C)`."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from PIL import Image
 
-from .batcher import Batcher
+from ..data.pictures import Heavy
+from .batcher import Batcher, Watch
 from .body import Upload
 from .engine import Engine, Row
-from .pictures import decode
 
 SMALL_FILE, SMALL_PICTURE = 16_384, 16_384
 """Bytes and pixels up to which a thread would cost more than it saves."""
@@ -24,6 +25,9 @@ class Looker:
     def __init__(self, engine: Engine, batcher: Batcher, threads: int) -> None:
         self.engine, self.batcher = engine, batcher
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-read")
+        # Threads that wait for a process, so that no light picture waits behind a heavy one.
+        self._apart = ThreadPoolExecutor(threads, thread_name_prefix="hvt-wait")
+        self._watches = (Watch(threads), Watch(threads), batcher.watch)
 
     async def look(self, uploads: Sequence[Upload], top: int) -> list[Row]:
         """The answers to a request's pictures, in order; one that is refused refuses them all."""
@@ -38,30 +42,45 @@ class Looker:
             for answer in answers:
                 answer.cancel()
 
+    def stuck(self) -> bool:
+        """Whether nobody gets an answer: all threads have been at one thing for too long."""
+        seconds = self.engine.settings.timeout
+        return any(watch.stuck(seconds) for watch in self._watches)
+
     def close(self) -> None:
         """Give the threads back."""
         self._pool.shutdown(cancel_futures=True)
+        self._apart.shutdown(cancel_futures=True)
         self.batcher.close()
 
     def _ask(self, content: bytes, what: str, top: int) -> asyncio.Future[Row]:
         if len(content) <= SMALL_FILE:
             image = self.engine.open(content, what)
-            if image.width * image.height <= SMALL_PICTURE:
-                return self.batcher.submit(self._prepare(image, what), top)
+            if image is not None and image.width * image.height <= SMALL_PICTURE:
+                with contextlib.suppress(Heavy):
+                    return self.batcher.submit(self._prepare(image, what), top)
         return asyncio.ensure_future(self._ask_beside(content, what, top))
 
     async def _ask_beside(self, content: bytes, what: str, top: int) -> Row:
         """The same for a larger picture, in a thread that leaves the event loop alone."""
         loop = asyncio.get_running_loop()
-        image = await loop.run_in_executor(self._pool, self._read, content, what)
+        image = await loop.run_in_executor(self._pool, self._read_light, content, what)
+        if image is None:
+            image = await loop.run_in_executor(self._apart, self._read, content, what)
         return await self.batcher.submit(image, top)
 
+    def _read_light(self, content: bytes, what: str) -> np.ndarray | None:
+        with self._watches[0], contextlib.suppress(Heavy):
+            image = self.engine.open(content, what)
+            return None if image is None else self._prepare(image, what)
+        return None
+
     def _read(self, content: bytes, what: str) -> np.ndarray:
-        return self._prepare(self.engine.open(content, what), what)
+        with self._watches[1]:
+            return self.engine.pixels(self.engine.read(content, what))
 
     def _prepare(self, image: Image.Image, what: str) -> np.ndarray:
-        engine = self.engine
-        return engine.pixels(decode(image, engine.config.in_chans, what))
+        return self.engine.pixels(self.engine.finish(image, what))
 
 
 def _what(place: int, uploads: Sequence[Upload]) -> str:

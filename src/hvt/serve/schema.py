@@ -45,7 +45,9 @@ class Problem(BaseModel):
 class Health(BaseModel):
     """Whether requests are welcome."""
 
-    status: str = Field(description="ok, or draining before the service stops")
+    status: str = Field(
+        description="ok, draining before the service stops, or stuck if nobody gets an answer"
+    )
 
 
 class Described(BaseModel):

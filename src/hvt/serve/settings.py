@@ -8,9 +8,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from ..data.bounds import MOST_PIXELS
 from ..errors import HVTError
-
-MOST_PIXELS = 178_956_970  # Pillow itself refuses what is larger
 
 
 def _field(default: Any, help: str, least: float = 1, most: float = math.inf) -> Any:
@@ -31,7 +30,7 @@ class Settings:
     )
     threads: int = _field(1, "threads of ONNX Runtime for one batch")
     runs: int = _field(0, "batches at once in a worker; 0 is one for each core", least=0)
-    decoders: int = _field(2, "threads of a worker that read pictures")
+    decoders: int = _field(2, "pictures that a worker decodes at once")
     device: str = _field("auto", "where the model runs: auto, cpu or cuda")
     max_body: int = _field(20_000_000, "bytes of a request, at most")
     max_pixels: int = _field(50_000_000, "pixels of a picture, at most", most=MOST_PIXELS)
@@ -42,6 +41,9 @@ class Settings:
     )
     timeout: float = _field(
         30.0, "seconds for a request, from its headers to its answer", least=0.001, most=86400
+    )
+    decode_timeout: float = _field(
+        10.0, "seconds for decoding a picture, which is then given up", least=0.001, most=86400
     )
     drain: float = _field(
         0.5, "seconds of still taking requests after being told to stop", least=0, most=3600
