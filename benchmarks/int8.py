@@ -163,13 +163,13 @@ def accuracies(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any
         print("left out: the built-in model on CIFAR-100 (needs --cifar100)")
     else:
         found["built-in model, CIFAR-100"] = lambda: accuracy(
-            hvt.load(built_in()).float(), ("cifar100", args.cifar100), "cifar100", args
+            hvt.load(built_in()).float(), ("cifar100", args.cifar100), "cifar100", args, False
         )
     if None in (args.deit, args.imagenet, args.train):
         print("left out: an ImageNet model (needs --deit, --imagenet and --train)")
     else:
         found[f"{args.deit.stem}, ImageNet"] = lambda: accuracy(
-            hvt.load(args.deit).float(), (args.train, None), str(args.imagenet), args
+            hvt.load(args.deit).float(), (args.train, None), str(args.imagenet), args, True
         )
     return found
 
@@ -179,11 +179,21 @@ def accuracy(
     train: tuple[str | Path, Path | None],
     test_data: str,
     args: argparse.Namespace,
+    by_order: bool,
 ) -> dict[str, Any]:
-    """Top-1 in float32 and in int8 on the same test pictures."""
+    """Top-1 in float32 and in int8 on the same test pictures.
+
+    ImageNet's folders are in the order of its models' classes, whatever these are called.
+    """
     name, root = train
     deciding = sample_pictures(name, eval_transform(model), CHOOSING, root=root)
-    test = open_eval(test_data, root=root, class_names=model.class_names).val
+    test = open_eval(
+        test_data,
+        root=root,
+        class_names=model.class_names,
+        num_classes=model.num_classes,
+        match_by_order=by_order,
+    ).val
     if args.limit is not None and args.limit < len(test):
         test = test.subset(range(0, len(test), len(test) // args.limit))  # type: ignore[union-attr]
     height, width = model.config.image

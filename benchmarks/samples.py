@@ -291,8 +291,7 @@ def main() -> None:
         predictor = Predictor(top=3)
         for name in PICTURES:
             answer = predictor(sample(name))
-            pairs = zip(answer.classes, answer.probabilities, strict=True)
-            print(f"{name:10}", ", ".join(f"{c} {p:.0%}" for c, p in pairs))
+            print(f"{name:10}", ", ".join(f"{g.name} {g.probability:.0%}" for g in answer.top))
         return
     args.out.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:

@@ -174,8 +174,8 @@ def right(body: bytes, expected: list[dict[str, float]]) -> bool:
     except (ValueError, KeyError):
         return False
     return len(answers) == len(expected) and all(
-        list(known) == [guess["label"] for guess in answer["top"]]
-        and all(abs(known[g["label"]] - g["probability"]) < 1e-4 for g in answer["top"])
+        list(known) == [guess["name"] for guess in answer["top"]]
+        and all(abs(known[g["name"]] - g["probability"]) < 1e-4 for g in answer["top"])
         for answer, known in zip(answers, expected, strict=True)
     )
 

@@ -127,8 +127,7 @@ class Traffic:
         for _ in range(DISTINCT):
             files = [self._picture(noise, folder / f"{n}.jpg") for n in range(pictures)]
             answers = predictor([str(file) for file in files])
-            pairs = [zip(a.classes, a.probabilities, strict=True) for a in answers]
-            self.expected.append([dict(pair) for pair in pairs])
+            self.expected.append([{g.name: g.probability for g in a.top} for a in answers])
             request = _request([file.read_bytes() for file in files])
             self.requests.append(base64.b64encode(request).decode())
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import hvt
 from hvt.data.sources import open_data
-from hvt.deploy.predict import Answer, Predictor
+from hvt.deploy.predict import Predictor
 from hvt.train.engine import Result, train
 from hvt.train.recipe import load_recipe
 from hvt.train.watch import clock, draw_curves
@@ -64,11 +64,7 @@ def main() -> None:
     for index in range(5):
         picture, label = pictures[index]
         answer = predictor(picture)
-        assert isinstance(answer, Answer)
-        said = ", ".join(
-            f"{c} ({100 * p:.0f} %)"
-            for c, p in zip(answer.classes, answer.probabilities, strict=True)
-        )
+        said = ", ".join(f"{g.name} ({100 * g.probability:.0f} %)" for g in answer.top)
         console.print(f"a {label}: {said}", highlight=False)
     console.print(
         f"\nPredict your own: hvt predict {results['HVT'].folder}/model.safetensors PICTURE",

@@ -27,6 +27,15 @@ def spoiled(batches: Iterator[Batch], rank: int) -> Iterator[Batch]:
         yield replace(batch, images=batch.images * math.inf, broken=2) if bad else batch
 
 
+def dropped(trainer: Trainer) -> list[list[list[bool]]]:
+    """What dropout before the head leaves out of each piece of a step."""
+    masks: list[list[list[bool]]] = []
+    drop = trainer.learner.model.head_drop
+    drop.register_forward_hook(lambda _m, _i, y: masks.append((y == 0).tolist()))
+    trainer.learner.step(trainer.pipeline.train.epoch(0), 0)
+    return masks
+
+
 def check(folder: Path) -> dict[str, Any]:
     team, device = distributed.join("cpu")
     try:
@@ -36,8 +45,10 @@ def check(folder: Path) -> dict[str, Any]:
         steps = [asdict(learner.step(batches, update)) for update in range(3)]
         score = evaluate(learner.model, trainer.pipeline.val, 10, device, team)
         weights = {name: p.double().sum().item() for name, p in learner.model.named_parameters()}
+        dropout = tiny(folder, overrides={"drop_rate": 0.5})
         return {
             "rank": team.rank,
+            "dropped": dropped(Trainer(dropout, folder, team, device, quiet())),
             "steps": steps,
             "score": {"pictures": score.pictures, "top1": score.top1, "loss": score.loss},
             "weights": weights,

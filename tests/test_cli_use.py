@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -78,22 +79,24 @@ def test_eval_as_json(command: Command, digits: Path) -> None:
     assert said.pop("images_per_second") > 0
     expected = score.to_dict(data.class_names)
     expected.pop("images_per_second")
+    assert said.pop("matched_by") == "name"
     assert said == {"checkpoint": str(digits), "data": "digits", **expected}
     assert said["pictures"] == len(data.val) == 359
-    assert [one["class"] for one in said["per_class"]] == list("0123456789")
+    assert [one["name"] for one in said["per_class"]] == list("0123456789")
     assert sum(one["pictures"] for one in said["per_class"]) == 359
 
 
 def test_eval_as_a_table(command: Command, digits: Path) -> None:
     code, out, _ = command("eval", digits, "--data", "digits", "--batch-size", 100)
     assert code == 0
-    first, *table = out.splitlines()
+    first, matched, *table = out.splitlines()
     assert first.startswith("top-1 ")
     assert "359 pictures" in first
     shares = [float(line.split()[1]) for line in table[1:]]
     assert len(shares) == 10
     assert shares == sorted(shares)  # the hardest first
     assert {line.split()[0] for line in table[1:]} == set("0123456789")
+    assert matched == "classes matched by name: 10 of the model's 10"
 
 
 def test_eval_on_some_of_the_classes(command: Command, animals: Path, folder: Path) -> None:
@@ -102,15 +105,18 @@ def test_eval_on_some_of_the_classes(command: Command, animals: Path, folder: Pa
     assert code == 0
     said = json.loads(out)
     answers = [hvt.Predictor(animals)(str(path)) for path in sorted(folder.rglob("*.png"))]
-    right = [answer.classes[0] == Path(answer.source).parent.name for answer in answers]
+    right = [answer.name == Path(answer.source).parent.name for answer in answers]
     assert said["top1"] == pytest.approx(100 * sum(right) / 8)
     assert said["top5"] == 100
-    assert [(one["class"], one["pictures"]) for one in said["per_class"]] == [
+    assert [(one["name"], one["pictures"]) for one in said["per_class"]] == [
         ("ant", 3),
         ("cat", 5),
     ]
     loss = -sum(
-        np.log(a.probabilities[a.classes.index(Path(a.source).parent.name)]) for a in answers
+        np.log(guess.probability)
+        for answer in answers
+        for guess in answer.top
+        if guess.name == Path(answer.source).parent.name
     )
     assert said["loss"] == pytest.approx(loss / 8, rel=1e-5)
 
@@ -124,18 +130,53 @@ def test_eval_draws_the_confusion(
         assert image.format == "PNG"
 
 
-def test_eval_without_names_goes_by_order(
+def test_eval_of_a_model_without_class_names(
     command: Command, build: Build, folder: Path, tmp_path: Path
 ) -> None:
     two, three = tmp_path / "two.safetensors", tmp_path / "three.safetensors"
     hvt.save(build("hvt_ti_1", num_classes=2), two)
     hvt.save(build("hvt_ti_1", num_classes=3), three)
-    code, out, _ = command("eval", two, "--data", folder, "--json")
-    assert code == 0
-    assert [one["class"] for one in json.loads(out)["per_class"]] == ["ant", "cat"]
-    code, out, err = command("eval", three, "--data", folder)
+    code, out, err = command("eval", two, "--data", folder)
     assert (code, out) == (2, "")
-    assert err == f"hvt: {three} knows 3 classes without their names, {folder} has 2\n"
+    assert err == (
+        f"hvt: the model does not name its 2 classes, {folder} has 2: if both have the same "
+        "classes in the same order, use --match-by-order\n"
+    )
+    code, out, _ = command("eval", two, "--data", folder, "--match-by-order", "--json")
+    assert (code, json.loads(out)["matched_by"]) == (0, "order")
+    assert [one["name"] for one in json.loads(out)["per_class"]] == ["ant", "cat"]
+    for flags, message in (
+        ((), "does not name its 3 classes, "),
+        (("--match-by-order",), f"{folder} has 2 classes and the model 3: only equally many"),
+    ):
+        code, out, err = command("eval", three, "--data", folder, *flags)
+        assert (code, out) == (2, "")
+        assert message in err
+
+
+def test_eval_of_classes_that_are_all_unknown(
+    command: Command, build: Build, folder: Path, tmp_path: Path
+) -> None:
+    """Equally many is not enough: their order decides only if that is asked for."""
+    other = tmp_path / "other.safetensors"
+    hvt.save(build("hvt_ti_1", num_classes=2), other, class_names=["[red]zebu\x1b[31m", "yak"])
+    code, out, err = command("eval", other, "--data", folder)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"hvt: the class 'ant' of {folder} is not among the model's 2 classes: if both have the "
+        "same classes in the same order, use --match-by-order\n"
+    )
+    code, out, _ = command("eval", other, "--data", folder, "--match-by-order")
+    assert code == 0
+    assert "classes matched by order: ant = [red]zebu\\x1b[31m, cat = yak\n" in out
+    code, out, _ = command("eval", other, "--data", folder, "--match-by-order", "--json")
+    said = json.loads(out)
+    assert said["matched_by"] == "order"
+    assert said["matched"] == [
+        {"data": "ant", "name": "[red]zebu\x1b[31m"},
+        {"data": "cat", "name": "yak"},
+    ]
+    assert [one["name"] for one in said["per_class"]] == ["[red]zebu\x1b[31m", "yak"]
 
 
 def test_eval_of_a_class_the_model_does_not_know(
@@ -252,17 +293,17 @@ def test_predict_as_csv(command: Command, animals: Path, folder: Path) -> None:
     code, out, _ = command("predict", animals, folder / "cat", "--csv", "--top", 2)
     assert code == 1
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert list(rows[0]) == ["source", "rank", "class", "probability", "error"]
+    assert list(rows[0]) == ["source", "rank", "label", "name", "probability", "error"]
     assert "\r" not in out
     assert len(rows) == 4 * 2 + 1
     (bad,) = (row for row in rows if row["error"])
-    assert (bad["source"], bad["rank"], bad["class"]) == (str(broken), "", "")
+    assert list(bad.values())[:5] == [str(broken), "", "", "", ""]
     for row in rows:
         if row is not bad:
             answer = hvt.Predictor(animals, top=2)(row["source"])
-            place = int(row["rank"]) - 1
-            assert row["class"] == answer.classes[place]
-            assert float(row["probability"]) == pytest.approx(answer.probabilities[place], abs=1e-5)
+            guess = answer.top[int(row["rank"]) - 1]
+            assert (row["label"], row["name"]) == (str(guess.label), guess.name)
+            assert float(row["probability"]) == pytest.approx(guess.probability, abs=1e-5)
 
 
 def test_predict_as_a_table(command: Command, animals: Path, folder: Path) -> None:
@@ -281,7 +322,7 @@ def test_predict_as_a_table(command: Command, animals: Path, folder: Path) -> No
             assert "cannot be read: " in line
         else:
             best = hvt.Predictor(animals)(str(path))
-            share = f"{best.classes[0]} {100 * best.probabilities[0]:.0f} %"
+            share = f"{best.name} {100 * best.probability:.0f} %"
             assert line.strip().removeprefix(str(path)).strip().startswith(share)
 
 
@@ -301,6 +342,9 @@ def test_predict_all_broken(command: Command, animals: Path, tmp_path: Path) -> 
     assert json.loads(out) == [
         {
             "source": str(tmp_path / "bad.png"),
+            "label": None,
+            "name": None,
+            "probability": None,
             "top": [],
             "error": "its content is not in a picture format",
         }
@@ -359,6 +403,56 @@ def test_predict_flags(capsys: pytest.CaptureFixture[str]) -> None:
         assert message in capsys.readouterr().err
 
 
+def test_names_that_would_steer_the_terminal(
+    command: Command, build: Build, folder: Path, tmp_path: Path
+) -> None:
+    """Escaped where people read, as they are where programs do."""
+    names = ["ant\x1b]0;title\x07", "bee\r\nX", "cat\u202e", 'a,"b"']
+    model, path = tmp_path / "steering.safetensors", folder / "ant" / "\x1b[2J.png"
+    hvt.save(build("hvt_ti_1", num_classes=4), model, class_names=names)
+    (folder / "ant" / "0.png").rename(path)
+    code, out, _ = command("predict", model, path)
+    assert code == 0
+    assert not set(out) & {"\x1b", "\x07", "\r", "\u202e"}
+    for shown in (r"\x1b[2J.png", r"ant\x1b]0;title\x07", r"bee\r\nX", r"cat\u202e"):
+        assert shown in out
+    _, out, _ = command("predict", model, path, "--json")
+    (answer,) = json.loads(out)
+    assert (answer["source"], {g["name"] for g in answer["top"]}) == (str(path), set(names))
+    _, out, _ = command("predict", model, path, "--csv")
+    rows = list(csv.DictReader(io.StringIO(out, newline="")))
+    assert {row["source"] for row in rows} == {str(path)}
+    assert {row["name"] for row in rows} == set(names)
+    (folder / "ant").rename(folder / names[0])
+    (folder / "cat").rename(folder / names[1])
+    code, out, _ = command("eval", model, "--data", folder)
+    assert code == 0
+    assert r"bee\r\nX" in out
+    assert not set(out) & {"\x1b", "\x07", "\r"}
+    (folder / names[1]).rename(folder / "cat\x1b[31m")
+    code, _, err = command("eval", model, "--data", folder)
+    assert code == 2
+    assert "\x1b" not in err
+    code, out, _ = command("check", folder)
+    assert r"ant\x1b]0;title\x07 3" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_predict_of_a_path_that_is_not_utf8(
+    command: Command, animals: Path, folder: Path, tmp_path: Path
+) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png")
+    (folder / "ant" / "0.png").rename(path)
+    for flag, shown in ((), r"caf\udce9.png"), (("--csv",), r"caf\udce9.png"):
+        code, out, _ = command("predict", animals, path, *flag)
+        assert code == 0
+        assert shown in out
+        out.encode()
+    code, out, _ = command("predict", animals, path, "--json")
+    assert json.loads(out)[0]["source"] == path
+
+
 # the whole
 
 
@@ -392,7 +486,7 @@ def test_trained_evaluated_and_asked(command: Command, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((30, 40), np.uint8)).save(tmp_path / "black.png")
     code, out, _ = command("predict", where / "model.safetensors", tmp_path / "black.png", "--json")
     assert code == 0
-    assert {one["class"] for one in json.loads(out)[0]["top"]} < set("0123456789")
+    assert {one["name"] for one in json.loads(out)[0]["top"]} < set("0123456789")
     assert torch.is_grad_enabled()
 
 

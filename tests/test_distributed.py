@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from team_checks import spoiled
+from team_checks import dropped, spoiled
 from training import quiet, said, tiny, weights, write_recipe
 
 import hvt
@@ -39,7 +39,7 @@ class Torchrun:
         command += ["--nproc-per-node", "2", "--max-restarts", str(restarts), *arguments]
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
         }
         self.log = log
         with log.open("w") as file:
@@ -186,6 +186,18 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
     score = evaluate(learner.model, trainer.pipeline.val, 10)
     assert found[0]["score"]["pictures"] == score.pictures == 145
     assert found[0]["score"]["loss"] == pytest.approx(score.loss, rel=1e-5)
+
+
+def test_each_process_has_its_own_dropout(together: tuple[Path, str]) -> None:
+    folder = together[0]
+    (first,), (second,) = (
+        json.loads((folder / f"rank{rank}.json").read_text())["dropped"] for rank in (0, 1)
+    )
+    agree = (torch.tensor(first) == torch.tensor(second)).float().mean()
+    assert 0.4 < agree < 0.6  # as two independent masks of rate 0.5 do
+    # Two pieces of one process draw what two processes draw.
+    recipe = tiny(folder, accumulate=2, overrides={"drop_rate": 0.5})
+    assert dropped(Trainer(recipe, folder, Team(), CPU, quiet())) == [first, second]
 
 
 def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:

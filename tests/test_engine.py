@@ -297,6 +297,47 @@ def test_pieces_of_a_batch_add_up(whole: Result, tmp_path: Path, pieces: int) ->
     assert_close(run(tmp_path / "run", accumulate=pieces), whole)
 
 
+DROPOUT = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.2, "drop_rate": 0.5}
+
+
+def masks_of_a_step(folder: Path, pieces: int) -> tuple[Tensor, Tensor]:
+    """What dropout left out of each piece, and which branches stochastic depth left in a batch."""
+    recipe = tiny(folder, accumulate=pieces, overrides=DROPOUT, **PLAIN)
+    trainer = Trainer(recipe, folder, Team(), CPU, quiet())
+    learner, dropped, kept = trainer.learner, [], []
+    learner.model.head_drop.register_forward_hook(lambda _m, _i, y: dropped.append(y == 0))
+    last = learner.model.blocks[-1].drop_path2
+    last.register_forward_hook(lambda _m, i, y: kept.append((y != i[0]).any(2).any(1)))
+    learner.step(trainer.pipeline.train.epoch(0), 3)
+    rows = [trainer.pipeline.rows(piece) for piece in range(pieces)]
+    whole = torch.empty(240, dtype=torch.bool)
+    for piece, part in zip(rows, kept, strict=True):
+        whole[slice(None) if piece is None else piece] = part
+    return torch.stack(dropped), whole
+
+
+def test_each_piece_has_its_own_dropout_and_all_share_stochastic_depth(tmp_path: Path) -> None:
+    dropped, kept = masks_of_a_step(tmp_path / "pieces", 2)
+    assert dropped.shape[:2] == (2, 120)
+    assert 0.4 < dropped.float().mean() < 0.6
+    agree = (dropped[0] == dropped[1]).float().mean()
+    assert 0.4 < agree < 0.6  # as two independent masks of rate 0.5 do
+    _, in_one = masks_of_a_step(tmp_path / "whole", 1)
+    assert torch.equal(kept, in_one)
+    assert 0 < kept.sum() < 240
+    again, _ = masks_of_a_step(tmp_path / "again", 2)
+    assert torch.equal(again, dropped)  # from (seed, step, share) alone
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_trained_model_draws_for_itself(tmp_path: Path, recompute: bool) -> None:
+    """Nothing of the last step's masks is left in it."""
+    recipe = tiny(tmp_path, accumulate=2, grad_checkpointing=recompute, overrides=DROPOUT)
+    trainer = Trainer(recipe, tmp_path, Team(), CPU, quiet())
+    trainer.learner.step(trainer.pipeline.train.epoch(0), 0)
+    assert trainer.learner.model.train()(torch.zeros(7, 3, 8, 8)).shape == (7, 10)
+
+
 def test_the_comparison_can_tell_runs_apart(whole: Result, tmp_path: Path) -> None:
     other = run(tmp_path / "run", overrides={"drop_path_rate": 0.2})
     with pytest.raises(AssertionError):
@@ -649,6 +690,18 @@ def test_a_full_disk_is_one_sentence(
         # With room again it goes on from there.
         shutil.copytree(disk / "run", tmp_path / "run")
     assert len(resume(tmp_path / "run", console=quiet()).rows) == 2
+
+
+def test_a_name_that_would_steer_the_terminal(folder_of_pictures: Path, tmp_path: Path) -> None:
+    """Brackets are no markup and control characters are escaped, in what a training says."""
+    named = tmp_path / "[" / "b]\x1b[2J"  # [/b] would close a tag that was never opened
+    named.parent.mkdir()
+    folder_of_pictures.rename(named)
+    values = PLAIN | {"holdout": 0.0, "epochs": 1, "batch_size": 8, "skip_broken": True}
+    recipe, console = tiny(tmp_path / "run", data=str(named), **values), quiet()
+    train(recipe, console=console)
+    assert r"[/b]\x1b[2J: 24 training" in said(console)
+    assert "\x1b" not in said(console)
 
 
 def test_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import multiprocessing
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hvt.data.arrays import ArrayPictures
+from hvt.data.classes import match_classes
 from hvt.data.loader import Batch, EvalBatches
-from hvt.data.sources import class_places
 from hvt.distributed import Team
 from hvt.errors import HVTError
 from hvt.evaluate import Score, draw_confusion, evaluate
@@ -66,7 +67,7 @@ def test_a_score_is_what_is_counted_by_hand(classes: int, size: int) -> None:
     assert score.top1 == pytest.approx(expected["top1"])
     assert score.top5 == pytest.approx(expected["top5"])
     assert score.loss == pytest.approx(expected["loss"], rel=1e-5)
-    assert score.confusion.tolist() == expected["confusion"]
+    assert dense(score) == expected["confusion"]
     assert score.per_class == expected["per_class"]
     assert score.per_class[-1] is None  # the last class has no picture
     assert (score.pictures, score.skipped, sum(score.class_pictures)) == (30, 0, 30)
@@ -88,6 +89,33 @@ def test_broken_pictures_are_counted_apart() -> None:
         evaluate(Lookup(), [empty], 3)
     with pytest.raises(HVTError, match="no readable picture to evaluate on"):
         evaluate(Lookup(), [], 3)
+
+
+def dense(score: Score) -> list[list[int]]:
+    classes = range(score.num_classes)
+    return [[score.confusion[label, answer] for answer in classes] for label in classes]
+
+
+def test_many_classes_need_no_table_of_all_pairs() -> None:
+    """Of 400,000 classes it would take 1.3 TB."""
+    classes = 400_000
+    last = classes - 1
+    labels = torch.tensor([0, 7, last, last])
+    logits = torch.zeros(4, classes).scatter_(1, torch.tensor([[0], [8], [3], [last]]), 1.0)
+    score = evaluate(Lookup(), batches(logits, labels), classes)
+    assert dict(score.confusion) == {(0, 0): 1, (7, 8): 1, (last, 3): 1, (last, last): 1}
+    assert score.to_dict(range(classes))["per_class"] == [  # type: ignore[arg-type]
+        {"label": 0, "name": 0, "top1": 100.0, "pictures": 1},
+        {"label": 7, "name": 7, "top1": 0.0, "pictures": 1},
+        {"label": last, "name": last, "top1": 50.0, "pictures": 2},
+    ]
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_the_model_does_not_have(label: int) -> None:
+    message = f"the data has the label {label}, the model 3 classes"
+    with pytest.raises(HVTError, match=message):
+        evaluate(Lookup(), batches(torch.eye(3), torch.tensor([0, 1, label])), 3)
 
 
 NUMBERED, CLASSES = 22, 6
@@ -116,7 +144,7 @@ def test_ranks_together_count_every_picture_once(size: int) -> None:
         )
         for rank in range(size)
     ]
-    assert sum(score.confusion for score in scores).tolist() == alone.confusion.tolist()  # type: ignore[union-attr]
+    assert sum((score.confusion for score in scores), Counter()) == alone.confusion
     assert sum(score.pictures for score in scores) == alone.pictures == NUMBERED
     loss = sum(score.loss * score.pictures for score in scores) / NUMBERED
     assert loss == pytest.approx(alone.loss, rel=1e-6)
@@ -149,7 +177,7 @@ def test_two_processes_both_get_the_whole_score(tmp_path: Path) -> None:
         score = Score(**torch.load(tmp_path / f"{rank}.pt"))
         assert (score.top1, score.top5, score.pictures) == (alone.top1, alone.top5, NUMBERED)
         assert score.loss == pytest.approx(alone.loss, rel=1e-6)
-        assert score.confusion.tolist() == alone.confusion.tolist()
+        assert score.confusion == alone.confusion
 
 
 def test_mixed_precision_is_used() -> None:
@@ -167,9 +195,8 @@ def test_mixed_precision_is_used() -> None:
 
 
 def made(confusion: list[list[int]]) -> Score:
-    counted = torch.tensor(confusion)
-    pictures = int(counted.sum())
-    return Score(50.0, 75.0, 1.25, pictures, 2, 4.0, counted)
+    pairs = {(i, j): n for i, row in enumerate(confusion) for j, n in enumerate(row) if n}
+    return Score(50.0, 75.0, 1.25, sum(pairs.values()), 2, 4.0, len(confusion), Counter(pairs))
 
 
 def test_a_score_as_plain_values() -> None:
@@ -182,8 +209,8 @@ def test_a_score_as_plain_values() -> None:
         "skipped": 2,
         "images_per_second": 2.0,
         "per_class": [
-            {"class": "crane", "top1": 75.0, "pictures": 4},
-            {"class": "crane", "top1": 50.0, "pictures": 4},
+            {"label": 0, "name": "crane", "top1": 75.0, "pictures": 4},
+            {"label": 2, "name": "crane", "top1": 50.0, "pictures": 4},
         ],
     }
 
@@ -213,6 +240,16 @@ def test_confusion_of_some_classes_among_many(tmp_path: Path) -> None:
         assert few.tobytes() != two.tobytes()  # it has the column of other answers
 
 
+def test_confusion_of_more_classes_than_can_be_told_apart(tmp_path: Path) -> None:
+    """Neighbours share a cell: a cell for each pair of 60,000 would take 28.8 GB."""
+    classes = 60_000
+    pairs = Counter({(label, (label + 1) % classes): 1 for label in range(classes)})
+    score = Score(0.0, 0.0, 1.0, classes, 0, 1.0, classes, pairs)
+    draw_confusion(tmp_path / "many.png", score, [str(i) for i in range(classes)])
+    with Image.open(tmp_path / "many.png") as image:
+        assert max(image.size) < 2000
+
+
 def test_confusion_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(HVTError, match=r"cannot write .*confusion.png: the folder .* does not exi"):
         draw_confusion(tmp_path / "nowhere" / "confusion.png", made([[1, 0], [0, 1]]), "ab")
@@ -225,32 +262,59 @@ def test_confusion_that_cannot_be_written(tmp_path: Path) -> None:
 def test_labels_are_places_by_name(data: st.DataObject) -> None:
     known = data.draw(st.lists(st.integers(0, 99).map(str), min_size=1, max_size=20, unique=True))
     names = data.draw(st.lists(st.sampled_from(known), min_size=1, unique=True))
-    places = class_places(names, known, "here")
-    assert [known[place] for place in places] == names
+    match = match_classes(names, known, len(known), "here")
+    assert match.by == "name"
+    assert [known[place] for place in match.places] == names
+    assert match.pairs == [(name, name) for name in names]
 
 
 def test_a_class_that_the_model_does_not_know() -> None:
     with pytest.raises(HVTError) as caught:
-        class_places(["cat", "dgo"], ["ant", "cat", "dog"], "mine")
+        match_classes(["cat", "dgo"], ["ant", "cat", "dog"], 3, "mine")
     assert str(caught.value) == (
         "the class 'dgo' of mine is not among the model's 3 classes: did you mean dog?"
     )
     many = [f"n{number:08}" for number in range(1000)]
     with pytest.raises(HVTError, match=r"'tench' of mine is not among the model's 1000") as caught:
-        class_places(["tench"], many, "mine")
+        match_classes(["tench"], many, 1000, "mine")
     assert len(str(caught.value)) < 300  # not a thousand names
 
 
-def test_names_of_another_kind_keep_the_order() -> None:
-    assert class_places(["n01", "n02", "n03"], ["tench", "shark", "ray"], "here") == [0, 1, 2]
-    with pytest.raises(HVTError, match="'n01' of here is not among"):
-        class_places(["n01", "n02"], ["tench", "shark", "ray"], "here")  # the numbers differ
-    with pytest.raises(HVTError, match="'n02' of here is not among"):
-        class_places(["tench", "n02", "ray"], ["tench", "shark", "ray"], "here")  # one is shared
+def test_names_of_another_kind_are_matched_by_order_if_that_is_asked() -> None:
+    known = ["tench", "shark", "ray"]
+    with pytest.raises(HVTError, match="in the same order, use --match-by-order"):
+        match_classes(["n01", "n02", "n03"], known, 3, "here")
+    match = match_classes(["n01", "n02", "n03"], known, 3, "here", by_order=True)
+    assert (match.by, match.places) == ("order", (0, 1, 2))
+    assert match.describe() == ("classes matched by order: n01 = tench, n02 = shark, n03 = ray")
+    many = match_classes([f"n{i}" for i in range(9)], list("abcdefghi"), 9, "here", by_order=True)
+    assert many.describe().endswith("n0 = a, n1 = b, n2 = c, 6 more")
+    with pytest.raises(HVTError, match="here has 2 classes and the model 3"):
+        match_classes(["n01", "n02"], known, 3, "here", by_order=True)
+    for names in (["n01", "n02"], ["tench", "n02", "ray"]):  # fewer, or one is shared
+        with pytest.raises(HVTError, match=r"'n0\d' of here is not among") as caught:
+            match_classes(names, known, 3, "here")
+        assert "--match-by-order" not in str(caught.value)
+
+
+def test_an_order_that_the_names_contradict() -> None:
+    with pytest.raises(HVTError, match="'b' of here is in another place among the model's"):
+        match_classes(["x", "b", "y"], ["b", "c", "d"], 3, "here", by_order=True)
+    match = match_classes(["x", "b", "y"], ["a", "b", "c"], 3, "here", by_order=True)
+    assert match.places == (0, 1, 2)
+
+
+def test_classes_without_names() -> None:
+    with pytest.raises(HVTError, match="the model does not name its 2 classes, here has 2: if"):
+        match_classes(["a", "b"], None, 2, "here")
+    match = match_classes(["a", "b"], None, 2, "here", by_order=True)
+    assert (match.by, match.pairs) == ("order", [("a", "a"), ("b", "b")])
+    assert match_classes([], ["a", "b"], 2, "here").by == "label"  # shards without a classes.txt
+    assert match_classes([], None, 2, "here").places == (0, 1)
 
 
 def test_a_name_that_occurs_twice() -> None:
     """ImageNet has two cranes: all its names in order are all its classes."""
     known = ["crane", "dog", "crane"]
-    assert class_places(known, known, "here") == [0, 1, 2]
-    assert class_places(["crane", "dog"], known, "here") == [0, 1]
+    assert match_classes(known, known, 3, "here").places == (0, 1, 2)
+    assert match_classes(["crane", "dog"], known, 3, "here").places == (0, 1)

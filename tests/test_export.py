@@ -214,13 +214,11 @@ def test_predictor(trained: Path, digits: list[str], form: str) -> None:
     expected = hvt.Predictor(trained / "model.safetensors", "cpu", top=10)(digits)
     answers = hvt.Predictor(trained / FORMS[form], "cpu", top=10, batch_size=5)(digits)
     for answer, one in zip(answers, expected, strict=True):
-        assert (answer.source, answer.classes[0]) == (one.source, one.classes[0])
-        got = dict(zip(answer.classes, answer.probabilities, strict=True))
-        assert got == pytest.approx(
-            dict(zip(one.classes, one.probabilities, strict=True)), abs=1e-4
-        )
+        assert (answer.source, answer.name) == (one.source, one.name)
+        got = {guess.name: guess.probability for guess in answer.top}
+        assert got == pytest.approx({guess.name: guess.probability for guess in one.top}, abs=1e-4)
     (answer,) = hvt.Predictor(OnnxModel(trained / "model.onnx"))([Image.open(digits[0])])
-    assert answer.classes[0] == expected[0].classes[0]
+    assert answer.name == expected[0].name
 
 
 @pytest.mark.parametrize("form", ["onnx", "int8", "torch"])
@@ -245,7 +243,7 @@ def test_predict_command(command: Command, trained: Path, digits: list[str]) -> 
     for name in ("model.safetensors", "model.onnx", "model.pt2"):
         code, out, err = command("predict", trained / name, *digits, "--top", 1, "--json")
         assert (code, err) == (0, "")
-        outputs.append([one["top"][0]["class"] for one in json.loads(out)])
+        outputs.append([one["top"][0]["name"] for one in json.loads(out)])
     assert outputs[0] == outputs[1] == outputs[2]
 
 

@@ -1,12 +1,14 @@
-"""Hugging Face directories and repositories: there and back, by us and by timm."""
+"""Hugging Face directories and repositories: there and back, by us, timm and transformers."""
 
 import base64
 import hashlib
+import importlib
 import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import huggingface_hub
@@ -14,6 +16,7 @@ import pytest
 import timm
 import torch
 from conftest import stir
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -78,6 +81,7 @@ def test_the_card_says_what_it_is_and_is_not_overwritten(tmp_path: Path, model: 
     assert f"{priced.gflops:.2f} GFLOPs" in card
     assert f"{priced.params_m:.2f} M parameters" in card
     assert "# mine" in card
+    assert "in the folder that holds this one" in card
     (tmp_path / "mine" / "README.md").write_text("my own words")
     model.save_pretrained(tmp_path / "mine")
     assert (tmp_path / "mine" / "README.md").read_text() == "my own words"
@@ -146,6 +150,47 @@ def test_timm_directories_keep_their_preprocessing(tmp_path: Path) -> None:
     assert ours.class_names == ("cat", "dog")
 
 
+def test_what_timm_itself_writes_keeps_its_names(tmp_path: Path) -> None:
+    theirs = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=2)
+    timm.models.save_for_hf(
+        theirs, tmp_path, model_config={"label_names": ["cat", "dog"]}, safe_serialization=True
+    )
+    assert "label_names" not in json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+    assert hvt.load(tmp_path).class_names == ("cat", "dog")
+
+
+def test_our_directory_has_the_keys_of_timms(tmp_path: Path, model: HVT) -> None:
+    model.save_pretrained(tmp_path / "ours")
+    timm.models.save_for_hf(
+        model,
+        tmp_path / "theirs",
+        model_config={"label_names": list(model.class_names)},
+        model_args={"img_size": 32},
+    )
+    ours, theirs = (
+        json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("ours", "theirs")
+    )
+    assert set(theirs) - set(ours) == {"global_pool"}  # for information only
+    assert ours["label_names"] == theirs["label_names"] == ["one", "two", "three"]
+    assert ours["num_classes"] == theirs["num_classes"] == 3
+    assert "num_classes" not in ours["model_args"]
+    assert "label_names" not in ours["pretrained_cfg"]
+
+
+def test_a_directory_of_an_earlier_version(tmp_path: Path, model: HVT, images: Tensor) -> None:
+    """It had the number of classes in model_args and their names in pretrained_cfg."""
+    folder = tmp_path / "mine"
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"]["num_classes"] = config["num_classes"]
+    config["pretrained_cfg"]["label_names"] = config.pop("label_names")
+    (folder / "config.json").write_text(json.dumps(config))
+    assert_same(hvt.load(folder), model, images)
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert torch.equal(theirs(images), model(images))
+    assert theirs.class_names == model.class_names
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_named_model_is_nearest_to_itself(name: str) -> None:
     architecture, arguments = nearest_model(hvt.get_config(name))
@@ -169,6 +214,97 @@ def test_a_retention_comes_back_as_it_is(size: dict[str, int]) -> None:
         config = HVTConfig(class_token=True, retention=retention, **size)
         name, arguments = nearest_model(config)
         assert hvt.get_config(name, **json.loads(json.dumps(arguments))) == config
+
+
+# ── transformers ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def transformers() -> ModuleType:
+    """Imported where it is used: it takes two seconds."""
+    return importlib.import_module("transformers")
+
+
+@pytest.mark.parametrize("wrapper", ["AutoModelForImageClassification", "TimmWrapper"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_classes": 1000, "pool_dims": 2, "depth": 4},
+        {"class_token": True, "stages": 0, "img_size": (32, 48), "in_chans": 1},
+        {"class_token": True, "stages": 0, "retention": (60, 30) + (9,) * 10},
+    ],
+)
+def test_transformers_opens_our_directory(
+    transformers: ModuleType, tmp_path: Path, wrapper: str, fields: dict[str, Any]
+) -> None:
+    model = stir(hvt.create_model("hvt_ti_2", **SMALL | fields)).eval()
+    names = [f"class {i}" for i in range(model.num_classes)]
+    model.pretrained_cfg["label_names"] = names
+    model.save_pretrained(tmp_path)
+    name = "TimmWrapperForImageClassification" if wrapper == "TimmWrapper" else wrapper
+    theirs, report = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())  # neither missing nor unexpected weights
+    assert theirs.timm_model.config == model.config
+    assert theirs.config.id2label == dict(enumerate(names))
+    assert theirs.config.label2id == {name: i for i, name in enumerate(names)}
+    images = torch.randn(2, model.config.in_chans, *model.config.image)
+    with torch.no_grad():
+        assert torch.equal(theirs(images).logits, model(images))
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    assert processor.data_config["input_size"] == (model.config.in_chans, *model.config.image)
+
+
+def test_its_pipeline_answers_as_the_predictor(
+    transformers: ModuleType, tmp_path: Path, model: HVT
+) -> None:
+    model.save_pretrained(tmp_path)
+    pixels = torch.randint(256, (40, 50, 3), dtype=torch.uint8)
+    picture = Image.fromarray(pixels.numpy())
+    theirs = transformers.pipeline("image-classification", model=str(tmp_path))(picture)
+    with torch.no_grad():
+        transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+        probabilities = model(transform(picture)[None]).softmax(1)[0]
+    assert {row["label"] for row in theirs} == {"one", "two", "three"}
+    for row in theirs:
+        index = model.class_names.index(row["label"])
+        assert row["score"] == pytest.approx(probabilities[index].item(), abs=1e-6)
+
+
+def test_classes_that_share_a_name(transformers: ModuleType, tmp_path: Path, model: HVT) -> None:
+    model.pretrained_cfg["label_names"] = ("crane", "crane", "other")
+    model.save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert theirs.config.id2label == {0: "crane", 1: "crane", 2: "other"}
+
+
+def commands(card: str) -> str:
+    return card.split("```python\n")[1].split("```")[0]
+
+
+@pytest.mark.parametrize("name", ["mine", 'my "best" model, v1.0 #2'])
+@pytest.mark.usefixtures("transformers")
+def test_the_cards_commands_open_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: HVT, name: str
+) -> None:
+    model.save_pretrained(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for folder in (name, str(tmp_path / name)):
+        assert hvt.load(folder).class_names == model.class_names
+    code = commands((tmp_path / name / "README.md").read_text())
+    before, _, rest = code.partition("import timm\n")
+    opened: dict[str, Any] = {}
+    exec(before, opened)
+    assert torch.equal(opened["model"].head.weight, model.head.weight)
+    exec("import timm\n" + rest, opened)
+    assert torch.equal(opened["model"].head.weight, model.head.weight)
+    assert opened["model"].class_names == model.class_names
+    assert opened["classify"].model.config.label2id == {"one": 0, "two": 1, "three": 2}
+
+
+def test_a_card_offers_no_classification_without_classes(tmp_path: Path) -> None:
+    hvt.create_model("hvt_ti_2", **SMALL | {"num_classes": 0}).save_pretrained(tmp_path)
+    assert "pipeline(" not in commands((tmp_path / "README.md").read_text())
 
 
 # ── repositories ────────────────────────────────────────────────────────────────────────────────

@@ -452,3 +452,40 @@ def test_channels_and_classes_are_free(build: Build) -> None:
     model = build("hvt_ti_1", depth=2, in_chans=5, num_classes=0, img_size=(32, 48))
     assert isinstance(model.head, nn.Identity)
     assert model(torch.randn(2, 5, 32, 48)).shape == (2, 24)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_scripting_is_refused(wrapped: bool, build: Build) -> None:
+    model = build("hvt_s_2", depth=2)
+    with pytest.raises(HVTError, match=r"torch\.jit\.script cannot compile .* torch\.export"):
+        torch.jit.script(nn.Sequential(model) if wrapped else model)
+
+
+def test_symbolic_tracing_is_refused(build: Build) -> None:
+    with pytest.raises(HVTError, match=r"torch\.fx cannot trace .* torch\.export"):
+        torch.fx.symbolic_trace(build("hvt_s_2", depth=2))
+
+
+# ── stochastic depth of a shared batch ──────────────────────────────────────────────────────────
+
+
+def test_stochastic_depth_drawn_before_is_what_a_forward_draws(
+    build: Build, images: Tensor
+) -> None:
+    model = build("hvt_s_2", depth=4, drop_path_rate=0.5).train()
+    batch = images.repeat(4, 1, 1, 1)
+    torch.manual_seed(1)
+    want = model(batch)
+    torch.manual_seed(1)
+    model.draw_drop_path(8)
+    assert torch.equal(model(batch), want)
+    assert torch.equal(model(batch), want)  # it holds
+    # The two halves of a batch, each by its rows of what is drawn for all.
+    for rows in (torch.arange(0, 8, 2), torch.arange(1, 8, 2)):
+        torch.manual_seed(1)
+        model.draw_drop_path(8, rows)
+        torch.testing.assert_close(model(batch[rows]), want[rows])
+    model.draw_drop_path(None)
+    torch.manual_seed(1)
+    assert torch.equal(model(batch), want)
+    assert not torch.equal(model(batch), want)

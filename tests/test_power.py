@@ -435,6 +435,33 @@ def test_r_has_its_own_rate_no_decay_and_stays_in_its_range(trained: Path) -> No
     assert sum(r.sum().item() for r in own) < 0.5 * 4 * 16
 
 
+def test_a_search_goes_on_with_the_checkpoints_classes(trained: Path, tmp_path: Path) -> None:
+    """Labels follow the names; names that are all unknown need a word."""
+    model = hvt.load(trained)
+    with torch.no_grad():  # the same model with its classes the other way round
+        for part in model.head.parameters():
+            part.copy_(part.flip(0))
+    turned, other = tmp_path / "turned.safetensors", tmp_path / "other.safetensors"
+    hvt.save(model, turned, class_names=list("9876543210"))
+    hvt.save(hvt.load(trained), other, class_names=list("abcdefghij"))
+    recipe = soft_recipe(trained, epochs=1, batch_size=240)
+    plain, console = search(recipe, 0.00015, console=quiet()), quiet()
+    found = search(recipe.replace(init=str(turned)), 0.00015, console=console)
+    assert found.model.class_names == tuple("9876543210")
+    assert found.top1 == pytest.approx(plain.top1, abs=2)  # rounding may turn some of 359 answers
+    assert "classes matched by name: 10 of the model's 10" in said(console)
+    with pytest.raises(
+        HVTError, match=r"'0' of digits is not among the model's 10 .*match-by-order"
+    ):
+        search(recipe.replace(init=str(other)), 0.00015, console=quiet())
+    found = search(
+        recipe.replace(init=str(other)), 0.00015, match_by_order=True, console=(console := quiet())
+    )
+    assert found.top1 == plain.top1
+    assert found.model.class_names == tuple("abcdefghij")
+    assert "classes matched by order: 0 = a, 1 = b, 2 = c, 7 more" in said(console)
+
+
 def test_a_search_repeats_to_the_bit(trained: Path) -> None:
     recipe = soft_recipe(trained, epochs=1, batch_size=240)
     one, other = (search(recipe, 0.00015, console=quiet()) for _ in range(2))
@@ -480,7 +507,7 @@ def test_search_retrain_eval_and_predict(
     open_data("digits").val[0][0].save(tmp_path / "digit.png")
     words = ("predict", folder / "model.safetensors", tmp_path / "digit.png", "--json", "--top", 1)
     (answer,) = json.loads(run(*words))
-    assert answer["top"][0]["class"] in "0123456789"
+    assert answer["name"] in "0123456789"
 
 
 @pytest.mark.parametrize(
@@ -495,6 +522,7 @@ def test_search_retrain_eval_and_predict(
         (["search", "HVT", "--gflops", "0.00015"], "PoWER needs a DeiT"),
         (["search", "FIVE", "--gflops", "0.00015"], "knows 5 classes, digits has 10"),
         (["search", "nothing", "--gflops", "0.00015"], "cannot read nothing"),
+        (["search", "DEIT", "--gflops", "0.00015"], "does not name its 10 classes, digits has 10"),
         (["search", "DEIT"], "--gflops"),
         (["search", "DEIT", "--gflops", "x"], "--gflops"),
         (["search", "DEIT", "--gflops", "1", "--rlr", "1"], "did you mean --r-lr"),

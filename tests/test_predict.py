@@ -1,13 +1,20 @@
 """A predictor answers for any picture, as an evaluation would, and a broken one stops nothing."""
 
+import io
+import math
+import os
 import re
+import socket
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from data_paths import real_data
@@ -16,15 +23,10 @@ from PIL import Image
 import hvt
 from hvt.data.folders import FilePictures
 from hvt.data.loader import EvalBatches
+from hvt.data.pictures import BrokenPicture
 from hvt.data.sources import ArrayPictures, open_digits, open_eval
-from hvt.deploy.predict import (
-    Answer,
-    Predictor,
-    built_in,
-    find_device,
-    find_pictures,
-    is_checkpoint,
-)
+from hvt.deploy.inputs import find_pictures
+from hvt.deploy.predict import Answer, Predictor, built_in, find_device, is_checkpoint
 from hvt.errors import HVTError
 from hvt.evaluate import evaluate
 from hvt.train.pipeline import eval_transform
@@ -52,6 +54,14 @@ def pictures(tmp_path: Path) -> list[str]:
     return paths
 
 
+def names(answer: Answer) -> tuple[str, ...]:
+    return tuple(guess.name for guess in answer.top)
+
+
+def odds(answer: Answer) -> tuple[float, ...]:
+    return tuple(guess.probability for guess in answer.top)
+
+
 # Answers
 
 
@@ -60,10 +70,12 @@ def test_three_lines(tmp_path: Path, model: hvt.HVT, pictures: list[str]) -> Non
     predictor = hvt.Predictor(tmp_path / "model.safetensors")
     answer = predictor(pictures[0])
     assert isinstance(answer, Answer)
+    assert (answer.label, answer.name) == (NAMES.index(answer.name), names(answer)[0])
+    assert answer.probability == odds(answer)[0]
     assert answer.source == pictures[0]
-    assert len(answer.classes) == len(answer.probabilities) == 5
-    assert set(answer.classes) < set(NAMES)
-    assert list(answer.probabilities) == sorted(answer.probabilities, reverse=True)
+    assert len(names(answer)) == len(odds(answer)) == 5
+    assert set(names(answer)) < set(NAMES)
+    assert list(odds(answer)) == sorted(odds(answer), reverse=True)
     assert answer.error is None
     # A model that is in memory already does as well, and so does a picture.
     other = Predictor(model)
@@ -76,10 +88,10 @@ def test_probabilities_are_the_models(model: hvt.HVT, pictures: list[str]) -> No
     (answer,) = Predictor(model, top=10)([pictures[2]])
     with Image.open(pictures[2]) as image, torch.inference_mode():
         expected = model(eval_transform(model)(image)[None]).softmax(1)[0]
-    assert dict(zip(answer.classes, answer.probabilities, strict=True)) == pytest.approx(
+    assert dict(zip(names(answer), odds(answer), strict=True)) == pytest.approx(
         dict(zip(NAMES, expected.tolist(), strict=True))
     )
-    assert sum(answer.probabilities) == pytest.approx(1)
+    assert sum(odds(answer)) == pytest.approx(1)
 
 
 def test_answers_are_those_of_an_evaluation(model: hvt.HVT, pictures: list[str]) -> None:
@@ -87,12 +99,12 @@ def test_answers_are_those_of_an_evaluation(model: hvt.HVT, pictures: list[str])
     batches = EvalBatches(FilePictures(pictures, labels), eval_transform(model), batch_size=3)
     score = evaluate(model, batches, 10)
     answers = Predictor(model, top=10)(pictures)
-    confusion = torch.zeros(10, 10, dtype=torch.int64)
+    confusion: Counter[tuple[int, int]] = Counter()
     loss = 0.0
     for answer, label in zip(answers, labels, strict=True):
-        confusion[label, NAMES.index(answer.classes[0])] += 1
-        loss -= np.log(answer.probabilities[answer.classes.index(NAMES[label])])
-    assert score.confusion.tolist() == confusion.tolist()
+        confusion[label, answer.label] += 1
+        loss -= np.log(odds(answer)[names(answer).index(NAMES[label])])
+    assert score.confusion == confusion
     assert score.loss == pytest.approx(loss / 7, rel=1e-5)
 
 
@@ -108,8 +120,8 @@ def test_digits_in_files_are_digits_in_memory(tmp_path: Path, build: Build) -> N
     logits = torch.cat([model(batch.images) for batch in batches])
     for answer, row in zip(Predictor(model)(find_pictures([str(tmp_path)])), logits, strict=True):
         best = row.softmax(0).topk(5)
-        assert answer.classes == tuple(map(str, best.indices.tolist()))
-        assert answer.probabilities == pytest.approx(best.values.tolist(), rel=1e-4)
+        assert names(answer) == tuple(map(str, best.indices.tolist()))
+        assert odds(answer) == pytest.approx(best.values.tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 64])
@@ -118,18 +130,18 @@ def test_the_batch_changes_nothing(model: hvt.HVT, pictures: list[str], batch_si
     for got, one in zip(
         Predictor(model, top=10, batch_size=batch_size)(pictures), expected, strict=True
     ):
-        assert (got.source, got.classes) == (one.source, one.classes)
-        assert got.probabilities == pytest.approx(one.probabilities, rel=1e-4)
+        assert (got.source, names(got)) == (one.source, names(one))
+        assert odds(got) == pytest.approx(odds(one), rel=1e-4)
 
 
 def test_top_is_at_most_all_classes(model: hvt.HVT, pictures: list[str]) -> None:
-    assert sorted(Predictor(model, top=50)(pictures[0]).classes) == sorted(NAMES)
-    assert len(Predictor(model, top=1)(pictures[0]).classes) == 1
+    assert sorted(names(Predictor(model, top=50)(pictures[0]))) == sorted(NAMES)
+    assert len(names(Predictor(model, top=1)(pictures[0]))) == 1
 
 
 def test_classes_without_names_are_numbers(build: Build, pictures: list[str]) -> None:
     answer = Predictor(build("hvt_ti_2"), top=10)(pictures[0])
-    assert sorted(answer.classes) == [str(i) for i in range(10)]
+    assert sorted(names(answer)) == [str(i) for i in range(10)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -140,7 +152,7 @@ def test_weights_in_half_precision(
     hvt.save(model.to(dtype), tmp_path / "half.safetensors")
     predictor = Predictor(tmp_path / "half.safetensors")
     assert predictor.model.pos_embed.dtype == torch.float32
-    assert predictor(pictures[0]).classes[0] == expected.classes[0]
+    assert names(predictor(pictures[0]))[0] == expected.name
     assert Predictor(model)(pictures[0]).error is None  # and as it is
 
 
@@ -178,7 +190,7 @@ def test_all_modes_work(tmp_path: Path, model: hvt.HVT, mode: str, ending: str) 
     if (mode, ending) in {("L", "png"), ("LA", "png"), ("RGBA", "png"), ("I;16", "png")}:
         grey = Image.fromarray(np.rint(ramp if mode == "I;16" else np.floor(ramp)).astype(np.uint8))
         plain = predictor(grey.convert("RGB"))
-        assert answer.probabilities == pytest.approx(plain.probabilities, abs=0.02)
+        assert odds(answer) == pytest.approx(odds(plain), abs=0.02)
 
 
 def test_a_grey_model(tmp_path: Path, build: Build, pictures: list[str]) -> None:
@@ -188,7 +200,7 @@ def test_a_grey_model(tmp_path: Path, build: Build, pictures: list[str]) -> None
     answer = predictor(pictures[0])
     assert answer.error is None
     with Image.open(pictures[0]) as image:
-        assert predictor(image.convert("L")).probabilities == answer.probabilities
+        assert odds(predictor(image.convert("L"))) == odds(answer)
 
 
 def test_a_turned_photo_is_seen_upright(
@@ -202,8 +214,8 @@ def test_a_turned_photo_is_seen_upright(
     expected = predictor(pictures[0])
     for seen in (str(tmp_path / "turned.png"), Image.open(tmp_path / "turned.png")):
         answer = predictor(seen)
-        assert answer.classes == expected.classes
-        assert answer.probabilities == pytest.approx(expected.probabilities)
+        assert names(answer) == names(expected)
+        assert odds(answer) == pytest.approx(odds(expected))
 
 
 def test_a_large_photo_before_a_small_model(tmp_path: Path, model: hvt.HVT) -> None:
@@ -221,9 +233,9 @@ def test_a_large_photo_before_a_small_model(tmp_path: Path, model: hvt.HVT) -> N
     wide_answer, far_answer, square = predictor(
         [str(tmp_path / f"{name}.png") for name in ("wide", "far", "square")]
     )
-    assert wide_answer.probabilities == far_answer.probabilities
-    assert wide_answer.classes == square.classes
-    assert wide_answer.probabilities == pytest.approx(square.probabilities, abs=0.02)
+    assert odds(wide_answer) == odds(far_answer)
+    assert names(wide_answer) == names(square)
+    assert odds(wide_answer) == pytest.approx(odds(square), abs=0.02)
     with Image.open(tmp_path / "wide.png") as image:
         assert predictor.transform(image).shape == (3, 64, 64)
 
@@ -254,21 +266,216 @@ def test_a_broken_picture_stops_nothing(
     text.write_text("not a picture")
     cut.write_bytes(Path(pictures[0]).read_bytes()[:4000])
     empty.touch()
-    listed: list[Any] = [pictures[0], text, cut, pictures[1], empty, tmp_path, tmp_path / "no.png"]
+    content = cut.read_bytes()
+    listed: list[Any] = [pictures[0], text, cut, pictures[1], empty, content, b""]
     opened = Image.open(cut)
     predictor = Predictor(model, batch_size=3)
     answers = predictor([*listed, opened, pictures[2]])
-    assert [answer.source for answer in answers] == [*map(str, listed), str(cut), pictures[2]]
+    paths = [*map(str, listed[:5]), None, None]
+    assert [answer.source for answer in answers] == [*paths, str(cut), pictures[2]]
     good = [i for i, answer in enumerate(answers) if answer.error is None]
     assert good == [0, 3, 8]
-    assert [answers[i].classes for i in good] == [predictor(p).classes for p in pictures[:3]]
+    assert [names(answers[i]) for i in good] == [names(predictor(p)) for p in pictures[:3]]
     assert answers[1].error == "its content is not in a picture format"
     assert answers[4].error == "the file is empty"
-    assert answers[6].error == "there is no such file"
-    assert answers[2].error == answers[7].error
-    assert answers[1].classes == answers[1].probabilities == ()
-    assert answers[1].to_dict() == {"source": str(text), "top": [], "error": answers[1].error}
-    assert list(answers[0].to_dict()) == ["source", "top"]
+    assert answers[6].error == "the file is empty"
+    assert answers[2].error == answers[5].error == answers[7].error
+    assert names(answers[1]) == odds(answers[1]) == ()
+    assert answers[1].to_dict() == {
+        "source": str(text), "label": None, "name": None, "probability": None, "top": [],
+        "error": answers[1].error,
+    }  # fmt: skip
+    assert answers[0].to_dict()["error"] is None
+
+
+def test_one_broken_picture_raises(tmp_path: Path, model: hvt.HVT, pictures: list[str]) -> None:
+    """Who asks for one answer has none otherwise to look for an error in."""
+    predictor, cut = Predictor(model), tmp_path / "cut.png"
+    cut.write_bytes(Path(pictures[0]).read_bytes()[:4000])
+    for broken in (cut, str(cut), cut.read_bytes(), io.BytesIO(cut.read_bytes()), Image.open(cut)):
+        with pytest.raises(BrokenPicture, match=r"(cut\.png|the picture) cannot be read as a pic"):
+            predictor(broken)
+    for empty in (b"", io.BytesIO()):
+        with pytest.raises(BrokenPicture, match="the picture cannot be read as a picture: the fi"):
+            predictor(empty)
+    with pytest.raises(BrokenPicture, match="it has no pixels"):
+        predictor(Image.new("RGB", (0, 5)))
+    closed = io.BytesIO(Path(pictures[0]).read_bytes())
+    closed.close()
+    with pytest.raises(BrokenPicture, match="closed file"):
+        predictor(closed)
+
+
+# What is taken for a picture
+
+
+def test_every_kind_of_picture_gives_one_answer(model: hvt.HVT, pictures: list[str]) -> None:
+    """One in, one out, and the same answer whatever it came as."""
+    predictor, path = Predictor(model, top=10, batch_size=1), Path(pictures[0])
+    expected = predictor(str(path))
+    pixels, content = np.asarray(Image.open(path)), path.read_bytes()
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    written = io.BytesIO()
+    written.write(content)  # left at its end, as after Image.save
+    with path.open("rb") as file, socket_of(content) as pipe:
+        kinds = {
+            "path": path, "image": Image.open(path), "array": pixels, "view": pixels[:, ::-1],
+            "tensor": tensor, "float": tensor / 255, "double": tensor.double() / 255,
+            "half": tensor.half() / 255, "grad": (tensor / 255).requires_grad_(),
+            "bytes": content, "bytearray": bytearray(content), "memoryview": memoryview(content),
+            "file": file, "BytesIO": written, "pipe": pipe,
+        }  # fmt: skip
+        answers = {kind: predictor(picture) for kind, picture in kinds.items()}
+        file.seek(0)
+        kinds.pop("pipe")  # which is read
+        listed = predictor(list(kinds.values()))
+        generated = predictor(picture for picture in kinds.values())
+    assert listed == generated == [answers[kind] for kind in kinds]
+    for kind, answer in answers.items():
+        named = kind in ("path", "image", "file")
+        assert answer.source == (str(path) if named else None), kind
+        if kind != "view":  # the mirror image
+            assert answer.top == expected.top, kind
+    flipped = predictor(Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    assert answers["view"].top == flipped.top != expected.top
+
+
+def socket_of(content: bytes) -> BinaryIO:
+    """A file that cannot be sought in, as an HTTP response's."""
+    near, far = socket.socketpair()
+    threading.Thread(target=lambda: (far.sendall(content), far.close())).start()
+    file = near.makefile("rb")
+    near.close()
+    return file
+
+
+def test_grey_arrays_and_tensors(build: Build, model: hvt.HVT) -> None:
+    grey = np.random.default_rng(0).integers(0, 256, (70, 64, 1), dtype=np.uint8)
+    for predictor in (Predictor(model), Predictor(build("hvt_ti_1", in_chans=1))):
+        expected = predictor(Image.fromarray(grey[:, :, 0]))
+        assert predictor(grey) == expected
+        assert predictor(torch.from_numpy(grey).permute(2, 0, 1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("picture", "message"),
+    [
+        (np.zeros((8, 8, 3), np.float32), "an array of float32 is not a picture: give uint8"),
+        (np.zeros((8, 8, 3), np.int64), "an array of int64 is not a picture"),
+        (np.zeros((8, 8, 3), bool), "an array of bool is not a picture"),
+        (np.array(["a.png"]), "an array of <U5 is not a picture"),
+        (np.zeros((8, 8), np.uint8), r"\(8, 8\) is not a picture: give \(H, W, C\), also for"),
+        (np.zeros((2, 8, 8, 3), np.uint8), r"\(2, 8, 8, 3\) .*, and a batch as list\(batch\)"),
+        (np.zeros((3, 8, 8), np.uint8), r"\(3, 8, 8\) .* with C = 3 for RGB or C = 1 for grey"),
+        (np.zeros((8, 8, 4), np.uint8), r"\(8, 8, 4\) .* with C = 3 for RGB"),
+        (np.zeros((0, 8, 3), np.uint8), r"\(0, 8, 3\) .* with pixels in it"),
+        (torch.zeros(3, 8, 8, dtype=torch.int64), "a tensor of torch.int64 is not a picture"),
+        (torch.zeros(3, 8, 8, dtype=torch.complex64), "a tensor of torch.complex64"),
+        (torch.zeros(8, 8), r"a tensor of shape \(8, 8\) is not a picture: give \(C, H, W\), also"),
+        (torch.zeros(2, 3, 8, 8), r"and a batch as list\(batch\)"),
+        (torch.zeros(8, 8, 3), r"\(8, 8, 3\) .*\(C, H, W\) with C = 3"),
+        (torch.zeros(3, 0, 8), "with pixels in it"),
+        (torch.full((3, 8, 8), 255.0), "a float tensor from 255 to 255 is not a picture: its val"),
+        (torch.full((3, 8, 8), -0.1), "a float tensor from -0.1 to -0.1 is not a picture"),
+        (torch.full((3, 8, 8), math.nan), "a float tensor from nan to nan is not a picture"),
+        (torch.zeros(3, 8, 8).to_sparse(), "a sparse or meta tensor is not a picture"),
+        (torch.zeros(3, 8, 8, device="meta"), "a sparse or meta tensor is not a picture"),
+        (io.StringIO("text"), "the file is open as text: open it with 'rb'"),
+        (None, "a value of type NoneType is not a picture: give a path, a folder"),
+        (7, "a value of type int is not a picture"),
+        ({"picture": "a.png"}, "a value of type dict is not a picture"),
+        ({"a.png", "b.png"}, "a value of type set is not a picture"),
+        ([[0, 1], [2, 3]], "a value of type list is not a picture"),
+        (range(3), "a value of type int is not a picture"),
+        ((number for number in range(3)), "a value of type int is not a picture"),
+        ("", "there is no file ''"),
+        ("none.png", "there is no file none.png"),
+        (Path("none.png"), "there is no file none.png"),
+        ("http://example.org/cat.jpg", "there is no file http://example.org/cat.jpg"),
+        ("x" * 5000, "there is no file x{300} …"),
+        ("a\0b.png", "there is no file a\0b.png"),
+        ("[x]" * 5000, "no picture matches"),
+        ("~nobody-of-this-name/a.png", "there is no file ~nobody"),
+        ("*.none", r"no picture matches \*\.none"),
+        (["none.png"], "there is no file none.png"),
+        (iter(["none.png"]), "there is no file none.png"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)  # fmt: skip
+def test_what_is_not_a_picture(picture: Any, message: str, model: hvt.HVT) -> None:
+    """A sentence, never an answer for each row of pixels."""
+    predictor = Predictor(model)
+    with pytest.raises(HVTError, match=message):
+        predictor(picture)
+    if isinstance(picture, np.ndarray | torch.Tensor):
+        with pytest.raises(HVTError, match=message):
+            predictor([picture])
+
+
+def test_a_missing_file_among_many_raises_before_any_answer(
+    model: hvt.HVT, pictures: list[str]
+) -> None:
+    with pytest.raises(HVTError, match=r"there is no file no\.png"):
+        Predictor(model).stream([*pictures, "no.png"])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
+def test_a_fifo_is_not_read(tmp_path: Path, model: hvt.HVT) -> None:
+    os.mkfifo(tmp_path / "fifo.png")
+    with pytest.raises(HVTError, match=r"fifo\.png is neither a file nor a folder"):
+        Predictor(model)(tmp_path / "fifo.png")
+    with pytest.raises(HVTError, match="has no pictures in it"):
+        Predictor(model)(tmp_path)
+
+
+def test_folders_and_globs_give_an_answer_for_each_picture(
+    tmp_path: Path, model: hvt.HVT, pictures: list[str]
+) -> None:
+    predictor = Predictor(model, batch_size=1)
+    expected = predictor(pictures)
+    assert [answer.source for answer in expected] == pictures
+    assert predictor(tmp_path) == predictor(str(tmp_path)) == expected
+    assert predictor(f"{tmp_path}/*.png") == expected
+    assert predictor(tmp_path / "[01].png") == expected[:2]
+    assert predictor(tmp_path / "0*.png") == expected[:1]  # a pattern gives a list
+    mixed = predictor([pictures[6], tmp_path, Image.open(pictures[1])])
+    assert [a.source for a in mixed] == [pictures[6], *pictures, pictures[1]]
+
+
+def test_top_of_one_call(model: hvt.HVT, pictures: list[str]) -> None:
+    predictor = Predictor(model, top=2)
+    assert [len(predictor(pictures[0], top=top).top) for top in (1, 3, 50)] == [1, 3, 10]
+    assert [len(answer.top) for answer in predictor(pictures, top=np.int64(3))] == [3] * 7
+    assert len(predictor(pictures[0]).top) == 2  # as before
+    for top in (0, -1, 2.0, "3", True):
+        with pytest.raises(HVTError, match=f"top={top!r} must be a whole number of at least 1"):
+            predictor(pictures[0], top=top)
+        with pytest.raises(HVTError, match=f"top={top!r} must be a whole number of at least 1"):
+            Predictor(model, top=top)
+
+
+def test_a_generator_is_read_a_batch_at_a_time(model: hvt.HVT, pictures: list[str]) -> None:
+    read: list[str] = []
+    answers = Predictor(model, batch_size=2).stream(read.append(p) or p for p in pictures)
+    assert read == []
+    next(answers)
+    assert read == pictures[:2]
+
+
+def test_answers_as_a_table(tmp_path: Path, model: hvt.HVT, pictures: list[str]) -> None:
+    """In one line, with the words that the command and the service use."""
+    (tmp_path / "broken.png").write_text("no picture")
+    answers = Predictor(model, top=2)(tmp_path)
+    table = pandas.DataFrame(answers)
+    assert list(table) == ["source", "label", "name", "probability", "top", "error"]
+    assert list(table.source) == [*pictures, str(tmp_path / "broken.png")]
+    good = table[table.error.isna()]
+    assert list(good.label) == [answer.label for answer in answers[:-1]]
+    assert [NAMES[int(label)] for label in good.label] == list(good.name)
+    assert table.error.iloc[-1] == "its content is not in a picture format"
+    every = pandas.json_normalize([answer.to_dict() for answer in answers], "top", "source")
+    assert list(every) == ["label", "name", "probability", "source"]
+    assert len(every) == 14
 
 
 # Checkpoints
@@ -285,7 +492,7 @@ def test_a_model_without_a_classifier(tmp_path: Path, build: Build) -> None:
 
 def test_wrong_numbers_and_devices(model: hvt.HVT) -> None:
     for name in ("top", "batch_size"):
-        with pytest.raises(HVTError, match=f"{name}=0 must be at least 1"):
+        with pytest.raises(HVTError, match=f"{name}=0 must be a whole number of at least 1"):
             Predictor(model, **{name: 0})
     for device in ("gpu", "cuda:99", "xla"):
         with pytest.raises(HVTError, match=f"the device '{device}' is not there"):
@@ -298,11 +505,11 @@ def test_the_built_in_model(pictures: list[str]) -> None:
     assert built_in().stat().st_size <= 12e6
     predictor = Predictor(top=200)
     answer = predictor(pictures[0])
-    assert len(answer.classes) == 100
-    assert {"apple", "maple_tree", "willow_tree", "worm"} < set(answer.classes)
+    assert len(names(answer)) == 100
+    assert {"apple", "maple_tree", "willow_tree", "worm"} < set(names(answer))
     assert predictor.model.config.image[0] <= 64
     assert predictor.model.pretrained_cfg["crop_pct"] == 1.0
-    assert sum(answer.probabilities) == pytest.approx(1, abs=1e-4)
+    assert sum(odds(answer)) == pytest.approx(1, abs=1e-4)
 
 
 def test_the_built_in_model_knows_its_classes(tmp_path: Path) -> None:
@@ -313,7 +520,7 @@ def test_the_built_in_model_knows_its_classes(tmp_path: Path) -> None:
     assert isinstance(test, ArrayPictures)
     predictor = Predictor(top=1)
     answers = predictor([Image.fromarray(picture) for picture in test.images[:400].numpy()])
-    named = [predictor.class_names.index(answer.classes[0]) for answer in answers]
+    named = [predictor.class_names.index(answer.name) for answer in answers]
     right = (torch.tensor(named) == test.labels[:400]).float().mean()
     said = re.search(r"top-1 \*\*([0-9.]+) %", (DOCS / "built-in.md").read_text())
     assert said is not None
@@ -368,6 +575,14 @@ def test_paths_folders_and_globs(
         patterns = [str(album.parent / pattern) for pattern in patterns]
     start = str(album.parent) + "/" if absolute else ""
     assert find_pictures(patterns) == [f"{start}album/{name}" for name in expected]
+
+
+def test_links_in_a_circle_end(album: Path) -> None:
+    for name in ("round", "about", "again"):
+        (album / name).symlink_to(album, target_is_directory=True)
+    found = [f"album/{name}" for name in ("a.png", "odd[1].png")]
+    assert find_pictures(["album/**/*.png"]) == found
+    assert {"album/a.png", "album/more/deep/d.gif"} < set(find_pictures(["album"]))
 
 
 @pytest.mark.parametrize(

@@ -210,25 +210,42 @@ def test_asked_to_stop(unstopped: Path, tmp_path: Path, number: int) -> None:
     assert_same_run(folder, unstopped)
 
 
-def test_asked_to_stop_between_checkpoints(unstopped: Path, tmp_path: Path) -> None:
-    """It saves itself at once, not when the next checkpoint would be due."""
+class Impatient(io.StringIO):
+    """A screen that asks the run to stop once it reads of the first epoch."""
 
-    class Impatient(io.StringIO):
-        def write(self, text: str) -> int:
-            if text.startswith("epoch 1/2"):
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().write(text)
+    def write(self, text: str) -> int:
+        if text.startswith("epoch 1/2"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().write(text)
 
+
+def stop_after_an_epoch(recipe: Recipe, folder: Path) -> None:
     console = quiet()
     console.file = Impatient()
+    with pytest.raises(Interrupted, match=rf"stopped after epoch 1; .* --resume {folder}"):
+        train(recipe, console=console)
+
+
+def test_asked_to_stop_between_checkpoints(unstopped: Path, tmp_path: Path) -> None:
+    """It saves itself at once, not when the next checkpoint would be due."""
     folder = tmp_path / "run"
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Interrupted, match=rf"stopped after epoch 1; .* --resume {folder}"):
-        train(lively(folder, checkpoint_minutes=60.0), console=console)
+    stop_after_an_epoch(lively(folder, checkpoint_minutes=60.0), folder)
     assert signal.getsignal(signal.SIGTERM) == before
     assert [path.name for path in states(folder / "checkpoints")] == ["state-000000005.pt"]
     resume(folder, console=quiet())
     assert_same_run(folder, unstopped)
+
+
+def test_dropout_goes_on_as_it_would_have(unstopped: Path, tmp_path: Path) -> None:
+    values = {"accumulate": 2, "checkpoint_minutes": 60.0, "overrides": {"proj_drop_rate": 0.2}}
+    whole = train(lively(tmp_path / "whole", **values), console=quiet()).folder
+    folder = tmp_path / "run"
+    stop_after_an_epoch(lively(folder, **values), folder)
+    resume(folder, console=quiet())
+    assert_same_run(folder, whole)
+    with pytest.raises(AssertionError):
+        assert_same_run(folder, unstopped)
 
 
 def test_a_second_ctrl_c_means_now(

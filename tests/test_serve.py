@@ -92,16 +92,14 @@ def picture(seed: int = 0, form: str = "PNG", size: tuple[int, int] = (40, 50)) 
     return encoded(drawn(random.Random(seed), size), form)
 
 
-def top_of(answer: dict[str, Any]) -> tuple[list[str], list[float]]:
-    return [g["label"] for g in answer["top"]], [g["probability"] for g in answer["top"]]
-
-
 def assert_same(answer: dict[str, Any], content: bytes, predictor: hvt.Predictor) -> None:
     """An answer is the one that `hvt predict` gives for the same bytes."""
     expected = predictor(Image.open(io.BytesIO(content)))
-    labels, probabilities = top_of(answer)
-    assert labels == list(expected.classes[: len(labels)])
-    assert probabilities == pytest.approx(expected.probabilities[: len(labels)], abs=1e-5)
+    assert list(answer) == [key for key in expected.to_dict() if key != "error"]
+    assert {key: answer[key] for key in answer["top"][0]} == answer["top"][0]
+    for guess, known in zip(answer["top"], expected.top, strict=False):
+        assert (guess["label"], guess["name"]) == (known.label, known.name)
+        assert guess["probability"] == pytest.approx(known.probability, abs=1e-5)
 
 
 # ── answers ─────────────────────────────────────────────────────────────────────────────────────
@@ -123,12 +121,12 @@ def test_raw_and_multipart_answer_as_predict_does(
                 assert body["model"] == "model.onnx"
                 assert body["milliseconds"] > 0
                 (answer,) = body["answers"]
-                assert answer["name"] is None
+                assert answer["source"] is None
                 assert len(answer["top"]) == 3
                 assert_same(answer, content, predictor)
             files = [("pictures", (f"{kind}.é", content)) for kind, content in strange.items()]
             many = (await to.post("/predict", files=files)).json()["answers"]
-            assert [answer["name"] for answer in many] == [f"{kind}.é" for kind in strange]
+            assert [answer["source"] for answer in many] == [f"{kind}.é" for kind in strange]
             for answer, content in zip(many, strange.values(), strict=True):
                 assert_same(answer, content, predictor)
 
@@ -153,7 +151,7 @@ def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> 
     engine = Engine(checkpoint, Settings(runs=1), exported=onnx)
     assert isinstance(engine.model, hvt.HVT)
     assert engine.config == engine.model.config
-    assert engine.labels == tuple(NAMES)
+    assert engine.class_names == tuple(NAMES)
     image = engine.read(picture())
     with torch.inference_mode():
         expected = engine.model(engine.inputs([engine.pixels(image)])).softmax(dim=1).topk(4)
@@ -166,7 +164,7 @@ def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> 
 def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -> None:
     app = create_app(engine=engine(max_pictures=7))
     found = ask(app, "GET", "/model").json()
-    assert found["labels"] == NAMES
+    assert found["class_names"] == NAMES
     assert found["image"] == [3, 32, 32]
     assert found["limits"]["max_pictures"] == 7
     assert found["precision"] == "float32"

@@ -20,6 +20,7 @@ import timm  # isort: skip
 from timm.data import resolve_model_data_config  # isort: skip
 from timm.optim import create_optimizer_v2, param_groups_layer_decay  # isort: skip
 from timm.optim import param_groups_weight_decay  # isort: skip
+from torchvision.ops import FeaturePyramidNetwork  # isort: skip
 
 NAMES = hvt.list_models()
 Build = Callable[..., HVT]
@@ -193,6 +194,17 @@ def test_reset_classifier(build: Build, images: Tensor) -> None:
         assert torch.equal(model(images), features)
 
 
+@pytest.mark.parametrize("num_classes", [10, 5, 0])
+def test_reset_classifier_forgets_the_class_names(num_classes: int, build: Build) -> None:
+    model = build("hvt_s_2", depth=2)
+    model.pretrained_cfg["label_names"] = tuple("abcdefghij")
+    assert model.class_names == tuple("abcdefghij")
+    model.reset_classifier(num_classes)
+    assert model.class_names is None
+    model.reset_classifier(10)
+    assert model.class_names is None
+
+
 def test_reset_classifier_moves_deit_to_the_mean(build: Build, images: Tensor) -> None:
     model = build("deit_s", depth=2).to(torch.float64)
     model.reset_classifier(7, global_pool="avg")
@@ -328,25 +340,72 @@ def test_every_option_means_what_it_means_in_timm(
 # ── timm's feature extraction ───────────────────────────────────────────────────────────────────
 
 
-def test_features_only_on_grids(small: dict, images: Tensor) -> None:
-    net = timm.create_model("hvt_s_2_2d", features_only=True, **small)
-    outputs = net(images)
-    assert net.feature_info.out_indices in ([3, 7, 11], (3, 7, 11))
-    assert net.feature_info.channels() == [24, 24, 24]
-    assert net.feature_info.reduction() == [16, 32, 32]
-    for y, reduction in zip(outputs, net.feature_info.reduction(), strict=True):
+@pytest.mark.parametrize("name", [name for name in NAMES if "power" not in name])
+def test_features_only_gives_a_level_per_stage_as_large_as_it_says(
+    name: str, small: dict, images: Tensor
+) -> None:
+    net = timm.create_model(name, features_only=True, **small)
+    last = [block - 1 for block in (*MODELS[name].pool_blocks[1:], 12)]
+    assert net.feature_info.module_name() == [f"blocks.{i}" for i in last]
+    maps = net(images)
+    for y, reduction in zip(maps, net.feature_info.reduction(), strict=True):
         assert y.shape == (2, 24, 64 // reduction, 64 // reduction)
+    fpn = FeaturePyramidNetwork(net.feature_info.channels(), 8)
+    out = fpn({str(i): y for i, y in enumerate(maps)})
+    assert [y.shape[2:] for y in out.values()] == [y.shape[2:] for y in maps]
     assert resolve_model_data_config(net)["input_size"] == (3, 64, 64)
 
 
-def test_features_only_on_sequences(small: dict, images: Tensor) -> None:
-    net = timm.create_model("hvt_s_4", features_only=True, out_indices=(0, 5, -1), **small)
+def test_a_2d_pooled_model_is_a_pyramid() -> None:
+    options = {"features_only": True, "feature_cls": "getter"}  # the default, in timm's word
+    net = timm.create_model("hvt_s_2_2d", num_heads=1, head_dim=4, **options)
+    assert net.feature_info.out_indices == (5, 11)
+    assert net.feature_info.reduction() == [16, 32]
+    assert [y.shape[2:] for y in net(torch.randn(1, 3, 224, 224))] == [(14, 14), (7, 7)]
+
+
+def test_blocks_before_the_first_pooling_are_a_level(small: dict, images: Tensor) -> None:
+    net = timm.create_model("hvt_s_2_2d", features_only=True, pool_after=(2, 6), **small)
+    assert net.feature_info.out_indices == (1, 5, 11)
+    assert net.feature_info.reduction() == [8, 16, 32]
+    assert [y.shape[2:] for y in net(images)] == [(8, 8), (4, 4), (2, 2)]
+
+
+def test_levels_come_in_the_order_of_their_description(small: dict, images: Tensor) -> None:
+    net = timm.create_model("hvt_s_2_2d", features_only=True, out_indices=(-1, 2, 2), **small)
+    assert net.feature_info.out_indices == (2, 11)
+    assert [64 // y.shape[2] for y in net(images)] == net.feature_info.reduction() == [16, 32]
+    assert timm.create_model("hvt_s_4", features_only=True, out_indices=2, **small)(images)
+
+
+def test_features_only_stretches_sequences_to_the_patch_grid(small: dict, images: Tensor) -> None:
+    net = timm.create_model("hvt_s_4", features_only=True, out_indices=(0, 5, -1), **small).eval()
     assert net.feature_info.get_dicts(["tokens", "sequence"]) == [
         {"tokens": 31, "sequence": True},
         {"tokens": 15, "sequence": True},
         {"tokens": 3, "sequence": True},
     ]
-    assert [y.shape for y in net(images)] == [(2, 24, 1, 31), (2, 24, 1, 15), (2, 24, 1, 3)]
+    options = {"indices": [0, 5, 11], "intermediates_only": True, "interpolate": True}
+    want = net.model.forward_intermediates(images, **options)
+    torch.testing.assert_close(net(images), want, rtol=0, atol=0)
+    assert [y.shape for y in want] == [(2, 24, 8, 8)] * 3
+    assert net.feature_info.reduction() == [8] * 3
+
+
+def test_tokens_that_lost_their_places_are_no_map(small: dict) -> None:
+    with pytest.raises(HVTError, match="no map to give after block 11, where tokens were dropped"):
+        timm.create_model("deit_s_power", features_only=True, **small)
+    kept = (65, 65) + (9,) * 10
+    early = {"features_only": True, "retention": kept, **small}
+    assert timm.create_model("deit_s_power", out_indices=(0, 1), **early)
+    with pytest.raises(HVTError, match="after block 2"):
+        timm.create_model("deit_s_power", out_indices=(0, 2), **early)
+
+
+@pytest.mark.parametrize("extractor", ["fx", "hook", "list", "dict"])
+def test_other_feature_extractors_are_refused(extractor: str, small: dict) -> None:
+    with pytest.raises(HVTError, match=f"feature_cls='{extractor}' does not work .* leave it out"):
+        timm.create_model("hvt_s_2_2d", features_only=True, feature_cls=extractor, **small)
 
 
 def test_features_only_drops_what_it_does_not_need(small: dict, images: Tensor) -> None:
@@ -356,15 +415,13 @@ def test_features_only_drops_what_it_does_not_need(small: dict, images: Tensor) 
     assert isinstance(net.model.norm, nn.Identity)
     assert isinstance(net.model.head, nn.Identity)
     assert net.model.load_state_dict(whole.state_dict(), strict=False).missing_keys == []
-    want = whole.forward_intermediates(images, [1, 4], intermediates_only=True)
+    want = whole.forward_intermediates(images, [1, 4], intermediates_only=True, interpolate=True)
     torch.testing.assert_close(net(images), want, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("depth", "blocks"), [(1, [0]), (2, [0, 1]), (6, [1, 3, 5]), (24, [7, 15, 23])]
-)
+@pytest.mark.parametrize(("depth", "blocks"), [(2, [0, 1]), (6, [2, 5]), (24, [11, 23])])
 def test_features_only_at_another_depth(depth: int, blocks: list[int], small: dict) -> None:
-    net = timm.create_model("hvt_s_1", features_only=True, depth=depth, **small)
+    net = timm.create_model("hvt_s_2", features_only=True, depth=depth, **small)
     assert net.feature_info.module_name() == [f"blocks.{i}" for i in blocks]
 
 

@@ -53,6 +53,14 @@ class Team:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, by rank, in every process."""
+        if self.size == 1:
+            return [value]
+        values = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
     def wait(self) -> None:
         """Until every process is here."""
         if self.size > 1:

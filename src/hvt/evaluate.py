@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ from .data.loader import Batch
 from .distributed import Team
 from .errors import HVTError
 from .files import whole_file
+from .terminal import printable
+
+CELLS = 1000
+"""Rows of a drawn confusion; more could not be told apart."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +33,23 @@ class Score:
     pictures: int
     skipped: int
     seconds: float
-    confusion: Tensor
-    """int64 (classes, classes): true class by row, answer by column."""
+    num_classes: int
+    confusion: Counter[tuple[int, int]]
+    """How many pictures have this label and this answer; a dense table would grow with classes²."""
 
     @property
     def per_class(self) -> list[float | None]:
         """Top-1 of each class, None where it has no picture."""
-        right = self.confusion.diagonal().tolist()
-        return [100 * r / n if n else None for r, n in zip(right, self.class_pictures, strict=True)]
+        pictures = enumerate(self.class_pictures)
+        return [100 * self.confusion[label, label] / n if n else None for label, n in pictures]
 
     @property
     def class_pictures(self) -> list[int]:
         """How many pictures of each class there were."""
-        return self.confusion.sum(dim=1).tolist()
+        counts = [0] * self.num_classes
+        for (label, _), count in self.confusion.items():
+            counts[label] += count
+        return counts
 
     @property
     def images_per_second(self) -> float:
@@ -48,7 +57,7 @@ class Score:
 
     def to_dict(self, class_names: Sequence[str]) -> dict[str, Any]:
         """Plain values; classes without pictures are left out, and two may have the same name."""
-        rows = zip(class_names, self.per_class, self.class_pictures, strict=True)
+        rows = enumerate(zip(class_names, self.per_class, self.class_pictures, strict=True))
         return {
             "top1": self.top1,
             "top5": self.top5,
@@ -56,7 +65,11 @@ class Score:
             "pictures": self.pictures,
             "skipped": self.skipped,
             "images_per_second": self.images_per_second,
-            "per_class": [{"class": c, "top1": t, "pictures": n} for c, t, n in rows if n],
+            "per_class": [
+                {"label": label, "name": name, "top1": top1, "pictures": pictures}
+                for label, (name, top1, pictures) in rows
+                if pictures
+            ],
         }
 
 
@@ -76,20 +89,22 @@ def evaluate(
         model.eval()
     # right, right among five, loss, pictures, skipped: float64 sums are exact counts
     sums = torch.zeros(5, dtype=torch.float64)
-    confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64)
+    confusion: Counter[tuple[int, int]] = Counter()
     start = time.perf_counter()
     for batch in batches:
         sums[4] += batch.broken
         if not len(batch.labels):
             continue
+        for label in (int(batch.labels.min()), int(batch.labels.max())):
+            if not 0 <= label < num_classes:
+                raise HVTError(f"the data has the label {label}, the model {num_classes} classes")
         images, labels = batch.images.to(device), batch.labels.to(device)
         with torch.autocast(device.type, amp, enabled=amp is not None):
             logits = model(images)
         logits = logits.float()
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices
         hits = top.eq(labels[:, None])
-        answers = labels * num_classes + top[:, 0]
-        confusion += torch.bincount(answers, minlength=num_classes * num_classes).cpu()
+        confusion.update(zip(labels.tolist(), top[:, 0].tolist(), strict=True))
         loss = F.cross_entropy(logits, labels, reduction="sum")
         sums[:4] += torch.tensor(
             [hits[:, 0].sum().item(), hits.sum().item(), loss.item(), len(labels)],
@@ -100,7 +115,8 @@ def evaluate(
     seconds = time.perf_counter() - start
     if team.size > 1:
         where = device if device.type == "cuda" else torch.device("cpu")
-        sums, confusion = team.sum(sums.to(where)).cpu(), team.sum(confusion.to(where)).cpu()
+        sums = team.sum(sums.to(where)).cpu()
+        confusion = sum(team.gather(confusion), Counter())
     right, among_five, loss_sum, pictures, skipped = sums.tolist()
     if not pictures:
         raise HVTError("there is no readable picture to evaluate on")
@@ -111,7 +127,8 @@ def evaluate(
         pictures=int(pictures),
         skipped=int(skipped),
         seconds=seconds,
-        confusion=confusion.view(num_classes, num_classes),
+        num_classes=num_classes,
+        confusion=confusion,
     )
 
 
@@ -119,21 +136,27 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     """A picture of which classes are taken for which, by row in shares of the true class.
 
     Only classes that have pictures are shown; answers that are none of them share the last column.
+    Of more classes than `CELLS`, neighbours share a row and a column.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
     shown = [i for i, n in enumerate(score.class_pictures) if n]
-    rows = score.confusion[shown].double()
-    shares = rows[:, shown] / rows.sum(dim=1, keepdim=True)
-    names = [class_names[i] for i in shown]
+    names = [printable(class_names[i]) for i in shown]
     answers = list(names)
-    if len(shown) < len(class_names):
-        shares = torch.cat((shares, 1 - shares.sum(dim=1, keepdim=True)), dim=1)
+    side = min(len(shown), CELLS)
+    cell = {label: place * side // len(shown) for place, label in enumerate(shown)}
+    counts = torch.zeros(side, side + (len(shown) < score.num_classes), dtype=torch.float64)
+    rows = torch.tensor([cell[label] for label, _ in score.confusion])
+    columns = torch.tensor([cell.get(answer, side) for _, answer in score.confusion])
+    pictures = torch.tensor(list(score.confusion.values()), dtype=torch.float64)
+    counts.index_put_((rows, columns), pictures, accumulate=True)
+    shares = counts / counts.sum(dim=1, keepdim=True)
+    if shares.shape[1] > side:
         answers.append("another class")
-    side = min(14.0, 3 + 0.28 * len(names))
-    figure = Figure(figsize=(side, side), layout="constrained")
+    inches = min(14.0, 3 + 0.28 * len(names))
+    figure = Figure(figsize=(inches, inches), layout="constrained")
     axes = figure.subplots()
     drawn = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
     if len(names) <= 40:

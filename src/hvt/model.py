@@ -16,11 +16,13 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerScale, Mlp, get_act_layer, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
 from .config import HVTConfig
 from .errors import HVTError
 from .extraction import Extract
+from .features import feature_info
 from .merging import Merge
 from .pooling import Grid, Pool, as_picture, to_grid, window
 from .resize import resize_patches, resize_positions
@@ -92,24 +94,24 @@ class Attention(nn.Module):
 class DropPath(nn.Module):
     """A residual branch with stochastic depth: left out for some pictures of a batch.
 
-    Scaling and adding are one operation. timm's draws for the batch it sees; this one can draw for
-    the whole global batch and use its own `rows` of it (see `HVT.set_batch_rows`), so that
-    processes and pieces that share a batch decide as one process would.
+    Scaling and adding are one operation. timm's draws for the batch it sees; for this one the mask
+    can be drawn beforehand (see `HVT.draw_drop_path`), so that processes and pieces that share a
+    batch decide as one process would.
     """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
-        self.rows: Tensor | None = None
-        self.total = 0
+        self.keep: Tensor | None = None  # (B,), of the next pictures
+
+    def draw(self, total: int, device: torch.device) -> Tensor:
+        """Which of `total` pictures keep the branch."""
+        return torch.rand(total, device=device) >= self.rate
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x + branch
-        total = x.shape[0] if self.rows is None else self.total
-        keep = torch.rand(total, device=x.device) >= self.rate
-        if self.rows is not None:
-            keep = keep[self.rows]
+        keep = self.draw(x.shape[0], x.device) if self.keep is None else self.keep
         return torch.addcmul(x, branch, (keep.to(x.dtype) / (1 - self.rate)).view(-1, 1, 1))
 
     def extra_repr(self) -> str:
@@ -214,7 +216,7 @@ class HVT(nn.Module):
         self.head_drop = nn.Dropout(config.drop_rate)
         self.head = _classifier(width, config.num_classes)
         self.head_dist = _classifier(width, config.num_classes) if config.dist_token else None
-        self.feature_info = _feature_info(config)
+        self.feature_info = feature_info(config)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -309,6 +311,8 @@ class HVT(nn.Module):
 
     def _embed(self, images: Tensor) -> Tensor:
         """Eq. 1, without the class token where there is none: `(B, C, H, W)` → `(B, N, D)`."""
+        if isinstance(images, Proxy):  # would fail below, at the first comparison
+            raise HVTError("torch.fx cannot trace an HVT: use torch.export or torch.compile")
         want = (self.config.in_chans, *self.config.image)
         if images.ndim != 4 or tuple(images.shape[1:]) != want:
             raise HVTError(
@@ -364,10 +368,15 @@ class HVT(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head for another task, newly initialised; 0 classes leave the features."""
+        """A new head for another task, newly initialised; 0 classes leave the features.
+
+        The names of the old classes go with the old head, even if there are as many new ones.
+        """
         pool = self.global_pool if global_pool is None else global_pool
         self.config = self.config.replace(num_classes=num_classes, global_pool=pool)
         self.num_classes, self.global_pool = num_classes, pool
+        for key in ("label_names", "label_descriptions"):
+            self.pretrained_cfg.pop(key, None)
         device, dtype = self.pos_embed.device, self.pos_embed.dtype
         self.head = _classifier(self.config.width, num_classes).to(device, dtype)
         if self.head_dist is not None:
@@ -408,7 +417,7 @@ class HVT(nn.Module):
                     pooled = block.get_parameter("pos_embed")
                     block.pos_embed = _moved(pooled, resize_positions(pooled, old, new, stage))
         self.config = new
-        self.feature_info = _feature_info(new)
+        self.feature_info = feature_info(new)
         self.pretrained_cfg["input_size"] = (new.in_chans, *new.image)
 
     def prune_intermediate_layers(
@@ -442,11 +451,23 @@ class HVT(nn.Module):
         """Recompute each block in the backward pass instead of keeping its activations."""
         self.grad_checkpointing = enable
 
-    def set_batch_rows(self, rows: Tensor | None, total: int = 0) -> None:
-        """Say which rows of a global batch of `total` the next pictures are; None: all of it."""
+    def draw_drop_path(self, total: int | None, rows: Tensor | None = None) -> None:
+        """Draw stochastic depth now, for a global batch of `total` pictures.
+
+        The next pictures are `rows` of it, all without. The masks hold until the next call; after
+        one with None, every forward draws its own.
+        """
         for module in self.modules():
-            if isinstance(module, DropPath):
-                module.rows, module.total = rows, total
+            if not isinstance(module, DropPath):
+                continue
+            module.keep = None
+            if total is not None and module.rate:
+                keep = module.draw(total, self.pos_embed.device)
+                module.keep = keep if rows is None else keep[rows]
+
+    def __prepare_scriptable__(self) -> Any:
+        """What `torch.jit.script` asks for first."""
+        raise HVTError("torch.jit.script cannot compile an HVT: use torch.export or torch.compile")
 
     # ── weights; the work is done in hvt.checkpoint, which knows this module ─────────────────────
 
@@ -562,29 +583,3 @@ def _classifier(width: int, num_classes: int) -> nn.Module:
     trunc_normal_(head.weight, std=0.02)
     nn.init.zeros_(head.bias)
     return head
-
-
-def _feature_info(config: HVTConfig) -> list[dict[str, Any]]:
-    """What each block gives, for timm's feature extraction.
-
-    `reduction` is pixels per token side on a grid; a sequence that was pooled in 1D or has lost
-    tokens, marked as such, keeps the patch size, which is right for it once it is interpolated back
-    to the patch grid.
-    """
-    info = []
-    for i in range(config.depth):
-        pooled = sum(b <= i for b in config.pool_blocks)
-        tokens = config.tokens[pooled] if config.kept is None else config.kept[i]
-        whole = config.kept is None or tokens == config.tokens[0]
-        on_grid = whole and (config.pool_dims == 2 or not pooled)
-        info.append(
-            {
-                "module": f"blocks.{i}",
-                "num_chs": config.width,
-                "reduction": config.patch_size
-                * (window(2, config.pool_stride)[0] ** pooled if on_grid else 1),
-                "tokens": tokens - config.num_prefix_tokens,
-                "sequence": not on_grid,
-            }
-        )
-    return info

@@ -10,6 +10,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 
 from .config import HVTConfig
 from .errors import HVTError, nearest
+from .features import FeatureMaps, check_feature_class
 from .model import HVT, default_cfg
 
 # One line per model: what differs from HVTConfig's defaults (224 px, patch 16, 12 blocks, M = 0).
@@ -97,12 +98,14 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
             f"no weights are published for {name}: use pretrained=False, "
             f"or one of {', '.join(WEIGHTS)}"
         )
+    if "feature_cls" in kwargs:
+        check_feature_class(kwargs.pop("feature_cls"))
     try:
         model = build_model_with_cfg(
             lambda **overrides: HVT(get_config(name, **overrides)),
             name,
             pretrained,
-            feature_cfg={"out_indices": _thirds(name, kwargs), "feature_cls": "getter"},
+            feature_cfg={"out_indices": None, "feature_cls": FeatureMaps},
             **kwargs,
         )
     except (URLError, OSError) as error:
@@ -114,14 +117,6 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
     if isinstance(built, HVT):  # timm describes the named model's input, not the one asked for
         model.pretrained_cfg["input_size"] = (built.config.in_chans, *built.config.image)
     return model
-
-
-def _thirds(name: str, kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """The blocks that features_only takes unless told: 3, 7 and 11 of 12."""
-    depth = kwargs.get("depth", MODELS[name].depth)
-    if not isinstance(depth, int):
-        return ()  # refused, like any bad override, when the model is built
-    return tuple(sorted({max(0, depth * third // 3 - 1) for third in (1, 2, 3)}))
 
 
 def _has_other_source(kwargs: dict[str, Any]) -> bool:

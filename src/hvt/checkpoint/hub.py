@@ -1,4 +1,4 @@
-"""Hugging Face directories and repositories, in a form that timm reads too."""
+"""Hugging Face directories and repositories, in a form that timm and transformers read too."""
 
 from __future__ import annotations
 
@@ -34,15 +34,21 @@ tags: [hvt, timm, vision-transformer]
 
 {gflops:.2f} GFLOPs (multiply-adds), {params_m:.2f} M parameters.
 
-Load it with `hvt.load(directory)`, `hvt.from_pretrained("{title}")`, or, after
-`import hvt`, `timm.create_model("hf-hub:{title}", pretrained=True)`.
+{where}
+
+```python
+{commands}
+```
 
 Method: Pan et al., *Scalable Vision Transformers with Hierarchical Pooling*, ICCV 2021.
 """
 
 
-def save_pretrained(model: HVT, directory: str | Path, title: str | None = None) -> None:
-    """Write `model.safetensors`, `config.json` and a model card into a directory."""
+def save_pretrained(model: HVT, directory: str | Path, repo_id: str | None = None) -> None:
+    """Write `model.safetensors`, `config.json` and a model card into a directory.
+
+    The card's commands open the repository where one is named, else the directory.
+    """
     directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -53,10 +59,7 @@ def save_pretrained(model: HVT, directory: str | Path, title: str | None = None)
         temporary.write_text(json.dumps(_config(model), indent=2) + "\n", encoding="utf-8")
     if not (directory / "README.md").exists():
         with whole_file(directory / "README.md") as temporary:
-            priced = cost(model)
-            title = title or directory.resolve().name
-            card = _CARD.format(title=title, gflops=priced.gflops, params_m=priced.params_m)
-            temporary.write_text(card, encoding="utf-8")
+            temporary.write_text(_card(model, directory, repo_id), encoding="utf-8")
 
 
 def from_pretrained(
@@ -106,7 +109,7 @@ def push_to_hub(
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            save_pretrained(model, folder, title=repo_id)
+            save_pretrained(model, folder, repo_id=repo_id)
             api.upload_folder(
                 repo_id=repo.repo_id,
                 folder_path=folder,
@@ -121,14 +124,51 @@ def push_to_hub(
     return str(repo)
 
 
+def _card(model: HVT, directory: Path, repo_id: str | None) -> str:
+    name, priced = directory.resolve().name, cost(model)
+    source = json.dumps(repo_id or name)
+    for_timm = json.dumps(f"hf-hub:{repo_id}" if repo_id else f"local-dir:{name}")
+    commands = [
+        "import hvt  # makes the architecture known to timm and transformers",
+        f"model = hvt.from_pretrained({source})",
+        "",
+        "import timm",
+        f"model = timm.create_model({for_timm}, pretrained=True)",
+    ]
+    if model.num_classes and model.config.in_chans == 3:  # its pipeline gives colour pictures
+        commands += [
+            "",
+            "from transformers import pipeline",
+            f'classify = pipeline("image-classification", model={source})',
+        ]
+    return _CARD.format(
+        title=repo_id or name,
+        gflops=priced.gflops,
+        params_m=priced.params_m,
+        where="To load it:" if repo_id else "To load it, in the folder that holds this one:",
+        commands="\n".join(commands),
+    )
+
+
 def _config(model: HVT) -> dict[str, Any]:
-    """timm's `config.json`: a registered architecture, the arguments that differ, the input."""
+    """timm's `config.json`: a registered architecture, the arguments that differ, the input.
+
+    The number and names of the classes have their place at the top: transformers passes the number
+    on beside `model_args`, and looks for the names nowhere else.
+    """
     name, arguments = nearest_model(model.config)
+    arguments.pop("num_classes", None)
     cfg = {key: model.pretrained_cfg[key] for key in PREPROCESSING if key in model.pretrained_cfg}
+    channels = model.config.in_chans
+    for key in ("mean", "std"):  # of colours, where a grey model was never trained
+        values = cfg.get(key, ())
+        if len(values) not in (0, channels):
+            cfg[key] = [sum(values) / len(values)] * channels
     return {
         "architecture": name,
         "num_classes": model.num_classes,
         "num_features": model.num_features,
+        **({"label_names": list(model.class_names)} if model.class_names else {}),
         "model_args": arguments,
         "pretrained_cfg": cfg
         | {
@@ -138,8 +178,7 @@ def _config(model: HVT) -> dict[str, Any]:
             "num_classes": model.num_classes,
             "first_conv": "patch_embed.proj",
             "classifier": "head",
-        }
-        | ({"label_names": list(model.class_names)} if model.class_names else {}),
+        },
     }
 
 

@@ -155,7 +155,10 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
         if "pretrained_cfg" in config:  # timm's
             heads: dict[str, Any] = {}
             preprocessing = read_preprocessing(config["pretrained_cfg"])
-            names = read_names(config["pretrained_cfg"].get("label_names"))
+            # At the top, as timm writes them, or where earlier versions of hvt did.
+            names = read_names(
+                config.get("label_names") or config["pretrained_cfg"].get("label_names")
+            )
         else:
             processor = _read_json(path / "preprocessor_config.json")
             preprocessing = read_preprocessing(transformers_preprocessing(processor))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import HVTError
+from ..terminal import printable
 from . import bench, data, export, models, paper, power, see, serve, train, use
 from .flags import Parser
 
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args) or 0
     except HVTError as error:
         rank = os.environ.get("RANK", "0")  # torchrun's: the others may have reasons of their own
-        print(f"hvt: {error}" if rank == "0" else f"hvt ({rank}): {error}", file=sys.stderr)
+        who = "hvt" if rank == "0" else f"hvt ({rank})"
+        print(f"{who}: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("hvt: stopped", file=sys.stderr)

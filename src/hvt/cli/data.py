@@ -13,6 +13,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ..data.check import TINY, Report, Twins, check
+from ..terminal import printable
 
 _SHOWN = 20  # classes and repeated pictures listed without --json
 
@@ -65,7 +66,7 @@ def _print(report: Report) -> None:
         table.add_row(part, *(f"{figure:.10g}" for figure in figures))
     Console().print(table)
 
-    # Paths are printed as they are: a table would wrap them, and brackets would be colours.
+    # Paths are printed plainly: a table would wrap them, and brackets would be colours.
     for side, sizes in (("width", report.width), ("height", report.height)):
         if sizes:
             print(f"{side}: {sizes[0]} to {sizes[2]} pixels, median {sizes[1]:g}")
@@ -74,7 +75,7 @@ def _print(report: Report) -> None:
     if report.ignored:
         print(f"ignored files, not pictures: {len(report.ignored)}")
     if report.tiny:
-        few = [f"{name} {count}" for name, count in report.tiny.items()]
+        few = [f"{printable(name)} {count}" for name, count in report.tiny.items()]
         print(f"classes with fewer than {TINY} training pictures ({len(few)}): {_some(few)}")
     _print_twins("in more than one part", report.shared)
     _print_twins("in more than one class", report.contradicting)
@@ -83,7 +84,7 @@ def _print(report: Report) -> None:
         return
     print(f"cannot be read ({len(report.broken)}):")
     for one in report.broken:
-        print(f"  {one.path}: {one.reason}")
+        print(printable(f"  {one.path}: {one.reason}"))
 
 
 def _print_twins(what: str, twins: list[Twins]) -> None:
@@ -91,7 +92,7 @@ def _print_twins(what: str, twins: list[Twins]) -> None:
         return
     print(f"the same picture {what} ({len(twins)}):")
     for one in twins[:_SHOWN]:
-        print("  " + " = ".join(one.paths))
+        print(printable("  " + " = ".join(one.paths)))
     if len(twins) > _SHOWN:
         print(f"  and {len(twins) - _SHOWN} more (--json lists all)")
 

@@ -60,6 +60,11 @@ def register(commands: Any) -> None:
         "--r-lr", type=float, metavar="X", help="learning rate of r (default: from the steps)"
     )
     parser.add_argument(
+        "--match-by-order",
+        action="store_true",
+        help="take the data's classes for the checkpoint's in their order, not by name",
+    )
+    parser.add_argument(
         "--output",
         dest="file",
         metavar="FILE",
@@ -106,7 +111,13 @@ def run_search(args: argparse.Namespace) -> int:
     if args.r_lr is not None and not 0 < args.r_lr <= 1:
         raise HVTError(f"r_lr={args.r_lr:g} must be above 0 and at most 1")
     try:
-        search(recipe, args.gflops, r_lr=args.r_lr, output=output)
+        search(
+            recipe,
+            args.gflops,
+            r_lr=args.r_lr,
+            match_by_order=args.match_by_order,
+            output=output,
+        )
     except Interrupted as stopped:
         print(f"hvt: {stopped}", file=sys.stderr)
         return 130

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import HVTError
+from ..terminal import printable
 
 if TYPE_CHECKING:
     from ..deploy.predict import Answer
@@ -29,7 +30,8 @@ def register(commands: Any) -> None:
         epilog=(
             "examples:\n  hvt eval runs/digits-hvt_ti_2/best.safetensors --data digits\n"
             "  hvt eval model.safetensors --data PICTURES --confusion confusion.png --json\n"
-            "  hvt eval model.onnx --data PICTURES"
+            "  hvt eval model.onnx --data PICTURES\n"
+            "  hvt eval deit.pth --data imagenet --root IMAGENET --match-by-order"
         ),
     )
     parser.add_argument(
@@ -47,6 +49,11 @@ def register(commands: Any) -> None:
         help="processes that read (default: 1)",
     )
     _add_device(parser)
+    parser.add_argument(
+        "--match-by-order",
+        action="store_true",
+        help="take the data's classes for the model's in their order, not by name",
+    )
     parser.add_argument("--skip-broken", action="store_true", help="pass over unreadable pictures")
     parser.add_argument("--confusion", metavar="PNG", help="draw the confusion of classes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -118,14 +125,13 @@ def run_eval(args: argparse.Namespace) -> int:
             root=args.root,
             download=args.download,
             class_names=model.class_names,
+            num_classes=model.num_classes,
+            match_by_order=args.match_by_order,
             in_chans=model.config.in_chans,
         )
-        names = model.class_names or data.class_names or tuple(map(str, range(model.num_classes)))
-        if len(names) != model.num_classes:
-            raise HVTError(
-                f"{args.checkpoint} knows {model.num_classes} classes without their names, "
-                f"{args.data} has {len(names)}"
-            )
+        match = data.match
+        assert match is not None
+        names = data.class_names or tuple(map(str, range(model.num_classes)))
         height, width = model.config.image
         small = isinstance(data.val, ArrayPictures) and height == width <= SMALL
         batches = EvalBatches(
@@ -145,13 +151,21 @@ def run_eval(args: argparse.Namespace) -> int:
     if args.confusion:
         draw_confusion(Path(args.confusion), score, names)
     if args.json:
-        described = {"checkpoint": args.checkpoint, "data": args.data, **score.to_dict(names)}
+        described = {
+            "checkpoint": args.checkpoint,
+            "data": args.data,
+            "matched_by": match.by,
+            **score.to_dict(names),
+        }
+        if match.by == "order":
+            described["matched"] = [{"data": data, "name": name} for data, name in match.pairs]
         print(json.dumps(described, indent=2))
         return 0
     print(
         f"top-1 {score.top1:.2f} %   top-5 {score.top5:.2f} %   loss {score.loss:.4f}   "
         f"{score.pictures} pictures   {score.images_per_second:.0f} images/s on {device}"
     )
+    print(printable(match.describe()))
     if score.skipped:
         print(f"{score.skipped} unreadable pictures were passed over")
     rows = zip(score.per_class, names, score.class_pictures, strict=True)
@@ -162,13 +176,14 @@ def run_eval(args: argparse.Namespace) -> int:
     table.add_column("top-1", justify="right")
     table.add_column("pictures", justify="right")
     for top1, name, pictures in shown:
-        table.add_row(Text(name), f"{top1:.1f} %", str(pictures))
+        table.add_row(Text(printable(name)), f"{top1:.1f} %", str(pictures))
     _console().print(table)
     return 0
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    from ..deploy.predict import Predictor, find_pictures, is_checkpoint
+    from ..deploy.inputs import find_pictures
+    from ..deploy.predict import Predictor, is_checkpoint
 
     inputs, checkpoint = [args.first, *args.others], None
     if is_checkpoint(inputs[0]):
@@ -190,29 +205,37 @@ def _print_json(answers: Iterable[Answer]) -> int:
 
 def _print_csv(answers: Iterable[Answer]) -> int:
     broken = 0
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["source", "rank", "class", "probability", "error"])
+    print("source,rank,label,name,probability,error")
     for answer in answers:
+        # A path that is not UTF-8 could not be printed as it is.
+        source = str(answer.source).encode(errors="backslashreplace").decode()
         if answer.error is not None:
             broken += 1
-            writer.writerow([answer.source, "", "", "", answer.error])
-        pairs = zip(answer.classes, answer.probabilities, strict=True)
-        for rank, (name, probability) in enumerate(pairs, 1):
-            writer.writerow([answer.source, rank, name, f"{probability:.6f}", ""])
+            print(_csv_line(source, "", "", "", "", answer.error))
+        for rank, guess in enumerate(answer.top, 1):
+            probability = f"{guess.probability:.6f}"
+            print(_csv_line(source, rank, guess.label, guess.name, probability, ""))
     return broken
+
+
+def _csv_line(*fields: object) -> str:
+    """One line without its end; a writer whose lines end in \\n alone leaves \\r unquoted."""
+    buffer = io.StringIO()
+    csv.writer(buffer).writerow(fields)
+    return buffer.getvalue().removesuffix("\r\n")
 
 
 def _print_table(answers: Iterable[Answer]) -> int:
     broken = 0
     table = Table("picture", "what it shows", box=None, header_style="bold")
     for answer in answers:
-        pairs = zip(answer.classes, answer.probabilities, strict=True)
-        said = "  ".join(f"{name} {100 * p:.0f} %" for name, p in pairs)
+        said = "  ".join(f"{guess.name} {100 * guess.probability:.0f} %" for guess in answer.top)
         if answer.error is not None:
             broken += 1
             said = f"cannot be read: {answer.error}"
         # Text, not str: brackets in a file's name are no colours.
-        table.add_row(Text(answer.source, overflow="fold"), Text(said))
+        source = Text(printable(str(answer.source)), overflow="fold")
+        table.add_row(source, Text(printable(said)))
     _console().print(table)
     return broken
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from timm.data import IterableImageDataset
 
 from ..errors import HVTError, nearest
 from .arrays import CIFAR, ArrayPictures, open_cifar, open_digits
+from .classes import ClassMatch, match_classes
 from .factory import FactoryPictures, is_factory_name, open_factory
 from .folders import FilePictures, class_folders, find_layout, scan
 from .pictures import mode_of
@@ -36,6 +36,8 @@ class EvalData:
     """By label; empty where the source does not tell, as WebDataset shards do not."""
     image_size: int | None
     """The side of all pictures of a small set; None where they have their own sizes."""
+    match: ClassMatch | None = None
+    """How the labels became indices of a model's logits, where one was named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +135,16 @@ def open_eval(
     *,
     root: str | Path | None = None,
     class_names: Sequence[str] | None = None,
+    num_classes: int | None = None,
+    match_by_order: bool = False,
     download: bool = False,
     in_chans: int = 3,
     val_split: str | None = None,
 ) -> EvalData:
     """Open a source's validation part alone; of a folder of class folders that is all of it.
 
-    With a model's `class_names` the labels are places among them (see `class_places`).
+    With a model's `class_names`, or its `num_classes` where it does not know their names, the
+    labels become indices of its logits (see `match_classes`).
     """
     name = str(name)
     parts = open_parts(
@@ -152,35 +157,23 @@ def open_eval(
     )
     val = parts.val if parts.val is not None else parts.train
     assert val is not None
-    names = parts.class_names
-    if class_names is not None and names:
-        places = class_places(names, class_names, name)
-        if places != list(range(len(names))):
-            if isinstance(val, Pictures):
-                val = val.relabel(places)
-            else:  # timm's streams have a place for it
-                val.target_transform = places.__getitem__
-        names = tuple(class_names)
-    return EvalData(name=name, val=val, class_names=names, image_size=parts.image_size)
+    names, match = parts.class_names, None
+    if class_names is not None or num_classes is not None:
+        count = len(class_names) if class_names is not None else num_classes or 0
+        match = match_classes(names, class_names, count, name, match_by_order)
+        val = relabel(val, match.places)
+        names = tuple(class_names or names)
+    return EvalData(name=name, val=val, class_names=names, image_size=parts.image_size, match=match)
 
 
-def class_places(names: Sequence[str], known: Sequence[str], where: str) -> list[int]:
-    """For each class of some data, its place among the classes that a model knows, by name.
-
-    The data may have fewer classes, in any order; one that the model does not know is an error.
-    Where no name at all is shared and the numbers agree, the names are of another kind (ImageNet's
-    `n01440764` and `tench`) and the order decides.
-    """
-    places = {name: place for place, name in reversed(list(enumerate(known)))}
-    unknown = [name for name in names if name not in places]
-    if list(names) == list(known) or len(unknown) == len(names) == len(known):
-        return list(range(len(names)))
-    if unknown:
-        raise HVTError(
-            f"the class {unknown[0]!r} of {where} is not among the model's {len(known)} classes: "
-            f"{textwrap.shorten(nearest(unknown[0], known), 200, placeholder=' …')}"
-        )
-    return [places[name] for name in names]
+def relabel(pictures: AnyPictures, places: Sequence[int]) -> AnyPictures:
+    """The same pictures with the label `places[label]` instead of `label`."""
+    if list(places) == list(range(len(places))):
+        return pictures
+    if isinstance(pictures, Pictures):
+        return pictures.relabel(places)
+    pictures.target_transform = places.__getitem__  # timm's streams have a place for it
+    return pictures
 
 
 def open_parts(

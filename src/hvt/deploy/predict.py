@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
 import torch
-from PIL import Image, ImageOps
 
-from ..data.pictures import BrokenPicture, picture_extensions, read_picture, to_channels
+from ..data.pictures import BrokenPicture
 from ..device import find_device
 from ..errors import HVTError
 from ..model import HVT
 from ..train.pipeline import eval_transform
+from .inputs import InMemory, Picture, each_picture, is_one, open_picture, source_of
 from .runtime import OnnxModel, open_model
 
-Picture = str | Path | Image.Image
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """A class and how likely it is."""
+
+    label: int
+    """The index of the class among the logits."""
+    name: str
+    """The class by name; its index as text where the model does not know its names."""
+    probability: float
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a model says of one picture; an unreadable one has an error and no classes."""
+    """What a model says of one picture; an unreadable one has an error and no classes.
 
-    source: str
-    classes: tuple[str, ...] = ()
+    `label`, `name` and `probability` are those of the likeliest class, so that
+    `pandas.DataFrame(answers)` has them as columns.
+    """
+
+    source: str | None
+    """The picture's path; None where it has none."""
+    label: int | None = None
+    name: str | None = None
+    probability: float | None = None
+    top: tuple[Guess, ...] = ()
     """The likeliest classes, best first."""
-    probabilities: tuple[float, ...] = ()
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        top = [
-            {"class": c, "probability": p}
-            for c, p in zip(self.classes, self.probabilities, strict=True)
-        ]
-        return {"source": self.source, "top": top} | ({"error": self.error} if self.error else {})
+        """Plain values, as in `hvt predict --json`."""
+        return dataclasses.asdict(self) | {"top": [dataclasses.asdict(g) for g in self.top]}
 
 
 class Predictor:
@@ -54,10 +69,8 @@ class Predictor:
         batch_size: int = 64,
         threads: int = 0,
     ) -> None:
-        for name, value in (("top", top), ("batch_size", batch_size)):
-            if value < 1:
-                raise HVTError(f"{name}={value} must be at least 1")
-        self.top, self.batch_size = top, batch_size
+        self.top = _at_least_1("top", top)
+        self.batch_size = _at_least_1("batch_size", batch_size)
         self.model: HVT | OnnxModel
         if isinstance(checkpoint, HVT):
             self.model = checkpoint.to(find_device(device)).eval()
@@ -75,27 +88,50 @@ class Predictor:
         self.class_names = names or tuple(str(i) for i in range(self.model.num_classes))
 
     @overload
-    def __call__(self, pictures: Picture) -> Answer: ...  # type: ignore[overload-overlap]
+    def __call__(self, pictures: InMemory, top: int | None = None) -> Answer: ...  # type: ignore[overload-overlap]
+    # A path is of one picture or of many: an Answer or a list, as the disk has it.
     @overload
-    def __call__(self, pictures: Sequence[Picture]) -> list[Answer]: ...
-    def __call__(self, pictures: Picture | Sequence[Picture]) -> Answer | list[Answer]:
-        """The answer for one picture, or a list for many; pictures are paths or PIL images."""
-        if isinstance(pictures, str | Path | Image.Image):
-            return next(self.stream([pictures]))
-        return list(self.stream(pictures))
+    def __call__(self, pictures: str | os.PathLike[str], top: int | None = None) -> Any: ...
+    @overload
+    def __call__(self, pictures: Iterable[Picture], top: int | None = None) -> list[Answer]: ...
+    def __call__(
+        self, pictures: Picture | Iterable[Picture], top: int | None = None
+    ) -> Answer | list[Answer]:
+        """The answer for one picture, or a list of answers for many.
 
-    def stream(self, pictures: Sequence[Picture]) -> Iterator[Answer]:
+        One picture is a path, a PIL image, a uint8 array `(H, W, C)`, a tensor `(C, H, W)` of uint8
+        or of floats from 0 to 1, bytes or a binary file; many are a folder, a glob pattern, or a
+        list or generator of any of these. C is 3 (RGB) or 1 (grey). Anything else, a missing file
+        too, is an `HVTError`. So is one picture that cannot be read; among many it is an answer
+        with an `error`. `top` is how many classes to name, instead of the predictor's own number.
+        """
+        answers = self.stream(pictures, top)
+        if not is_one(pictures):
+            return list(answers)
+        answer = next(answers)
+        if answer.error is not None:
+            raise BrokenPicture.of(answer.source or "the picture", answer.error)
+        return answer
+
+    def stream(
+        self, pictures: Picture | Iterable[Picture], top: int | None = None
+    ) -> Iterator[Answer]:
         """Answers as they come, in the order of the pictures; a broken one stops nothing."""
-        for start in range(0, len(pictures), self.batch_size):
-            yield from self._batch(pictures[start : start + self.batch_size])
+        count = self.top if top is None else _at_least_1("top", top)
+        each = each_picture(pictures)
+        return itertools.chain.from_iterable(
+            self._batch(batch, count)
+            for batch in iter(lambda: list(itertools.islice(each, self.batch_size)), [])
+        )
 
     @torch.inference_mode()
-    def _batch(self, pictures: Sequence[Picture]) -> list[Answer]:
+    def _batch(self, pictures: list[Picture], top: int) -> list[Answer]:
+        channels = self.model.config.in_chans
         errors: list[str | None] = []
         tensors = []
         for picture in pictures:
             try:
-                tensors.append(self.transform(self._open(picture)))
+                tensors.append(self.transform(open_picture(picture, channels)))
                 errors.append(None)
             except BrokenPicture as error:
                 errors.append(error.reason)
@@ -103,34 +139,26 @@ class Predictor:
         if tensors:
             dtype = self.model.pos_embed.dtype if isinstance(self.model, HVT) else None
             logits = self.model(torch.stack(tensors).to(self.device, dtype)).float()
-            best = logits.softmax(dim=1).topk(min(self.top, logits.shape[1]), dim=1)
+            best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
             rows = iter(zip(best.values.tolist(), best.indices.tolist(), strict=True))
         answers = []
         for picture, reason in zip(pictures, errors, strict=True):
             if reason is not None:
-                answers.append(Answer(_name(picture), error=reason))
-            else:
-                values, places = next(rows)
-                names = tuple(self.class_names[place] for place in places)
-                answers.append(Answer(_name(picture), names, tuple(values)))
+                answers.append(Answer(source_of(picture), error=reason))
+                continue
+            guesses = tuple(
+                Guess(label, self.class_names[label], probability)
+                for probability, label in zip(*next(rows), strict=True)
+            )
+            first = dataclasses.asdict(guesses[0])
+            answers.append(Answer(source_of(picture), **first, top=guesses))
         return answers
 
-    def _open(self, picture: Picture) -> Image.Image:
-        channels = self.model.config.in_chans
-        if not isinstance(picture, Image.Image):
-            return read_picture(picture, channels)
-        try:  # what was opened and not yet read may be broken too
-            return to_channels(ImageOps.exif_transpose(picture), channels)
-        except (OSError, SyntaxError, ValueError) as error:
-            if isinstance(error, HVTError):
-                raise
-            raise BrokenPicture.of(_name(picture), " ".join(str(error).split())) from error
 
-
-def _name(picture: Picture) -> str:
-    if isinstance(picture, Image.Image):
-        return str(getattr(picture, "filename", "")) or "picture"
-    return str(picture)
+def _at_least_1(name: str, value: int) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise HVTError(f"{name}={value!r} must be a whole number of at least 1")
+    return int(value)
 
 
 def built_in() -> Path:
@@ -144,46 +172,3 @@ def is_checkpoint(path: str) -> bool:
     if found.suffix.lower() in (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx"):
         return True
     return any((found / name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
-
-
-def find_pictures(patterns: Sequence[str]) -> list[str]:
-    """The files behind paths, folders and glob patterns, in order; each must give some."""
-    found: list[str] = []
-    for pattern in patterns:
-        path = Path(pattern).expanduser()
-        if path.is_dir():
-            files = _below(path)
-            if not files:
-                raise HVTError(f"the folder {path} has no pictures in it")
-        elif path.exists():
-            files = [path]
-        elif not glob.has_magic(pattern):
-            raise HVTError(f"there is no file {pattern}")
-        else:
-            files = _matching(path)
-            if not files:
-                raise HVTError(f"no picture matches {pattern}")
-        found += map(str, files)
-    return found
-
-
-def _below(folder: Path) -> list[Path]:
-    """Every picture below a folder, without what is hidden."""
-    paths = sorted(path for path in folder.rglob("*") if _is_picture(path))
-    return [p for p in paths if not any(n.startswith(".") for n in p.relative_to(folder).parts)]
-
-
-def _matching(pattern: Path) -> list[Path]:
-    """What a glob pattern stands for; of folders it is the pictures below them."""
-    # Path.glob takes no absolute patterns, and hidden files, which no shell does.
-    matches = [Path(path) for path in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
-    files = [path for path in matches if path.is_file()]
-    if not pattern.suffix:  # it does not say itself which files it means
-        files = [path for path in files if _is_picture(path)]
-        files += [path for folder in matches if folder.is_dir() for path in _below(folder)]
-    return sorted(set(files))
-
-
-def _is_picture(path: Path) -> bool:
-    known = path.suffix.lower() in picture_extensions()
-    return known and not path.name.startswith(".") and path.is_file()

@@ -7,11 +7,11 @@ rises, below it λ falls. What is left to the budget at the end is settled token
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,10 +21,13 @@ from torch import Tensor
 from .. import distributed
 from ..checkpoint.save_load import read, save
 from ..cost import cost
+from ..data.classes import ClassMatch, match_classes
 from ..data.loader import Batch
+from ..data.sources import Data, relabel
 from ..errors import HVTError
 from ..evaluate import evaluate
 from ..model import HVT
+from ..terminal import printable
 from ..train.interrupt import Interrupted, StopSignals
 from ..train.learner import Learner, Step
 from ..train.optimize import seed_all
@@ -57,7 +60,7 @@ REACH = 1000.0
 """How many times its first value λ may become, and how small a part of it."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Found:
     """What a search gives: a model with hard extraction, to be trained again."""
 
@@ -77,13 +80,15 @@ def search(
     gflops: float,
     *,
     r_lr: float | None = None,
+    match_by_order: bool = False,
     output: str | Path | None = None,
     console: Console | None = None,
 ) -> Found:
     """Search the retention of a budget for the DeiT in `recipe.init`, on the recipe's data.
 
     The recipe says how to learn; its averaged weights, checkpoints and evaluations are not used.
-    `r_lr` is the learning rate of r; the default lets it cross [0, 1] some times. `output` is the
+    `r_lr` is the learning rate of r; the default lets it cross [0, 1] some times. The classes of
+    the data must be the checkpoint's by name, or by order with `match_by_order`. `output` is the
     file to write the found model to.
     """
     if recipe.init is None:
@@ -93,7 +98,8 @@ def search(
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1)
-        model, pipeline = _open(recipe, gflops, team, device)
+        model, data, match = _open(recipe, gflops, match_by_order)
+        pipeline = open_pipeline(recipe, model, data, team, device)
         screen = console or Console()
         say = Say(screen, quiet=not team.leads)
         config = model.config
@@ -101,6 +107,7 @@ def search(
             f"{recipe.init}: {cost(config).gflops:.4g} GFLOPs with all {config.tokens[0]} tokens, "
             f"{gflops:.4g} wanted; {pipeline.train.steps} steps an epoch on {device}"
         )
+        say(match.describe())
         searcher = Searcher(recipe, soften(model), pipeline, team, device, gflops, r_lr)
         searcher.run(say)
         searched = searcher.retention()
@@ -120,11 +127,10 @@ def search(
         distributed.leave()
 
 
-def _open(
-    recipe: Recipe, gflops: float, team: distributed.Team, device: torch.device
-) -> tuple[HVT, Pipeline]:
+def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Data, ClassMatch]:
     path = str(recipe.init)
-    config = read(path).config
+    checkpoint = read(path)
+    config = checkpoint.config
     check_deit(config, path)
     if config.retention is not None:
         raise HVTError(f"{path} has a retention already: search from the DeiT it was made of")
@@ -135,7 +141,19 @@ def _open(
             f"{path} knows {config.num_classes} classes, {data.name} has {model.num_classes}: "
             f"fine-tune it first, with hvt train finetune --init {path} --data {recipe.data}"
         )
-    return model, open_pipeline(recipe, model, data, team, device)
+    # The classifier goes on as it is, so the labels are to be its own.
+    known = checkpoint.class_names or ()
+    match = match_classes(
+        data.class_names,
+        known if len(known) == config.num_classes else None,
+        config.num_classes,
+        data.name,
+        match_by_order,
+    )
+    names = match.model_names or match.data_names
+    model.pretrained_cfg["label_names"] = names
+    train, val = relabel(data.train, match.places), relabel(data.val, match.places)
+    return model, dataclasses.replace(data, train=train, val=val, class_names=names), match
 
 
 class Say:
@@ -146,7 +164,7 @@ class Say:
 
     def __call__(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 class Searcher(Learner):

@@ -21,7 +21,7 @@ from ..model import HVT
 from ..zoo import MODELS, create_model, get_config
 
 if TYPE_CHECKING:
-    from ..deploy.predict import Picture
+    from ..deploy.inputs import Picture
 
 TIMM = "timm:"
 BUILT_IN = "built-in model"
@@ -46,11 +46,9 @@ class Subject:
 
     def prepare(self, picture: Picture) -> Tensor:
         """A picture as the model takes it, `(C, H, W)`."""
-        from ..data.pictures import read_picture, to_channels
+        from ..deploy.inputs import open_picture
 
-        if isinstance(picture, str | Path):
-            return self.transform(read_picture(picture, self.in_chans))
-        return self.transform(to_channels(picture, self.in_chans))
+        return self.transform(open_picture(picture, self.in_chans))
 
     def shown(self, image: Tensor) -> Tensor:
         """A prepared picture for the eye: `(C, H, W)` → `(H, W, 3)` from 0 to 1."""

@@ -89,7 +89,7 @@ def create_app(
 
 
 def _add_routes(app: FastAPI, engine: Engine, settings: Settings, metrics: Metrics) -> None:
-    classes = len(engine.labels)
+    classes = len(engine.class_names)
     described = _describe(engine, settings)
 
     @app.post(
@@ -147,7 +147,7 @@ def _describe(engine: Engine, settings: Settings) -> dict[str, Any]:
         "config": engine.config.to_dict(),
         "gflops": price.gflops,
         "params_m": price.params_m,
-        "labels": list(engine.labels),
+        "class_names": list(engine.class_names),
         "limits": {name: limits[name] for name in LIMITS},
     }
 
@@ -165,17 +165,14 @@ async def answer(state: Any, request: Request, top: int) -> Response:
             request.state.unread = True
             raise TooSlow(f"there was no answer within {settings.timeout:g} seconds") from error
     state.metrics.pictures.inc(len(rows))
-    labels = engine.labels
-    answers = [
-        {
-            "name": upload.name,
-            "top": [
-                {"label": labels[place], "probability": value}
-                for value, place in zip(values, places, strict=True)
-            ],
-        }
-        for upload, (values, places) in zip(uploads, rows, strict=True)
-    ]
+    names = engine.class_names
+    answers = []
+    for upload, (values, labels) in zip(uploads, rows, strict=True):
+        guesses = [
+            {"label": label, "name": names[label], "probability": value}
+            for value, label in zip(values, labels, strict=True)
+        ]
+        answers.append({"source": upload.name, **guesses[0], "top": guesses})
     milliseconds = round(1e3 * (time.perf_counter() - start), 3)
     content = {"model": engine.name, "milliseconds": milliseconds, "answers": answers}
     return Response(json.dumps(content), media_type="application/json")
@@ -225,7 +222,7 @@ class Service(FastAPI):
     @functools.cached_property
     def tops(self) -> dict[bytes, int]:
         """Each right query of `/predict` and how many classes it asks for."""
-        classes = len(self.state.engine.labels)
+        classes = len(self.state.engine.class_names)
         right = {f"top={top}".encode(): top for top in range(1, classes + 1)}
         return right | {b"": min(5, classes)}
 

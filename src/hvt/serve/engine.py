@@ -37,7 +37,7 @@ class Engine:
 
     model: HVT | None
     config: HVTConfig
-    labels: tuple[str, ...]
+    class_names: tuple[str, ...]
     name: str
 
     def __init__(
@@ -58,7 +58,7 @@ class Engine:
             self.session = _session(self.model, settings, exported)
         self.config = self.session.config
         names = self.session.class_names
-        self.labels = names or tuple(map(str, range(self.session.num_classes)))
+        self.class_names = names or tuple(map(str, range(self.session.num_classes)))
         self._place, self._table, self._as_is = _steps(eval_transform(self.session))
         self._side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
         # The first time sets up what later ones find ready: Pillow's formats, the arenas of a run.

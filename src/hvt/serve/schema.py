@@ -13,14 +13,18 @@ from .settings import Settings
 class Guess(BaseModel):
     """A class and how likely it is."""
 
-    label: str
+    label: int = Field(ge=0, description="the index of the class among the logits")
+    name: str = Field(description="the class by name")
     probability: float = Field(ge=0, le=1.000001)
 
 
 class Seen(BaseModel):
-    """What one picture shows."""
+    """What one picture shows: the likeliest class, and the `top` of them."""
 
-    name: str | None = Field(description="the file's name where it was sent")
+    source: str | None = Field(description="the file's name where it was sent")
+    label: int = Field(ge=0, description="the index of the class among the logits")
+    name: str = Field(description="the class by name")
+    probability: float = Field(ge=0, le=1.000001)
     top: list[Guess] = Field(description="the likeliest classes, best first")
 
 
@@ -56,7 +60,7 @@ class Described(BaseModel):
     config: dict[str, Any]
     gflops: float = Field(description="multiply-adds in 10⁹ for one picture")
     params_m: float = Field(description="parameters in millions")
-    labels: list[str]
+    class_names: list[str] = Field(description="the classes by label")
     limits: dict[str, float]
 
 

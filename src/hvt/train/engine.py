@@ -20,6 +20,7 @@ from ..errors import HVTError
 from ..evaluate import Score, evaluate
 from ..files import whole_file
 from ..model import HVT
+from ..terminal import printable
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all
@@ -253,7 +254,8 @@ class Trainer:
 
     def _say(self, text: str) -> None:
         if self.team.leads:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            # Names of folders may hold brackets, which are no markup, and control characters.
+            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     # ── the folder ──────────────────────────────────────────────────────────────────────────────
 

@@ -1,6 +1,7 @@
 """What learns: a model with its average, optimizer and teacher, one global batch at a time.
 
-Nothing random has a state: every step seeds itself from (seed, step), every picture from its key.
+Nothing random has a state: every step seeds itself from (seed, step), every picture from its key,
+and dropout from (seed, step, share of the batch).
 So what `Learner.state` gives, and the number of steps done, is all there is to know.
 """
 
@@ -23,7 +24,14 @@ from ..data.loader import Batch
 from ..distributed import Team
 from ..model import HVT
 from .losses import Teacher, find_teacher, label_loss
-from .optimize import choose_precision, make_mixup, make_optimizer, make_schedule, seed_all
+from .optimize import (
+    choose_precision,
+    make_mixup,
+    make_optimizer,
+    make_schedule,
+    seed_all,
+    seed_dropout,
+)
 from .pipeline import Pipeline
 from .recipe import Recipe
 
@@ -78,6 +86,7 @@ class Learner:
                 part = self._loss(batch, piece, update) / pieces
                 self.scaler.scale(part).backward()
             loss += part.item()
+        self.model.draw_drop_path(None)
         norm = self._gradient_norm()
         finite = math.isfinite(loss) and math.isfinite(norm)
         # float64, so that whole numbers stay whole
@@ -95,11 +104,13 @@ class Learner:
         recipe = self.recipe
         images = batch.images.to(self.device, non_blocking=True)
         target = batch.labels.to(self.device, non_blocking=True)
-        # All processes and pieces draw alike, for the whole batch, and each uses its part.
+        # Mixup and stochastic depth: all processes and pieces draw alike, for the whole batch, and
+        # each uses its part. Dropout has too many numbers for that: each draws its own.
         seed_all(recipe.seed, update)
-        self.model.set_batch_rows(*self.pipeline.rows(piece))
+        self.model.draw_drop_path(recipe.batch_size, self.pipeline.rows(piece))
         if self.mixup:
             images, target = self.mixup(images, target)
+        seed_dropout(recipe.seed, update, self.pipeline.share(piece))
         with self._autocast():
             logits = self.network(images)
             loss = label_loss(logits, target, recipe.smoothing)
@@ -124,12 +135,10 @@ class Learner:
         One to warm up, one measured. Under DDP the first also settles how gradients are bundled,
         so that a run that goes on adds them up as it would have.
         """
-        rows, total = self.pipeline.rows(0)
-        size = self.recipe.batch_size if rows is None else len(rows)
+        size = self.recipe.batch_size // self.pipeline.train.share_of[2]
         config = self.model.config
         images = torch.zeros(size, config.in_chans, *config.image, device=self.device)
         self.network.train()
-        self.model.set_batch_rows(rows, total)
         seconds = 0.0
         for _ in range(2):
             began = time.perf_counter()

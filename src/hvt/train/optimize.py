@@ -74,6 +74,15 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
 
 def seed_all(seed: int, update: int) -> None:
     """Seed what mixup (numpy) and stochastic depth (torch) draw from, for one step."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + (update + 2) * 0xBF58476D1CE4E5B9) % 2**63
+    mixed = _mixed(seed, update)
     torch.manual_seed(mixed)
     np.random.seed(mixed % 2**32)
+
+
+def seed_dropout(seed: int, update: int, share: int) -> None:
+    """Seed what dropout (torch) draws from, for one share of a step's batch."""
+    torch.manual_seed((_mixed(seed, update) + (share + 1) * 0x94D049BB133111EB) % 2**63)
+
+
+def _mixed(seed: int, update: int) -> int:
+    return (seed * 0x9E3779B97F4A7C15 + (update + 2) * 0xBF58476D1CE4E5B9) % 2**63

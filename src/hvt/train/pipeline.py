@@ -35,13 +35,17 @@ class Pipeline:
     val: EvalBatches
     device: torch.device
 
-    def rows(self, piece: int) -> tuple[Tensor | None, int]:
-        """What `HVT.set_batch_rows` wants to know of a piece."""
-        first, _, shares = self.train.share_of
+    def share(self, piece: int) -> int:
+        """Which share of the global batch a piece of this process is."""
+        return self.train.share_of[0] + piece
+
+    def rows(self, piece: int) -> Tensor | None:
+        """Which rows of the global batch a piece is; None where it is the whole."""
+        shares = self.train.share_of[2]
         if shares == 1:
-            return None, 0
-        rows = rows_of_share(self.train.batch_size, shares, first + piece)
-        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device), self.train.batch_size
+            return None
+        rows = rows_of_share(self.train.batch_size, shares, self.share(piece))
+        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
 
 
 def build_model(recipe: Recipe) -> tuple[HVT, Data]:

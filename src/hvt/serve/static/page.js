@@ -6,7 +6,7 @@ const DIM = "8, 12, 20";
 
 const at = (id) => document.getElementById(id);
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
-const plain = (label) => label.replaceAll("_", " ");
+const plain = (name) => name.replaceAll("_", " ");
 const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const arrow = (numbers) => numbers.join(" → ");
 const quick = (ms) => `${ms < 100 ? ms.toFixed(1) : Math.round(ms)} ms`;
@@ -156,14 +156,14 @@ function showPicture(bitmap, name) {
 }
 
 function showAnswer({ answers: [{ top }], milliseconds }, trip) {
-  say(`${plain(top[0].label)}, ${percent(top[0].probability)}`, true);
+  say(`${plain(top[0].name)}, ${percent(top[0].probability)}`, true);
   at("top").replaceChildren(
-    ...top.map(({ label, probability }) => {
+    ...top.map(({ name, probability }) => {
       const fill = element("i");
       requestAnimationFrame(() => (fill.style.width = `${100 * probability}%`));
       return element(
         "li", {},
-        element("span", { class: "name" }, plain(label)),
+        element("span", { class: "name" }, plain(name)),
         element("span", {}, percent(probability)),
         element("span", { class: "bar", "aria-hidden": "true" }, fill),
       );
@@ -506,8 +506,8 @@ addEventListener("resize", () => {
 
 fetch("model")
   .then((response) => response.json())
-  .then(({ name, params_m: params, labels, precision }) => {
+  .then(({ name, params_m: params, class_names: classes, precision }) => {
     at("model").textContent =
-      `${name}, ${precision}, ${params.toPrecision(3)} M parameters, knows ${labels.length} classes`;
+      `${name}, ${precision}, ${params.toPrecision(3)} M parameters, knows ${classes.length} classes`;
   })
   .catch(() => {});

@@ -1,0 +1,255 @@
+"""What a predictor takes for pictures: paths, folders, globs, PIL images, arrays, bytes, files."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from ..data.pictures import (
+    BrokenPicture,
+    mode_of,
+    picture_extensions,
+    read_picture,
+    to_channels,
+    why,
+)
+from ..errors import HVTError
+
+InMemory = Image.Image | np.ndarray | Tensor | bytes | bytearray | memoryview | BinaryIO
+"""What is one picture for certain: arrays are uint8 `(H, W, C)`, tensors `(C, H, W)`."""
+Picture = str | os.PathLike[str] | InMemory
+"""A path may also be that of a folder, or a glob pattern: of many pictures."""
+
+
+def is_one(pictures: object) -> bool:
+    """Whether this is one picture rather than many; what is neither is refused."""
+    if isinstance(pictures, str | os.PathLike):
+        path = _expanded(pictures)
+        return os.path.isfile(path) or not (os.path.isdir(path) or glob.has_magic(path))  # noqa: PTH112, PTH113
+    if _is_picture(pictures):
+        return True
+    # Of a set or a mapping the order of the answers would say nothing.
+    if isinstance(pictures, Iterable) and not isinstance(pictures, Mapping | Set):
+        return False
+    raise _no_picture(pictures)
+
+
+def each_picture(pictures: Any) -> Iterator[Picture]:
+    """The pictures one by one, folders and globs as the files they stand for.
+
+    A list is looked through before the first comes, so that a missing file costs no time.
+    """
+    if is_one(pictures) or isinstance(pictures, str | os.PathLike):
+        pictures = [pictures]
+    return iter(list(_expand(pictures))) if isinstance(pictures, Sequence) else _expand(pictures)
+
+
+def _expand(pictures: Iterable[Any]) -> Iterator[Picture]:
+    for picture in pictures:
+        if isinstance(picture, str | os.PathLike):
+            yield from find_pictures([os.fspath(picture)])
+        elif _is_picture(picture):
+            yield picture
+        else:
+            raise _no_picture(picture)
+
+
+def _is_picture(picture: object) -> bool:
+    known = (Image.Image, np.ndarray, Tensor, bytes, bytearray, memoryview)
+    return isinstance(picture, known) or callable(getattr(picture, "read", None))
+
+
+def _no_picture(value: object) -> HVTError:
+    return HVTError(
+        f"a value of type {type(value).__name__} is not a picture: give a path, a folder, a glob, "
+        "a PIL image, a uint8 array (H, W, C), a tensor (C, H, W), bytes or a binary file, "
+        "or a list of them"
+    )
+
+
+def source_of(picture: object) -> str | None:
+    """The path of a picture, where it has one."""
+    if isinstance(picture, str | os.PathLike):
+        return os.fspath(picture)
+    name = getattr(picture, "filename" if isinstance(picture, Image.Image) else "name", None)
+    return str(name) if isinstance(name, str | os.PathLike) and str(name) else None
+
+
+def open_picture(picture: Picture, in_chans: int) -> Image.Image:
+    """The picture upright, as 8-bit RGB (3 channels) or grey (1 channel).
+
+    One whose content is damaged is a `BrokenPicture`; an array of another kind is the caller's
+    mistake and another `HVTError`.
+    """
+    mode_of(in_chans)
+    if isinstance(picture, np.ndarray):
+        return to_channels(_from_array(picture), in_chans)
+    if isinstance(picture, Tensor):
+        return to_channels(_from_tensor(picture), in_chans)
+    name = source_of(picture) or "the picture"
+    try:
+        if isinstance(picture, Image.Image):
+            if 0 in picture.size:
+                raise ValueError("it has no pixels")
+            picture.load()
+            with contextlib.suppress(Exception):  # damaged EXIF says nothing about the pixels
+                picture = ImageOps.exif_transpose(picture)
+            return to_channels(picture, in_chans)
+        if isinstance(picture, str | os.PathLike):
+            return read_picture(Path(picture), in_chans)
+        return read_picture(_stream(picture), in_chans, name=name)
+    except HVTError:
+        raise
+    except Exception as error:  # damaged content, a closed file: all sorts
+        raise BrokenPicture.of(name, why(error)) from error
+
+
+def _stream(picture: Any) -> BinaryIO:
+    """Bytes or a file object as a file that can be read from its start."""
+    if isinstance(picture, bytes | bytearray | memoryview):
+        return io.BytesIO(picture)
+    if isinstance(picture, io.TextIOBase):
+        raise HVTError(f"{source_of(picture) or 'the file'} is open as text: open it with 'rb'")
+    seekable = getattr(picture, "seekable", None)
+    if callable(seekable) and seekable():
+        picture.seek(0)  # as Pillow does: a file that was just written is at its end
+        return picture
+    content = picture.read()  # a pipe or an HTTP response
+    if not isinstance(content, bytes):
+        raise HVTError(
+            f"reading a {type(picture).__name__} gives {type(content).__name__}: "
+            "a picture's file must give bytes"
+        )
+    return io.BytesIO(content)
+
+
+def _from_array(array: np.ndarray) -> Image.Image:
+    """uint8 `(H, W, 3)` in RGB, or `(H, W, 1)` in grey."""
+    shape = array.shape
+    if array.dtype != np.uint8:
+        raise HVTError(
+            f"an array of {array.dtype} is not a picture: give uint8 values from 0 to 255"
+        )
+    _check_shape("an array", shape, "(H, W, C)", channels=-1)
+    array = np.ascontiguousarray(array)
+    return Image.fromarray(array[:, :, 0] if shape[2] == 1 else array)
+
+
+def _from_tensor(tensor: Tensor) -> Image.Image:
+    """uint8, or float from 0 to 1: `(3, H, W)` in RGB, or `(1, H, W)` in grey."""
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise HVTError("a sparse or meta tensor is not a picture: give a dense one")
+    if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
+        raise HVTError(
+            f"a tensor of {tensor.dtype} is not a picture: give uint8 values from 0 to 255, or "
+            "float ones from 0 to 1"
+        )
+    _check_shape("a tensor", tuple(tensor.shape), "(C, H, W)", channels=0)
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point():
+        tensor = tensor.float()
+        low, high = tensor.min().item(), tensor.max().item()
+        if not (low >= 0 and high <= 1):  # NaN too
+            raise HVTError(
+                f"a float tensor from {low:.4g} to {high:.4g} is not a picture: its values must "
+                "be from 0 to 1, before any normalisation"
+            )
+        tensor = tensor.mul(255).round().to(torch.uint8)
+    return _from_array(tensor.permute(1, 2, 0).numpy())
+
+
+def _check_shape(what: str, shape: tuple[int, ...], wanted: str, channels: int) -> None:
+    """Refuse a shape that is not one picture's; `channels` is the place of C."""
+    said = f"{what} of shape {shape} is not a picture: give {wanted}"
+    if len(shape) == 4:
+        raise HVTError(f"{said}, and a batch as list(batch)")
+    if len(shape) != 3:
+        raise HVTError(f"{said}, also for grey, with C = 1")
+    if shape[channels] not in (1, 3):
+        raise HVTError(f"{said} with C = 3 for RGB or C = 1 for grey")
+    if 0 in shape:
+        raise HVTError(f"{said} with pixels in it")
+
+
+# ── paths ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_pictures(patterns: Sequence[str]) -> list[str]:
+    """The files behind paths, folders and glob patterns, in order; each must give some."""
+    paths: list[str] = []
+    for pattern in patterns:
+        # os.path: a name that is too long, or holds a NUL, is no file to it; Path would raise.
+        path = _expanded(pattern)
+        if os.path.isdir(path):  # noqa: PTH112
+            files = _below(Path(path))
+            if not files:
+                raise HVTError(f"the folder {path} has no pictures in it")
+        elif os.path.isfile(path):  # noqa: PTH113
+            files = [Path(path)]
+        elif os.path.exists(path):  # noqa: PTH110
+            raise HVTError(f"{path} is neither a file nor a folder, so it is not read")
+        elif not glob.has_magic(path):
+            raise HVTError(f"there is no file {_short(pattern) or repr(pattern)}")
+        else:
+            files = _matching(Path(path))
+            if not files:
+                raise HVTError(f"no picture matches {_short(pattern)}")
+        paths += map(str, files)
+    return paths
+
+
+def _expanded(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise HVTError(f"the path {text!r} is bytes: give it as text, by os.fsdecode")
+    return os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for an unknown user
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def _below(folder: Path) -> list[Path]:
+    """Every picture below a folder, without what is hidden."""
+    paths = sorted(path for path in folder.rglob("*") if _looks_like_one(path))
+    return [path for path in paths if not _hidden(path.relative_to(folder))]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") and part != ".." for part in path.parts)
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """What a glob pattern stands for; of folders it is the pictures below them."""
+    # Path.glob, since glob.glob follows links in `**`: two links to the folder they are in would
+    # keep it busy for ever. But Path.glob takes no absolute patterns, and hidden files, which no
+    # shell does.
+    parts = pattern.parts
+    first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    base, rest = Path(*parts[:first]), parts[first:]
+    try:
+        matches = list(base.glob("/".join(rest)))
+    except (OSError, ValueError, NotImplementedError):  # a name that no file can have
+        return []
+    if not any(part.startswith(".") for part in rest):
+        matches = [path for path in matches if not _hidden(path.relative_to(base))]
+    files = [path for path in matches if path.is_file()]
+    if not pattern.suffix:  # it does not say itself which files it means
+        files = [path for path in files if _looks_like_one(path)]
+        files += [path for folder in matches if folder.is_dir() for path in _below(folder)]
+    return sorted(set(files))
+
+
+def _looks_like_one(path: Path) -> bool:
+    known = path.suffix.lower() in picture_extensions()
+    return known and not path.name.startswith(".") and path.is_file()
