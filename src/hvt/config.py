@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import HVTError, nearest
-from .pooling import KINDS, padding, pooled_length
+from .pooling import KINDS, padding, pooled_length, window
 
 
 def _field(default: Any, help: str) -> Any:
@@ -34,14 +34,29 @@ class HVTConfig:
     stages: int | None = _field(None, "number of pooling stages, M, spread evenly over the blocks")
     pool_after: tuple[int, ...] | None = _field(None, "the blocks to pool after, instead of stages")
     pool: str = _field("max", "pooling kind: max, avg or conv")
-    pool_kernel: int = _field(3, "pooling window")
-    pool_stride: int = _field(2, "pooling stride")
+    pool_kernel: int | tuple[int, int] = _field(3, "pooling window: N, or HxW of the grid")
+    pool_stride: int | tuple[int, int] = _field(2, "pooling stride: N, or HxW of the grid")
     pool_dims: int = _field(1, "1 pools the token sequence, 2 pools the token grid")
     class_token: bool = _field(False, "prepend a class token, as DeiT does")
+    dist_token: bool = _field(False, "a second, distilled token with a head of its own, as in DeiT")
+    reg_tokens: int = _field(0, "register tokens after the class token, read by no head")
     retention: tuple[int, ...] | None = _field(
         None, "tokens that leave each block's attention, class token counted: PoWER"
     )
+    merge: int | tuple[int, ...] | None = _field(
+        None, "tokens that each block merges into their most similar ones: ToMe's r"
+    )
+    proportional_attention: bool = _field(
+        False, "a pooled or merged token counts in attention as the tokens it stands for"
+    )
     global_pool: str | None = _field(None, "what the head reads: avg, token, or '' for all tokens")
+    fc_norm: bool = _field(False, "norm after the average instead of before it, as timm does")
+    no_embed_class: bool = _field(False, "no positions for class and register tokens")
+    pre_norm: bool = _field(False, "norm before the first block, as CLIP does")
+    norm_eps: float = _field(1e-6, "epsilon of the norms")
+    qkv_bias: bool = _field(True, "bias of queries, keys and values")
+    init_values: float | None = _field(None, "LayerScale's first value; none leaves it out")
+    act_layer: str = _field("gelu", "activation of the MLP: gelu, gelu_tanh or quick_gelu")
     mlp_ratio: float = _field(4.0, "hidden width of the MLP over the token width")
     drop_rate: float = _field(0.0, "dropout before the classifier")
     pos_drop_rate: float = _field(0.0, "dropout after the first positional embedding")
@@ -56,6 +71,7 @@ class HVTConfig:
         self._check_head()
         self._check_pooling()
         self._check_retention()
+        self._check_merge()
 
     # ── what follows from the fields ────────────────────────────────────────────────────────────
 
@@ -80,8 +96,8 @@ class HVTConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """1 with a class token, else 0. Prefix tokens are never pooled."""
-        return int(self.class_token)
+        """Class, distilled and register tokens, which are never pooled or merged."""
+        return int(self.class_token) + int(self.dist_token) + self.reg_tokens
 
     @property
     def head_pool(self) -> str:
@@ -110,16 +126,31 @@ class HVTConfig:
     def tokens(self) -> tuple[int, ...]:
         """Sequence length at first and after each pooling, with the class token where there is one.
 
-        With a retention, at first and after each block that drops tokens.
+        With a retention or merging, at first and after each block that has fewer.
 
         >>> HVTConfig(stages=4).tokens
         (196, 97, 48, 23, 11)
         """
         lengths = [rows * cols + self.num_prefix_tokens for rows, cols in self.grids]
-        for kept in self.retention or ():
+        for kept in self.kept or ():
             if kept < lengths[-1]:
                 lengths.append(kept)
         return tuple(lengths)
+
+    @property
+    def kept(self) -> tuple[int, ...] | None:
+        """Tokens that leave each block's attention: PoWER's or ToMe's; None where all do.
+
+        At most half of the patches can be merged in one block, however many are asked for.
+        """
+        if self.merge is None:
+            return self.retention
+        asked = (self.merge,) * self.depth if isinstance(self.merge, int) else self.merge
+        patches, kept = self.grid[0] * self.grid[1], []
+        for merged in asked:
+            patches -= min(merged, patches // 2)
+            kept.append(patches + self.num_prefix_tokens)
+        return tuple(kept)
 
     # ── plain data ──────────────────────────────────────────────────────────────────────────────
 
@@ -163,6 +194,15 @@ class HVTConfig:
                 raise HVTError(f"img_size={size!r} must be one number or (height, width)")
             size = (size[0], size[1])
             object.__setattr__(self, "img_size", size[0] if size[0] == size[1] else size)
+        for name in ("pool_kernel", "pool_stride"):
+            value = getattr(self, name)
+            if isinstance(value, (list, tuple)):
+                if len(value) != 2:
+                    raise HVTError(f"{name}={value!r} must be one number or (rows, columns)")
+                same = value[0] == value[1] and self.pool_dims == 2
+                object.__setattr__(self, name, value[0] if same else tuple(value))
+        if isinstance(self.merge, (list, tuple)):
+            object.__setattr__(self, "merge", tuple(self.merge))
         if isinstance(self.pool_after, (list, tuple)):
             object.__setattr__(self, "pool_after", tuple(self.pool_after))
         elif self.pool_after is not None:
@@ -185,9 +225,14 @@ class HVTConfig:
             "head_dim": (self.head_dim, 1),
             "depth": (self.depth, 1),
             "stages": (0 if self.stages is None else self.stages, 0),
-            "pool_kernel": (self.pool_kernel, 1),
-            "pool_stride": (self.pool_stride, 1),
+            "reg_tokens": (self.reg_tokens, 0),
         }
+        for name in ("pool_kernel", "pool_stride"):
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                whole[f"{name} rows"], whole[f"{name} columns"] = (value[0], 1), (value[1], 1)
+            else:
+                whole[name] = (value, 1)
         if self.embed_dim is not None:
             whole["embed_dim"] = (self.embed_dim, 1)
         for name, (value, least) in whole.items():
@@ -198,8 +243,23 @@ class HVTConfig:
         self._check_share("drop_path_rate")
         if not isinstance(self.mlp_ratio, (int, float)) or not 0 < self.mlp_ratio < math.inf:
             raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be a finite number above 0")
-        if not isinstance(self.class_token, bool):
-            raise HVTError(f"class_token={self.class_token!r} must be True or False")
+        for name in (
+            "class_token", "dist_token", "proportional_attention", "fc_norm", "no_embed_class",
+            "pre_norm", "qkv_bias",
+        ):  # fmt: skip
+            if not isinstance(getattr(self, name), bool):
+                raise HVTError(f"{name}={getattr(self, name)!r} must be True or False")
+        for name in ("norm_eps", "init_values"):
+            value = getattr(self, name)
+            if value is None and name == "init_values":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise HVTError(f"{name}={value!r} must be a number")
+            if not 0 < value < 1000:
+                raise HVTError(f"{name}={value!r} must be above 0 and below 1000")
+        if self.act_layer not in ACTIVATIONS:
+            hint = nearest(str(self.act_layer), ACTIVATIONS)
+            raise HVTError(f"act_layer={self.act_layer!r} is unknown: {hint}")
         for side in self.image:
             if side % self.patch_size:
                 fits = max(self.patch_size, round(side / self.patch_size) * self.patch_size)
@@ -228,12 +288,27 @@ class HVTConfig:
             raise HVTError(f"global_pool={self.global_pool!r} must be 'avg', 'token' or ''")
         if self.global_pool == "token" and not self.class_token:
             raise HVTError("global_pool='token' needs class_token=True; use global_pool='avg'")
+        if self.dist_token and not (self.class_token and self.head_pool == "token"):
+            raise HVTError(
+                "dist_token=True needs class_token=True and global_pool='token': its head's logits "
+                "are averaged with the class token's"
+            )
+        if self.fc_norm and self.head_pool != "avg":
+            raise HVTError(
+                f"fc_norm=True needs global_pool='avg', not {self.head_pool!r}: use fc_norm=False"
+            )
 
     def _check_pooling(self) -> None:
         if self.pool not in KINDS:
             raise HVTError(f"pool={self.pool!r} is unknown: {nearest(str(self.pool), KINDS)}")
         if not _is_whole(self.pool_dims) or self.pool_dims not in (1, 2):
             raise HVTError(f"pool_dims={self.pool_dims!r} must be 1 (sequence) or 2 (grid)")
+        for name in ("pool_kernel", "pool_stride"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and self.pool_dims == 1:
+                raise HVTError(
+                    f"{name}={value} has rows and columns: use pool_dims=2, or one number"
+                )
         if self.pool_after is not None:
             after = self.pool_after
             if not all(_is_whole(b) and 0 <= b < self.depth for b in after):
@@ -268,8 +343,11 @@ class HVTConfig:
         if kept is None:
             return
         most = self.grid[0] * self.grid[1] + 1
-        if not self.class_token:
-            raise HVTError("retention needs class_token=True, as DeiT has; else use retention=None")
+        if not self.class_token or self.num_prefix_tokens > 1:
+            raise HVTError(
+                "retention needs class_token=True and no other prefix token, as DeiT has; "
+                "else use retention=None"
+            )
         if self.pool_blocks:
             raise HVTError(
                 "retention and pooling exclude each other: use stages=0, or retention=None"
@@ -294,6 +372,22 @@ class HVTConfig:
                 "use global_pool='token', or let it end with 2"
             )
 
+    def _check_merge(self) -> None:
+        merge = self.merge
+        if merge is None:
+            return
+        if self.pool_blocks or self.retention is not None:
+            other = "pooling" if self.pool_blocks else "retention"
+            raise HVTError(f"merge and {other} exclude each other: use stages=0 and retention=None")
+        for merged in merge if isinstance(merge, tuple) else (merge,):
+            if not _is_whole(merged) or merged < 0:
+                raise HVTError(f"merge={merged!r} must be a whole number of at least 0")
+        if isinstance(merge, tuple) and len(merge) != self.depth:
+            raise HVTError(
+                f"merge has {len(merge)} numbers for depth={self.depth}: give one for each block, "
+                "or one for all"
+            )
+
     def _retained(self, other: HVTConfig) -> tuple[int, ...]:
         """This retention for another number of patches or blocks: the share at each relative depth.
 
@@ -310,16 +404,18 @@ class HVTConfig:
         return tuple(retained)
 
     def _pooled(self, grid: tuple[int, int]) -> tuple[int, int]:
-        kernel, stride = self.pool_kernel, self.pool_stride
-        pad = padding(self.pool_dims, kernel)
-        if self.pool_dims == 2:
-            return (
-                pooled_length(grid[0], kernel, stride, pad),
-                pooled_length(grid[1], kernel, stride, pad),
-            )
-        return 1, pooled_length(grid[0] * grid[1], kernel, stride, pad)
+        if self.pool_dims == 1:
+            grid = (1, grid[0] * grid[1])
+        kernels = window(self.pool_dims, self.pool_kernel)
+        strides = window(self.pool_dims, self.pool_stride)
+        rows, cols = (
+            pooled_length(n, kernel, stride, padding(self.pool_dims, kernel))
+            for n, kernel, stride in zip(grid, kernels, strides, strict=True)
+        )
+        return rows, cols
 
 
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
 FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(HVTConfig))
 
 

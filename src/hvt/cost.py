@@ -11,6 +11,7 @@ from typing import Any
 
 from .config import HVTConfig
 from .model import HVT
+from .pooling import window
 from .zoo import get_config
 
 FLOAT32 = 4  # bytes
@@ -119,7 +120,7 @@ def cost(model: HVTConfig | HVT | str, **overrides: Any) -> Cost:
         config = model.config if isinstance(model, HVT) else model
     config = config.replace(**overrides)
     layers = _layers(config)
-    unpooled = config.replace(stages=0, retention=None)
+    unpooled = config.replace(stages=0, retention=None, merge=None)
     return Cost(
         layers=layers,
         tokens=list(config.tokens),
@@ -155,7 +156,7 @@ def arrow(tokens: list[int]) -> str:
 
 
 def _layers(config: HVTConfig) -> list[Layer]:
-    d, hidden, prefix = config.width, config.mlp_width, config.num_prefix_tokens
+    d, prefix = config.width, config.num_prefix_tokens
     patch = config.patch_size**2 * config.in_chans
     patches, n = config.tokens[0] - prefix, config.tokens[0]
     layers = [
@@ -164,34 +165,42 @@ def _layers(config: HVTConfig) -> list[Layer]:
             patches,
             n,
             macs=patches * patch * d,
-            params=patch * d + d + prefix * d + n * d,
-            activation_bytes=FLOAT32 * patches * patch,  # the unfolded patches
+            # CLIP has a norm's weight and bias in place of the patches' bias.
+            params=patch * d
+            + (2 * d if config.pre_norm else d)
+            + prefix * d
+            + (patches if config.no_embed_class else n) * d,
+            # The unfolded patches; a norm keeps its input and two statistics per token.
+            activation_bytes=FLOAT32 * patches * patch
+            + (FLOAT32 * (n * d + 2 * n) if config.pre_norm else 0),
         )
     ]
     stage = 0
     for index in range(config.depth):
-        kept = n if config.retention is None else config.retention[index]
+        kept = n if config.kept is None else config.kept[index]
         layers.append(_attention(f"blocks.{index}.attn", n, kept, config))
         n = kept
-        layers.append(_mlp(f"blocks.{index}.mlp", n, d, hidden))
+        layers.append(_mlp(f"blocks.{index}.mlp", n, config))
         if index in config.pool_blocks:
             stage += 1
             pooled = config.tokens[stage]
             layers.append(_pooling(f"blocks.{index}.pool", n, pooled, config))
             n = pooled
-    # The norm keeps its input and two statistics per token.
-    layers.append(Layer("norm", n, n, 0, 2 * d, FLOAT32 * (n * d + 2 * n)))
+    # The norm keeps its input and two statistics per token; after the average, there is one token.
+    normed = 1 if config.fc_norm else n
+    layers.append(Layer("norm", n, normed, 0, 2 * d, FLOAT32 * (normed * d + 2 * normed)))
     if config.num_classes:
-        inputs = n if config.head_pool == "" else 1
+        inputs = n if config.head_pool == "" else 2 if config.dist_token else 1
         # An average is a tensor of its own; one token, or all, are views that keep the whole norm.
         held = d if config.head_pool == "avg" else n * d
+        heads = 2 if config.dist_token else 1
         layers.append(
             Layer(
                 "head",
                 n,
                 inputs,
                 macs=inputs * d * config.num_classes,
-                params=(d + 1) * config.num_classes,
+                params=heads * (d + 1) * config.num_classes,
                 activation_bytes=FLOAT32 * held,
             )
         )
@@ -199,24 +208,33 @@ def _layers(config: HVTConfig) -> list[Layer]:
 
 
 def _attention(name: str, n: int, kept: int, config: HVTConfig) -> Layer:
-    """The attention of a block on `n` tokens, of which it passes on `kept`."""
+    """The attention of a block on `n` tokens, of which it passes on `kept`.
+
+    ToMe's search for pairs is not counted, as its authors do not: half of the patches' average keys
+    times the other half's, `n² · head_dim / 4`.
+    """
     d = config.width
     # Held: block input and its norm (2d), q, k, v (3d), the attended values (d); two statistics
     # of the norm per token and, per head, the softmax's normaliser.
     held = FLOAT32 * (6 * n * d + 2 * n + n * config.num_heads)
-    if kept < n:
+    if kept < n and config.merge is None:
         # The attention weights in place of the normaliser; what the kept tokens are gathered from,
         # and their 64-bit indices.
         held += FLOAT32 * (n - 1) * n * config.num_heads
         held += FLOAT32 * n * d + 8 * kept if kept > 1 else 0
-    params = 2 * d + (d + 1) * 3 * d + (d + 1) * d
+    params = 2 * d + 3 * d * (d + int(config.qkv_bias)) + (d + 1) * d
+    if config.init_values is not None:  # LayerScale keeps what it scales
+        params, held = params + d, held + FLOAT32 * n * d
     return Layer(name, n, kept, attention_macs(n, d), params, held)
 
 
-def _mlp(name: str, n: int, d: int, hidden: int) -> Layer:
+def _mlp(name: str, n: int, config: HVTConfig) -> Layer:
+    d, hidden = config.width, config.mlp_width
     # Kept: input and its norm (2d), before and after GELU (2 hidden), the norm's statistics.
     kept = 2 * n * d + 2 * n * hidden + 2 * n
     params = 2 * d + (d + 1) * hidden + (hidden + 1) * d
+    if config.init_values is not None:
+        params, kept = params + d, kept + n * d
     return Layer(name, n, n, mlp_macs(n, d, hidden), params, FLOAT32 * kept)
 
 
@@ -225,9 +243,9 @@ def _pooling(name: str, n: int, pooled: int, config: HVTConfig) -> Layer:
     macs, params = 0, pooled * d
     kept = FLOAT32 * n * d  # its input, prefix included: what is pooled is a view of it
     if config.pool == "conv":
-        window = config.pool_kernel**config.pool_dims
-        macs = outputs * window * d * d
-        params += window * d * d + d
+        rows, cols = window(config.pool_dims, config.pool_kernel)
+        macs = outputs * rows * cols * d * d
+        params += rows * cols * d * d + d
     elif config.pool == "max":
         kept += 8 * outputs * d  # the winners' 64-bit indices
     return Layer(name, n, pooled, macs, params, kept)

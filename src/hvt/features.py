@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .config import HVTConfig
 from .errors import HVTError
-from .pooling import as_tokens, to_grid
+from .pooling import as_tokens, to_grid, window
 
 
 def feature_info(config: HVTConfig) -> list[dict[str, Any]]:
@@ -20,17 +20,18 @@ def feature_info(config: HVTConfig) -> list[dict[str, Any]]:
     tokens, has no grid; its reduction is the patch size, that of the patch grid `FeatureMaps`
     stretches it back to.
     """
+    stride = max(window(config.pool_dims, config.pool_stride))
     info = []
     for i in range(config.depth):
         pooled = sum(b <= i for b in config.pool_blocks)
-        tokens = config.tokens[pooled] if config.retention is None else config.retention[i]
-        whole = config.retention is None or tokens == config.tokens[0]
+        tokens = config.tokens[pooled] if config.kept is None else config.kept[i]
+        whole = config.kept is None or tokens == config.tokens[0]
         on_grid = whole and (config.pool_dims == 2 or not pooled)
         info.append(
             {
                 "module": f"blocks.{i}",
                 "num_chs": config.width,
-                "reduction": config.patch_size * (config.pool_stride**pooled if on_grid else 1),
+                "reduction": config.patch_size * (stride**pooled if on_grid else 1),
                 "tokens": tokens - config.num_prefix_tokens,
                 "sequence": not on_grid,
             }
@@ -66,12 +67,17 @@ class FeatureMaps(FeatureGetterNet):
         # Sorted, because that is how they come, and what is said of them must be in that order.
         super().__init__(model, tuple(sorted(set(blocks))), **options)
         self.sequences: list[bool] = self.feature_info.get("sequence")
-        if config.retention is not None and any(self.sequences):
+        if config.kept is not None and any(self.sequences):
             block = self.feature_info.out_indices[self.sequences.index(True)]
             raise HVTError(
                 f"features_only has no map to give after block {block}, where tokens were dropped "
-                "and the others have lost their places: take them as they are, with "
+                "or merged and the others have lost their places: take them as they are, with "
                 "forward_intermediates(images, output_fmt='NLC')"
+            )
+        if config.pool_dims == 2 and config.pool_blocks and isinstance(config.pool_stride, tuple):
+            raise HVTError(
+                f"features_only has no single reduction for pool_stride={config.pool_stride}: take "
+                "the maps as they are, with forward_intermediates(images)"
             )
 
     def forward(self, images: Tensor) -> list[Tensor]:  # (B, C, H, W) → (B, D, H/r, W/r) each

@@ -5,6 +5,7 @@ Parameter names are those of the authors' code, DeiT and timm, so that their wei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import Mlp, trunc_normal_
+from timm.layers import LayerScale, Mlp, get_act_layer, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.fx import Proxy
@@ -22,7 +23,8 @@ from .config import HVTConfig
 from .errors import HVTError
 from .extraction import Extract
 from .features import feature_info
-from .pooling import Grid, Pool, as_picture, to_grid
+from .merging import Merge
+from .pooling import Grid, Pool, as_picture, to_grid, window
 from .resize import resize_patches, resize_positions
 
 
@@ -33,9 +35,9 @@ class PatchEmbed(nn.Module):
     gives contiguous tokens and is no slower than the convolution.
     """
 
-    def __init__(self, patch_size: int, in_chans: int, width: int) -> None:
+    def __init__(self, patch_size: int, in_chans: int, width: int, bias: bool = True) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(in_chans, width, patch_size, patch_size)
+        self.proj = nn.Conv2d(in_chans, width, patch_size, patch_size, bias=bias)
 
     def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) → (B, N, D)
         patch = self.proj.kernel_size[0]
@@ -57,14 +59,20 @@ class Attention(nn.Module):
         width = config.width
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.attn_drop = config.attn_drop_rate
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
         self.proj = nn.Linear(width, width)
         self.proj_drop = nn.Dropout(config.proj_drop_rate)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N, D)
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:  # (B, N, D) → (B, N, D)
+        """`bias` is added to the logits of each key, `(B or 1, 1, 1, N)`."""
+        return self.with_keys(x, bias)[0]
+
+    def with_keys(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The same, and the keys, `(B, heads, N, head_dim)`."""
         q, k, v = self._split(x)
         drop = self.attn_drop if self.training else 0.0
-        return self._join(F.scaled_dot_product_attention(q, k, v, dropout_p=drop))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
+        return self._join(y), k
 
     def with_weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The same by plain operations, and the attention weights, `(B, heads, N, N)`."""
@@ -120,13 +128,23 @@ class Block(nn.Module):
         super().__init__()
         width = config.width
         rate = config.drop_path_rate * index / max(1, config.depth - 1)
-        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
         self.attn = Attention(config)
+        self.ls1 = _layer_scale(config)
         self.drop_path1 = DropPath(rate)
-        self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = Mlp(width, config.mlp_width, drop=config.proj_drop_rate)
+        self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(
+            width,
+            config.mlp_width,
+            act_layer=get_act_layer(config.act_layer),
+            drop=config.proj_drop_rate,
+        )
+        self.ls2 = _layer_scale(config)
         self.drop_path2 = DropPath(rate)
+        self.key_bias: Tensor | None
+        self.register_buffer("key_bias", _key_bias(config, index), persistent=False)
         self.extract: nn.Module | None = _extraction(config, index)
+        self.merge: Merge | None = _merging(config, index)
         self.pool: Pool | None = None
         self.pos_embed: nn.Parameter | None = None
         if index in config.pool_blocks:
@@ -144,14 +162,23 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N', D), N' = N in most blocks
         if self.extract is None:
-            x = self.drop_path1(x, self.attn(self.norm1(x)))
+            x = self.drop_path1(x, self.ls1(self.attn(self.norm1(x), self.key_bias)))
         else:
             branch, weights = self.attn.with_weights(self.norm1(x))
-            x = self.extract(self.drop_path1(x, branch), weights)
-        x = self.drop_path2(x, self.mlp(self.norm2(x)))
+            x = self.extract(self.drop_path1(x, self.ls1(branch)), weights)
+        x = self.drop_path2(x, self.ls2(self.mlp(self.norm2(x))))
         if self.pool is not None:
             x = self.pool(x) + self.pos_embed
         return x
+
+    def merging(self, x: Tensor, size: Tensor, proportional: bool) -> tuple[Tensor, Tensor]:
+        """The same where blocks merge: `size`, `(B, N)`, is how many patches a token stands for."""
+        bias = size.log()[:, None, None] if proportional else None
+        branch, keys = self.attn.with_keys(self.norm1(x), bias)
+        x = self.drop_path1(x, self.ls1(branch))
+        if self.merge is not None:
+            x, size = self.merge(x, keys.mean(dim=1), size)
+        return self.drop_path2(x, self.ls2(self.mlp(self.norm2(x)))), size
 
 
 class HVT(nn.Module):
@@ -171,23 +198,31 @@ class HVT(nn.Module):
         self.pretrained_cfg: dict[str, Any] = default_cfg(config)
         self.default_cfg = self.pretrained_cfg
 
-        self.patch_embed = PatchEmbed(config.patch_size, config.in_chans, config.width)
-        self.cls_token: nn.Parameter | None = None
-        if config.class_token:
-            self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
-        self.pos_embed = nn.Parameter(torch.zeros(1, config.tokens[0], config.width))
+        width, eps = config.width, config.norm_eps
+        # CLIP's patches have no bias: the norm behind them has one.
+        self.patch_embed = PatchEmbed(
+            config.patch_size, config.in_chans, width, bias=not config.pre_norm
+        )
+        self.cls_token = _tokens(int(config.class_token), width)
+        self.dist_token = _tokens(int(config.dist_token), width)
+        self.reg_token = _tokens(config.reg_tokens, width)
+        positions = config.tokens[0] - (self.num_prefix_tokens if config.no_embed_class else 0)
+        self.pos_embed = nn.Parameter(torch.zeros(1, positions, width))
         self.pos_drop = nn.Dropout(config.pos_drop_rate)
+        self.norm_pre = nn.LayerNorm(width, eps=eps) if config.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, i) for i in range(config.depth))
-        self.norm: nn.Module = nn.LayerNorm(config.width, eps=1e-6)
+        self.norm: nn.Module = nn.Identity() if config.fc_norm else nn.LayerNorm(width, eps=eps)
+        self.fc_norm: nn.Module = nn.LayerNorm(width, eps=eps) if config.fc_norm else nn.Identity()
         self.head_drop = nn.Dropout(config.drop_rate)
-        self.head = _classifier(config.width, config.num_classes)
+        self.head = _classifier(width, config.num_classes)
+        self.head_dist = _classifier(width, config.num_classes) if config.dist_token else None
         self.feature_info = feature_info(config)
         self.init_weights()
 
     def init_weights(self) -> None:
-        """DeiT's: truncated normal of std 0.02 for linear layers, positions and the class token."""
+        """DeiT's: truncated normal of std 0.02 for linear layers, positions and prefix tokens."""
         for name, parameter in self.named_parameters():
-            if name.endswith(("pos_embed", "cls_token")):
+            if name.endswith(("pos_embed", "_token")):
                 trunc_normal_(parameter, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -202,19 +237,29 @@ class HVT(nn.Module):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens after the last norm: `(B, C, H, W)` → `(B, N, D)`."""
-        x = self._embed(images)
+        x, size = self._embed(images), None
         for block in self.blocks:
-            x = self._run(block, x)
+            x, size = self._run(block, x, size)
         return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Eq. 6, or Eq. 4 with a class token: `(B, N, D)` → `(B, classes)`, or `(B, D)`."""
         if self.global_pool == "avg":
             x = x[:, self.num_prefix_tokens :].mean(dim=1)
+        elif self.head_dist is not None:
+            return self._forward_heads(x, pre_logits)
         elif self.global_pool == "token":
             x = x[:, 0]
-        x = self.head_drop(x)
+        x = self.head_drop(self.fc_norm(x))
         return x if pre_logits else self.head(x)
+
+    def _forward_heads(self, x: Tensor, pre_logits: bool) -> Tensor:
+        """The average of the class and the distilled token's answers, as in DeiT."""
+        x = self.head_drop(x[:, :2])
+        if pre_logits:
+            return x.mean(dim=1)
+        assert self.head_dist is not None
+        return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
 
     def forward_intermediates(
         self,
@@ -238,9 +283,9 @@ class HVT(nn.Module):
             raise HVTError(f"output_fmt={output_fmt!r} must be 'NCHW' or 'NLC'")
         take, last = feature_take_indices(len(self.blocks), _listed(indices))
         outputs: list[Tensor] = []
-        x = self._embed(x)
+        x, size = self._embed(x), None
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = self._run(block, x)
+            x, size = self._run(block, x, size)
             if i in take:
                 outputs.append(self.norm(x) if norm else x)
 
@@ -276,20 +321,39 @@ class HVT(nn.Module):
                 "resize them, or the model with set_input_size"
             )
         x = self.patch_embed(images)
-        if self.cls_token is not None:
-            x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
-        return self.pos_drop(x + self.pos_embed)
+        if self.config.no_embed_class:
+            x = x + self.pos_embed
+        tokens = (self.cls_token, self.dist_token, self.reg_token)
+        prefix = [token.expand(x.shape[0], -1, -1) for token in tokens if token is not None]
+        if prefix:
+            x = torch.cat((*prefix, x), dim=1)
+        if not self.config.no_embed_class:
+            x = x + self.pos_embed
+        return self.norm_pre(self.pos_drop(x))
 
-    def _run(self, block: nn.Module, x: Tensor) -> Tensor:
+    def _run(self, block: Any, x: Tensor, size: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """A block's output and, where blocks merge, how many patches each token stands for."""
+        inputs: tuple[Any, ...] = (x,)
+        run: Any = block
+        if self.config.merge is not None:
+            size = x.new_ones(x.shape[:2]) if size is None else size
+            run, inputs = block.merging, (x, size, self.config.proportional_attention)
         if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, x, use_reentrant=False)
-        return block(x)
+            y = checkpoint(run, *inputs, use_reentrant=False)
+        else:
+            y = run(*inputs)
+        return y if self.config.merge is not None else (y, None)
 
     def _picture(self, tokens: Tensor, index: int, interpolate: bool) -> Tensor:
         rows, cols = self.config.grids[sum(b <= index for b in self.config.pool_blocks)]
         whole = tokens.shape[1] == rows * cols  # PoWER drops some
         if not whole:
             rows, cols = 1, tokens.shape[1]
+            if interpolate and self.config.merge is not None:
+                raise HVTError(
+                    f"the tokens after block {index} are merged and have no place on the grid: "
+                    "use output_fmt='NLC'"
+                )
         if interpolate and (rows, cols) != self.config.grid:
             if not cols:
                 raise HVTError(f"no patch is left after block {index}: there is no grid to give")
@@ -315,6 +379,8 @@ class HVT(nn.Module):
             self.pretrained_cfg.pop(key, None)
         device, dtype = self.pos_embed.device, self.pos_embed.dtype
         self.head = _classifier(self.config.width, num_classes).to(device, dtype)
+        if self.head_dist is not None:
+            self.head_dist = _classifier(self.config.width, num_classes).to(device, dtype)
 
     def set_input_size(
         self,
@@ -342,6 +408,9 @@ class HVT(nn.Module):
             for index, block in enumerate(self.blocks):
                 if isinstance(block, Block):
                     block.extract = _extraction(new, index)
+                    block.merge = _merging(new, index)
+                    bias = _key_bias(new, index)
+                    block.key_bias = None if bias is None else bias.to(self.pos_embed)
                 if isinstance(block.pool, Pool):
                     block.pool.grid = _pool_grid(new, stage)
                     stage += 1
@@ -367,15 +436,15 @@ class HVT(nn.Module):
         return take
 
     def no_weight_decay(self) -> set[str]:
-        """Positions and the class token; timm adds biases and norms, which are one-dimensional."""
+        """Positions and prefix tokens; timm adds biases and norms, which are one-dimensional."""
         names = (name for name, _ in self.named_parameters())
-        return {name for name in names if name.endswith(("pos_embed", "cls_token"))}
+        return {name for name in names if name.endswith(("pos_embed", "_token"))}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameters belong to which layer, for layer-wise learning rates."""
         return {
-            "stem": r"^(?:cls_token|pos_embed|patch_embed)",
-            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+            "stem": r"^(?:cls_token|dist_token|reg_token|pos_embed|patch_embed|norm_pre)",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^(?:norm|fc_norm)", (99999,))],
         }
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -464,6 +533,39 @@ def _pool_grid(config: HVTConfig, stage: int) -> Grid:
     """What the pooling of a stage sees: the grid of tokens, or their sequence as one row."""
     rows, cols = config.grids[stage]
     return (rows, cols) if config.pool_dims == 2 else (1, rows * cols)
+
+
+def _tokens(count: int, width: int) -> nn.Parameter | None:
+    return nn.Parameter(torch.zeros(1, count, width)) if count else None
+
+
+def _layer_scale(config: HVTConfig) -> nn.Module:
+    if config.init_values is None:
+        return nn.Identity()
+    return LayerScale(config.width, config.init_values)
+
+
+def _key_bias(config: HVTConfig, index: int) -> Tensor | None:
+    """The log of how many patches each token of a block stands for; None where it is one patch.
+
+    Merged tokens differ from picture to picture and bring their own.
+    """
+    pooled = sum(block < index for block in config.pool_blocks)
+    if not config.proportional_attention or not pooled:
+        return None
+    rows, cols = window(config.pool_dims, config.pool_stride)
+    bias = torch.full((1, 1, 1, config.tokens[pooled]), pooled * math.log(rows * cols))
+    bias[..., : config.num_prefix_tokens] = 0
+    return bias
+
+
+def _merging(config: HVTConfig, index: int) -> Merge | None:
+    """What merges the tokens of a block; None where all stay."""
+    if config.merge is None or config.kept is None:
+        return None
+    kept = (config.tokens[0], *config.kept)
+    merged = kept[index] - kept[index + 1]
+    return Merge(merged, config.num_prefix_tokens) if merged else None
 
 
 def _extraction(config: HVTConfig, index: int) -> Extract | None:

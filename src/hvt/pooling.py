@@ -27,6 +27,13 @@ def padding(dims: int, kernel: int) -> int:
     return (kernel - 1) // 2 if dims == 2 else 0
 
 
+def window(dims: int, size: int | Grid) -> Grid:
+    """Rows and columns of a kernel or stride given as one number; of a sequence, one row."""
+    if isinstance(size, tuple):
+        return size
+    return (size, size) if dims == 2 else (1, size)
+
+
 def as_picture(x: Tensor, grid: Grid) -> Tensor:
     """`(B, H·W, D)` → `(B, D, H, W)`, a channels-last view."""
     # Split, then permute: the other way round, a batch of one loses its channels-last strides.
@@ -69,14 +76,19 @@ class Pool(nn.Module):
     """
 
     def __init__(
-        self, kind: str, grid: Grid, width: int, kernel: int, stride: int, dims: int, prefix: int
+        self,
+        kind: str,
+        grid: Grid,
+        width: int,
+        kernel: int | Grid,
+        stride: int | Grid,
+        dims: int,
+        prefix: int,
     ) -> None:
         super().__init__()
         self.kind, self.grid, self.prefix = kind, grid, prefix
-        pad = padding(dims, kernel)
-        self.kernel: Grid = (kernel, kernel) if dims == 2 else (1, kernel)
-        self.stride: Grid = (stride, stride) if dims == 2 else (1, stride)
-        self.pad: Grid = (pad, pad)
+        self.kernel, self.stride = window(dims, kernel), window(dims, stride)
+        self.pad: Grid = (padding(dims, self.kernel[0]), padding(dims, self.kernel[1]))
         self.conv = (
             nn.Conv2d(width, width, self.kernel, self.stride, self.pad) if kind == "conv" else None
         )

@@ -16,7 +16,8 @@ def resize_positions(embedding: Tensor, old: HVTConfig, new: HVTConfig, stage: i
     The first one, and all of a 2D-pooled model, lie on a grid and are resampled in 2D; those of a
     1D-pooled sequence are resampled along it. `(1, N, D)` → `(1, N', D)`.
     """
-    before, after, prefix = old.grids[stage], new.grids[stage], new.num_prefix_tokens
+    before, after = old.grids[stage], new.grids[stage]
+    prefix = 0 if stage == 0 and new.no_embed_class else new.num_prefix_tokens
     if before == after:
         return embedding
     if stage == 0 or new.pool_dims == 2:

@@ -192,32 +192,9 @@ def _foreign(
 
 
 def parameter_shapes(config: HVTConfig) -> dict[str, tuple[int, ...]]:
-    """The parameters of a config's model; nothing is built, so a false config costs no memory."""
-    d, tokens = config.width, config.tokens[: 1 + len(config.pool_blocks)]
-    shapes: dict[str, tuple[int, ...]] = {"pos_embed": (1, tokens[0], d)}
-    if config.class_token:
-        shapes["cls_token"] = (1, 1, d)
-
-    def add(name: str, *weight: int) -> None:
-        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = weight, weight[:1]
-
-    add("patch_embed.proj", d, config.in_chans, config.patch_size, config.patch_size)
-    for i in range(config.depth):
-        add(f"blocks.{i}.norm1", d)
-        add(f"blocks.{i}.attn.qkv", 3 * d, d)
-        add(f"blocks.{i}.attn.proj", d, d)
-        add(f"blocks.{i}.norm2", d)
-        add(f"blocks.{i}.mlp.fc1", config.mlp_width, d)
-        add(f"blocks.{i}.mlp.fc2", d, config.mlp_width)
-    for i, pooled in zip(config.pool_blocks, tokens[1:], strict=True):
-        shapes[f"blocks.{i}.pos_embed"] = (1, pooled, d)
-        if config.pool == "conv":
-            rows = config.pool_kernel if config.pool_dims == 2 else 1
-            add(f"blocks.{i}.pool.conv", d, d, rows, config.pool_kernel)
-    add("norm", d)
-    if config.num_classes:
-        add("head", config.num_classes, d)
-    return shapes
+    """The parameters of a config's model, which is built on the meta device and takes no memory."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in HVT(config).state_dict().items()}
 
 
 def _fitted(checkpoint: Checkpoint, config: HVTConfig) -> dict[str, Tensor]:

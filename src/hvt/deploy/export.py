@@ -129,8 +129,11 @@ def write(model: HVT, path: Path, form: str, kept: Collection[str] = ()) -> None
         return
     graph = to_onnx(model)
     if form == "int8":
-        # Retention looks at the attention weights, which the fused operator keeps to itself.
-        heads = model.config.num_heads if model.config.retention is None else None
+        # Retention looks at the attention weights and merging at the keys, which the fused operator
+        # keeps to itself; it takes no bias of the keys either.
+        config = model.config
+        fused = config.kept is None and not config.proportional_attention and config.qkv_bias
+        heads = config.num_heads if fused else None
         graph = quantise(graph, kept, heads)
     helper = import_extra("onnx").helper
     graph.producer_name, graph.producer_version = "hvt", __version__
@@ -184,9 +187,13 @@ def _attention(head_dim: int) -> Callable[..., Any]:
     """
     op = import_extra("onnxscript").opset20
 
-    def attention(query: Any, key: Any, value: Any, *options: Any, **more: Any) -> Any:
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, *options: Any, **more: Any
+    ) -> Any:
         scale = op.Constant(value_float=head_dim**-0.5)
         likeness = op.Mul(op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2])), scale)
+        if attn_mask is not None:  # the bias of pooled or merged keys
+            likeness = op.Add(likeness, attn_mask)
         return op.MatMul(op.Softmax(likeness, axis=-1), value)
 
     return attention

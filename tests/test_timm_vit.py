@@ -1,0 +1,108 @@
+"""timm's plain ViTs in our family: equal logits and costs, and refusals that name the part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import hvt
+from hvt.checkpoint.timm_vit import from_timm, is_timm_name, named_config
+
+# One small model of each family: fewer blocks, small pictures, random weights.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "deit_tiny_patch16_224": {},
+    "deit_tiny_distilled_patch16_224": {},
+    "deit3_small_patch16_224": {},  # LayerScale, no position for the class token
+    "vit_tiny_patch16_224": {},
+    "vit_small_patch32_224": {},
+    "vit_small_patch8_224": {"img_size": 32},
+    "vit_small_patch14_dinov2": {"img_size": 56},
+    "vit_small_patch14_reg4_dinov2": {"img_size": 56},
+    "vit_xsmall_patch16_clip_224": {},  # norm before the blocks, patches without bias
+    "vit_base_patch32_clip_quickgelu_224": {},
+    "vit_medium_patch16_gap_240": {"img_size": 48},  # average head, no class token, no qkv bias
+    "vit_wee_patch16_reg1_gap_256": {"img_size": 64},  # registers without a class token
+    "vit_base_patch16_224_miil": {"embed_dim": 192, "num_heads": 3},  # no qkv bias
+}
+
+
+def small(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    kwargs = {"img_size": 64, "depth": 2, "num_classes": 10} | FAMILIES[name]
+    model = timm.create_model(name, **kwargs).eval()
+    for parameter in model.parameters():  # zeros, such as new biases, would hide a swap
+        nn.init.normal_(parameter, std=0.05)
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_timm_s(name: str) -> None:
+    theirs = small(name)
+    ours = from_timm(theirs, name)
+    images = torch.randn(2, 3, *ours.config.image)
+    with torch.inference_mode():
+        assert torch.allclose(ours(images), theirs(images), atol=1e-5)
+        features = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
+        assert torch.allclose(
+            ours.forward_head(ours.forward_features(images), pre_logits=True), features, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cost_and_checkpoint_know_it(name: str, tmp_path: Any) -> None:
+    ours = from_timm(small(name), name)
+    assert hvt.cost(ours).params == sum(p.numel() for p in ours.parameters())
+    hvt.save(ours, tmp_path / "it.safetensors")
+    again = hvt.load(tmp_path / "it.safetensors")
+    assert again.config == ours.config
+    images = torch.randn(1, 3, *ours.config.image)
+    with torch.inference_mode():
+        assert torch.equal(again(images), ours(images))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_can_be_pooled_and_resized(name: str) -> None:
+    ours = from_timm(small(name), name)
+    side = 2 * ours.config.image[0]
+    ours.set_input_size(side)
+    pooled = hvt.HVT(
+        ours.config.replace(pool_after=(0,), pool="avg", pool_kernel=2, pool_dims=2)
+    ).eval()
+    pooled.load_state_dict(ours.state_dict(), strict=False)
+    images = torch.randn(1, 3, side, side)
+    assert pooled(images).shape == ours(images).shape == (1, 10)
+    assert hvt.cost(pooled).macs < hvt.cost(ours).macs
+
+
+def test_preprocessing_comes_along() -> None:
+    ours = from_timm(small("vit_base_patch32_clip_quickgelu_224"))
+    assert ours.pretrained_cfg["mean"] == pytest.approx((0.4814, 0.4578, 0.4082), abs=1e-3)
+    assert ours.pretrained_cfg["crop_pct"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("vit_base_patch16_siglip_224", "its head pools by 'map'"),
+        ("vit_base_patch16_rope_224", "it is a Eva"),
+        ("swin_tiny_patch4_window7_224", "it is a SwinTransformer"),
+        ("vit_relpos_small_patch16_224", "it is a VisionTransformerRelPos"),
+        ("beit_base_patch16_224", "it is a Beit"),
+        ("vit_giant_patch14_dinov2", "its MLP is a GluMlp"),
+        ("vit_base_patch16_rpn_224", "its blocks are ResPostBlock"),
+        ("resnet18", "it is a ResNet"),
+    ],
+)
+def test_what_does_not_fit_is_named(name: str, reason: str) -> None:
+    with pytest.raises(hvt.HVTError, match=f"{name} does not fit: {reason}"):
+        named_config(name)
+
+
+def test_names_of_timm_s_are_told_from_ours() -> None:
+    assert is_timm_name("deit_tiny_patch16_224")
+    assert not is_timm_name("hvt_s_4")
+    assert not is_timm_name("no_such_model")
