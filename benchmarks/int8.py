@@ -25,6 +25,7 @@ from torch import Tensor
 
 import hvt
 from hvt.bench.measure import describe, in_turns, portable_command
+from hvt.data.evaluation import SMALL, as_files, eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
@@ -34,7 +35,6 @@ from hvt.deploy.quantise import balanced, linear_nodes, quantise, sensitive
 from hvt.deploy.runtime import INPUT, OUTPUT, OnnxModel
 from hvt.evaluate import evaluate
 from hvt.files import whole_file
-from hvt.train.pipeline import SMALL, as_files, eval_transform
 
 HERE = Path(__file__).parent
 PARTS = ("choices", "speed", "accuracy")

@@ -26,6 +26,7 @@ from training import PLAIN, run, small_disk
 import hvt
 from hvt.cli import GROUPS
 from hvt.cli.flags import Parser
+from hvt.data.evaluation import eval_transform
 from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
 from hvt.deploy.export import TOLERANCE, export, to_onnx, write
@@ -41,7 +42,6 @@ from hvt.deploy.quantise import (
 from hvt.deploy.runtime import OnnxModel, open_model
 from hvt.errors import CheckpointError, HVTError
 from hvt.extraction import best, significance
-from hvt.train.pipeline import eval_transform
 
 Build = Callable[..., hvt.HVT]
 FORMS = {"onnx": "model.onnx", "int8": "int8.onnx", "torch": "model.pt2"}

@@ -22,6 +22,7 @@ from hostile import repeated_scans
 from PIL import Image
 
 import hvt
+from hvt.data.evaluation import eval_transform
 from hvt.data.folders import FilePictures
 from hvt.data.loader import EvalBatches
 from hvt.data.pictures import BrokenPicture
@@ -30,7 +31,6 @@ from hvt.deploy.inputs import find_pictures
 from hvt.deploy.predict import Answer, Predictor, built_in, find_device, is_checkpoint
 from hvt.errors import HVTError
 from hvt.evaluate import evaluate
-from hvt.train.pipeline import eval_transform
 
 DOCS = Path(__file__).parents[1] / "docs"
 Build = Callable[..., hvt.HVT]

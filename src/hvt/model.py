@@ -6,9 +6,8 @@ Parameter names are those of the authors' code, DeiT and timm, so that their wei
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -469,7 +468,7 @@ class HVT(nn.Module):
         """What `torch.jit.script` asks for first."""
         raise HVTError("torch.jit.script cannot compile an HVT: use torch.export or torch.compile")
 
-    # ── weights; the work is done in hvt.checkpoint, which knows this module ─────────────────────
+    # ── weights ─────────────────────────────────────────────────────────────────────────────────
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -477,30 +476,25 @@ class HVT(nn.Module):
         names = self.pretrained_cfg.get("label_names")
         return tuple(names) if names and len(names) == self.num_classes else None
 
-    def load_pretrained(self, path: str) -> None:
-        """Take a checkpoint's weights into this model; timm calls this after a download."""
-        from .checkpoint.save_load import load_into
+    # How a model is stored is the subject of `checkpoint`, which sets these: timm calls the first
+    # after a download, and the others are where other libraries have them.
+    load_pretrained: ClassVar[Callable[[HVT, str], None]]
+    save_pretrained: ClassVar[Callable[..., None]]
+    push_to_hub: ClassVar[Callable[..., str]]
+    from_pretrained: ClassVar[Callable[..., HVT]]
 
-        load_into(self, path)
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Write a Hugging Face directory that `from_pretrained`, `hvt.load` and timm can read."""
-        from .checkpoint.hub import save_pretrained
+class Classifier(Protocol):
+    """What predicting and evaluating need to know of a model, whatever runs it."""
 
-        save_pretrained(self, directory)
+    config: HVTConfig
+    num_classes: int
+    pretrained_cfg: dict[str, Any]
 
-    @classmethod
-    def from_pretrained(cls, source: str | Path, **kwargs: Any) -> HVT:
-        """The model of a Hugging Face directory or repository; `kwargs`: see `checkpoint.hub`."""
-        from .checkpoint.hub import from_pretrained
+    @property
+    def class_names(self) -> tuple[str, ...] | None: ...
 
-        return from_pretrained(source, **kwargs)
-
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
-        """Upload to a Hugging Face repository; returns its address. `kwargs`: `checkpoint.hub`."""
-        from .checkpoint.hub import push_to_hub
-
-        return push_to_hub(self, repo_id, **kwargs)
+    def __call__(self, images: Tensor, /) -> Any: ...
 
 
 def default_cfg(config: HVTConfig) -> dict[str, Any]:

@@ -52,10 +52,10 @@ def register(commands: Any) -> None:
 
 def run_export(args: argparse.Namespace) -> None:
     from ..checkpoint.save_load import load
+    from ..data.evaluation import eval_transform
     from ..data.sample import sample_pictures
     from ..deploy.export import check_name, export
     from ..errors import HVTError
-    from ..train.pipeline import eval_transform
 
     out = Path(args.out)
     form = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")

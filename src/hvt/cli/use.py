@@ -108,11 +108,11 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 def run_eval(args: argparse.Namespace) -> int:
     from .. import distributed
+    from ..data.evaluation import SMALL, as_files, eval_transform
     from ..data.loader import EvalBatches
     from ..data.sources import ArrayPictures, open_eval
     from ..deploy.runtime import is_onnx, open_model
     from ..evaluate import draw_confusion, evaluate
-    from ..train.pipeline import SMALL, as_files, eval_transform
 
     team, device = distributed.join(args.device)
     try:

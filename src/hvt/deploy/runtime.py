@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..checkpoint.description import read_description
 from ..checkpoint.save_load import load
-from ..config import HVTConfig
 from ..device import find_device
 from ..errors import CheckpointError, HVTError
 from ..model import HVT, default_cfg
@@ -21,19 +20,6 @@ from ..model import HVT, default_cfg
 INPUT, OUTPUT = "images", "logits"
 METADATA = "hvt"
 """The key under which an ONNX file carries our description of its model."""
-
-
-class Classifier(Protocol):
-    """What predicting and evaluating need to know of a model, whatever runs it."""
-
-    config: HVTConfig
-    num_classes: int
-    pretrained_cfg: dict[str, Any]
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None: ...
-
-    def __call__(self, images: Tensor, /) -> Any: ...
 
 
 class OnnxModel:

@@ -109,7 +109,7 @@ def names_model(text: str) -> bool:
 
 
 def _ours(name: str, note: str, model: HVT) -> Subject:
-    from ..train.pipeline import eval_transform
+    from ..data.evaluation import eval_transform
 
     return Subject(name, note, model.eval(), eval_transform(model), model.config.in_chans)
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from ..checkpoint.save_load import load
 from ..config import HVTConfig
 from ..data.bounds import Bounds
+from ..data.evaluation import eval_transform
 from ..deploy.export import write
 from ..deploy.predict import built_in
 from ..deploy.runtime import OnnxModel, is_onnx
 from ..errors import HVTError
 from ..model import HVT
-from ..train.pipeline import eval_transform
 from .pictures import finish_safely, known_formats, open_safely, read_safely
 from .settings import Settings
 

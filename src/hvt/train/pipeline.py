@@ -14,17 +14,14 @@ from torch import Tensor
 from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
 from ..data.augment import Augmentation, BatchAugment
-from ..data.loader import ArrayTransform, EvalBatches, TrainBatches, rows_of_share
+from ..data.evaluation import SMALL, as_files, eval_transform
+from ..data.loader import EvalBatches, TrainBatches, rows_of_share
 from ..data.sources import ArrayPictures, Data, open_data
-from ..deploy.runtime import Classifier
 from ..distributed import Team
 from ..errors import HVTError
 from ..model import HVT
 from ..zoo import create_model, get_config
 from .recipe import Recipe
-
-SMALL = 64
-"""Pictures up to this side get padded random crops instead of resized crops."""
 
 
 @dataclass(frozen=True)
@@ -150,28 +147,6 @@ def open_pipeline(
     return Pipeline(train, val, device)
 
 
-def eval_transform(model: Classifier, arrays: bool = False) -> Any:
-    """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole."""
-    cfg, config = model.pretrained_cfg, model.config
-    mean, std = (_per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
-    if arrays:
-        return ArrayTransform(config.image[0], mean, std)
-    return create_transform(
-        (config.in_chans, *config.image),
-        is_training=False,
-        interpolation=cfg["interpolation"],
-        mean=mean,
-        std=std,
-        crop_pct=cfg["crop_pct"],
-        crop_mode=cfg["crop_mode"],
-    )
-
-
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Grey pictures have the colours' average."""
-    return values if len(values) == channels else (sum(values) / len(values),) * channels
-
-
 def _augmentation(recipe: Recipe, model: HVT) -> Any:
     cfg, config = model.pretrained_cfg, model.config
     return create_transform(
@@ -202,21 +177,3 @@ def _small_augmentation(recipe: Recipe, model: HVT) -> BatchAugment:
             std=tuple(cfg["std"]),
         )
     )
-
-
-class _OneByOne:
-    """Pictures in memory, read one at a time, for models whose input is much larger than they."""
-
-    def __init__(self, pictures: ArrayPictures) -> None:
-        self.pictures = pictures
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.pictures[index]
-
-
-def as_files(dataset: Any) -> Any:
-    """Any data set as one that is read picture by picture."""
-    return _OneByOne(dataset) if isinstance(dataset, ArrayPictures) else dataset

@@ -1,0 +1,56 @@
+"""How pictures are shown to a model that is measured or used: no augmentation, DeiT's resizing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from timm.data import create_transform
+
+from .loader import ArrayTransform
+from .sources import ArrayPictures
+
+if TYPE_CHECKING:
+    from ..model import Classifier
+
+SMALL = 64
+"""Pictures up to this side get padded random crops instead of resized crops."""
+
+
+def eval_transform(model: Classifier, arrays: bool = False) -> Any:
+    """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole."""
+    cfg, config = model.pretrained_cfg, model.config
+    mean, std = (_per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
+    if arrays:
+        return ArrayTransform(config.image[0], mean, std)
+    return create_transform(
+        (config.in_chans, *config.image),
+        is_training=False,
+        interpolation=cfg["interpolation"],
+        mean=mean,
+        std=std,
+        crop_pct=cfg["crop_pct"],
+        crop_mode=cfg["crop_mode"],
+    )
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Grey pictures have the colours' average."""
+    return values if len(values) == channels else (sum(values) / len(values),) * channels
+
+
+class _OneByOne:
+    """Pictures in memory, read one at a time, for models whose input is much larger than they."""
+
+    def __init__(self, pictures: ArrayPictures) -> None:
+        self.pictures = pictures
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.pictures[index]
+
+
+def as_files(dataset: Any) -> Any:
+    """Any data set as one that is read picture by picture."""
+    return _OneByOne(dataset) if isinstance(dataset, ArrayPictures) else dataset

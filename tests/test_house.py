@@ -1,0 +1,106 @@
+"""Imports go down the list of rooms in CONTRIBUTING.md, and never round in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "hvt"
+TOP = ("__init__", "__main__")
+
+
+def rooms() -> dict[str, int]:
+    """Each room's floor, the lowest first, as CONTRIBUTING.md lists them from the top."""
+    page = ROOT / "CONTRIBUTING.md"
+    if not page.exists():
+        pytest.skip("a source distribution has no CONTRIBUTING.md")
+    text = page.read_text(encoding="utf-8")
+    listed = text.partition("<!-- house:begin -->")[2].partition("<!-- house:end -->")[0]
+    lines = [line.strip() for line in listed.splitlines() if line.strip(" `")]
+    names = [line.split("  ")[0].split() for line in lines]
+    return {name: floor for floor, row in enumerate(reversed(names)) for name in row}
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name below `hvt`."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+        found[name] = path
+    return found
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
+    """The modules of ours that a module imports anywhere in it, `TYPE_CHECKING` blocks aside."""
+    known = modules()
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    if name in TOP:
+        package = []
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    ignored = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in ignored:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.level:
+            start = package[: len(package) - node.level + 1]
+            base = [*start, *(node.module.split(".") if node.module else [])]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hvt":
+            base = (node.module or "").split(".")[1:]
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "hvt":
+                    yield alias.name.partition(".")[2] or "__init__", node.lineno
+            continue
+        else:
+            continue
+        for alias in node.names:
+            inner = ".".join([*base, alias.name])
+            yield (inner if inner in known else ".".join(base) or "__init__"), node.lineno
+
+
+def test_every_module_has_a_room() -> None:
+    named = {name.split(".")[0] for name in modules()} - set(TOP)
+    assert named == set(rooms())
+
+
+def test_no_import_goes_up() -> None:
+    floor = rooms()
+    upwards = []
+    for name, path in modules().items():
+        own = name.split(".")[0]
+        for target, line in imports(name, path):
+            other = target.split(".")[0]
+            if own in TOP or own == other:
+                continue
+            if other in TOP or floor[other] > floor[own]:
+                upwards.append(f"{path.relative_to(ROOT)}:{line} imports {target}")
+    assert not upwards, "\n".join(upwards)
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {
+        name: {t for t, _ in imports(name, path) if t != name and t not in TOP}
+        for name, path in modules().items()
+    }
+    # A room's __init__ collects what is in it, which may import nothing of the collection.
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def test_the_check_sees_lazy_and_absolute_imports(tmp_path: Path) -> None:
+    path = tmp_path / "lazy.py"
+    path.write_text("def f():\n    from .cli import main\n    import hvt.serve.app\n")
+    assert [target for target, _ in imports("model", path)] == ["cli", "serve.app"]
