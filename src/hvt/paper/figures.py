@@ -9,8 +9,9 @@ from ..errors import HVTError
 from ..files import whole_file
 from ..train.watch import draw_curves
 from .claims import BUDGETS
+from .filled import NAMES, READINGS, Filled, Known, fill
 from .protocol import Protocol
-from .report import NAMES, READINGS, Filled, Known, curves, fill
+from .report import curves
 from .tables import tables
 
 # The first that a row's name has in it.

@@ -11,7 +11,8 @@ r = 0 drops a token as the hard model does and r = 1 keeps it.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ class SoftDeiT(HVT):
         """All tokens after the last norm, `(B, N, D)`, and their shares, `(B, N)`."""
         x = self._embed(images)
         share = x.new_ones(x.shape[:2])
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(cast(Iterable[Block], self.blocks)):
             r = self.r[index] if index < len(self.r) else None
             if self.grad_checkpointing and torch.is_grad_enabled():
                 x, share = checkpoint(soft_block, block, x, share, r, use_reentrant=False)
