@@ -299,6 +299,9 @@ def test_power_takes_three_steps(cpu: Protocol) -> None:
     steps = equal.training.power
     assert steps is not None
     assert steps.share == pytest.approx(0.8 / 1.25, abs=0.01)
+    # Results of another search are not this one's.
+    before = dataclasses.replace(equal.training, power=dataclasses.replace(steps, method=1))
+    assert before.key != equal.training.key
     (job,) = run.jobs(cpu, [get_table("main")], ("epochs",), (0,), ["DeiT-Ti + PoWER"])
     assert job.base.training.key == trained("main", "DeiT-Ti", cpu).key
     assert job.training.key != job.base.training.key
