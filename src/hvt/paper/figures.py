@@ -60,7 +60,7 @@ def _figure1(path: Path, main: Filled) -> None:
                 _point(right, line.macs / 1e6, mean, line.row.name, marker)
         right.plot([], [], marker, color="grey", label=READINGS[budget])
     if any(line.found[budget] for line in main.lines for budget in BUDGETS):
-        right.legend(fontsize=8, loc="lower right")
+        right.legend(fontsize=8, loc="upper right")
     else:
         right.text(0.5, 0.5, "not run", transform=right.transAxes, ha="center")
     for axes in (left, right):
