@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from hvt.cli import GROUPS, main, power
 from hvt.cli.flags import Parser
 from hvt.data.sources import open_data
 from hvt.distributed import Team
-from hvt.extraction import Extract, best, ranks, significance
+from hvt.extraction import Extract, best, ranks, shared_softmax, significance
 from hvt.power import (
-    SoftExtract,
+    SoftDeiT,
     budget_range,
     fit_retention,
     harden,
@@ -197,27 +198,89 @@ def test_onnx_keeps_the_same_tokens() -> None:
 # ── soft extraction ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_gradient_reaches_r_and_no_score() -> None:
-    soft = SoftExtract(8)
-    x = torch.randn(2, 9, 4, requires_grad=True)
-    weights = attention().requires_grad_()
-    (soft(x, weights) * torch.randn(2, 9, 4)).sum().backward()
-    assert soft.r.grad.ne(0).all()
-    assert x.grad.ne(0).all()
-    assert weights.grad is None
-
-
-def test_r_multiplies_by_rank_and_leaves_the_class_token() -> None:
-    soft, weights, x = SoftExtract(8), attention(), torch.randn(2, 9, 4)
-    assert torch.equal(soft(x, weights), x)  # r starts at 1
+def set_r(model: SoftDeiT, retention: Sequence[int], low: float = 0.0, high: float = 1.0) -> None:
+    """The r that a retention stands for; the last block of a class-token head has none."""
     with torch.no_grad():
-        soft.r.copy_(torch.linspace(0.9, 0.2, 8))
-    out = soft(x, weights)
-    assert torch.equal(out[:, 0], x[:, 0])
-    order = significance(weights).argsort(dim=1, descending=True)
-    for b in range(2):
-        for rank, patch in enumerate(order[b].tolist()):
-            torch.testing.assert_close(out[b, 1 + patch], x[b, 1 + patch] * soft.r[rank])
+        for r, kept in zip(model.r, retention, strict=False):
+            r.fill_(low)[: kept - 1] = high
+
+
+RETENTIONS = st.lists(st.integers(1, 17), min_size=3, max_size=3).map(
+    lambda kept: tuple(sorted(kept, reverse=True))
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(RETENTIONS, st.sampled_from(["token", "avg"]), st.integers(0, 9))
+def test_soft_at_0_and_1_is_the_hard_model(
+    retention: tuple[int, ...], pool: str, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    if pool == "avg":
+        retention = tuple(max(2, kept) for kept in retention)
+    soft = soften(deit(global_pool=pool).double())
+    set_r(soft, retention)
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    hard = harden(soft, retention).eval()
+    torch.testing.assert_close(soft(images), hard(images), rtol=0, atol=1e-9)
+
+
+def test_a_small_share_is_nearly_dropping() -> None:
+    """The norms do not undo it: the way to the hard model is in proportion to r."""
+    soft, images = soften(deit().double()), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    want = harden(soft, (9, 5, 1)).eval()(images)
+    gaps = []
+    for low in (1e-2, 1e-4, 1e-6):
+        set_r(soft, (9, 5, 1), low)
+        gaps.append((soft(images) - want).abs().max().item())
+    assert gaps[0] > 10 * gaps[1] > 100 * gaps[2] > 0
+
+
+@pytest.mark.parametrize("r", [1.0, 0.5, 1e-3, 1e-6])
+def test_the_gradient_of_every_r_is_finite_and_not_0(r: float) -> None:
+    soft = soften(deit().double())
+    set_r(soft, (1, 1, 1), low=r)
+    soft(torch.randn(4, 3, 32, 32, dtype=torch.float64)).square().sum().backward()
+    assert len(soft.r) == 2  # none in the last of three blocks, whose patches nobody reads
+    for vector in soft.r:
+        assert vector.grad.isfinite().all()
+        assert vector.grad.ne(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_dropped_rank_can_come_back(dtype: torch.dtype) -> None:
+    soft = soften(deit().to(dtype))
+    set_r(soft, (9, 5, 1))
+    soft(torch.randn(4, 3, 32, 32, dtype=dtype)).square().sum().backward()
+    for parameter in soft.parameters():
+        assert parameter.grad.isfinite().all()
+    assert soft.r[0].grad.ne(0).all()
+    assert soft.r[1].grad[:8].ne(0).all()  # the others have been dropped before
+
+
+def test_keys_count_by_their_share() -> None:
+    logits, share = torch.randn(2, 3, 5, 5, dtype=torch.float64), torch.rand(2, 5).double()
+    want = (logits + share.log()[:, None, None, :]).softmax(dim=3)
+    torch.testing.assert_close(shared_softmax(logits, share), want)
+    # A key that does not count may have any logit.
+    logits[..., 4], share[:, 4] = 1e5, 0
+    share.requires_grad_()
+    weights = shared_softmax(logits, share)
+    assert (weights[..., 4] == 0).all()
+    torch.testing.assert_close(weights[..., :4], shared_softmax(logits[..., :4], share[:, :4]))
+    weights[..., 0].sum().backward()
+    assert share.grad.isfinite().all()
+
+
+def test_what_is_dropped_neither_ranks_nor_pays() -> None:
+    weights, share = attention(), torch.ones(2, 9)
+    torch.testing.assert_close(significance(weights, share), significance(weights))
+    share[:, 3] = 0
+    scores = significance(weights, share)
+    assert (ranks(scores)[:, 2] == 7).all()
+    left = [0, 1, 2, 4, 5, 6, 7, 8]
+    want = significance(weights[:, :, left][:, :, :, left])
+    torch.testing.assert_close(scores[:, [0, 1, 3, 4, 5, 6, 7]], want)
 
 
 def test_soft_at_1_is_deit_and_hard_has_its_weights() -> None:
@@ -225,19 +288,53 @@ def test_soft_at_1_is_deit_and_hard_has_its_weights() -> None:
     want = plain(images)
     soft = soften(plain)
     torch.testing.assert_close(soft(images), want)
+    torch.testing.assert_close(soft.forward_features(images), plain.forward_features(images))
     hard = harden(soft, (9, 9, 2)).eval()
     assert hard.config == SMALL.replace(retention=(9, 9, 2))
     own = soft.state_dict()
-    assert set(own) - set(hard.state_dict()) == {f"blocks.{i}.extract.r" for i in range(3)}
+    assert set(own) - set(hard.state_dict()) == {"r.0", "r.1"}
     assert all(torch.equal(own[name], tensor) for name, tensor in hard.state_dict().items())
+
+
+def test_recomputing_activations_changes_no_gradient() -> None:
+    soft, images = soften(deit()), torch.randn(2, 3, 32, 32)
+    set_r(soft, (9, 5, 1), low=0.3)
+    gradients = []
+    for recompute in (False, True):
+        soft.set_grad_checkpointing(recompute)
+        soft.zero_grad()
+        soft(images).square().sum().backward()
+        gradients.append([p.grad.clone() for p in soft.parameters()])
+    assert all(map(torch.equal, *gradients))
 
 
 def test_the_penalty_weighs_deep_blocks_most() -> None:
     model = soften(deit())
-    assert penalty(model).item() == 16 * (1 + 2 + 3)
+    assert penalty(model).item() == 16 * (1 + 2)
     penalty(model).backward()
-    for number, block in enumerate(model.blocks, start=1):
-        assert block.extract.r.grad.tolist() == [number] * 16
+    for number, r in enumerate(model.r, start=1):
+        assert r.grad.tolist() == [number] * 16
+    assert len(soften(deit(global_pool="avg")).r) == 3
+
+
+def test_the_last_block_has_no_say_under_a_class_token() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    some = deit(retention=(9, 6, 6))
+    none = HVT(some.config.replace(retention=(9, 6, 1))).eval()
+    none.load_state_dict(some.state_dict())
+    torch.testing.assert_close(some(images), none(images))
+
+
+def test_what_a_softened_model_cannot_do_is_refused() -> None:
+    soft = soften(deit())
+    with pytest.raises(HVTError, match="no intermediates: harden it first"):
+        soft.forward_intermediates(torch.randn(1, 3, 32, 32))
+    with pytest.raises(HVTError, match="keeps its image size"):
+        soft.set_input_size(64)
+    with pytest.raises(HVTError, match="has a single block"):
+        soften(HVT(SMALL.replace(depth=1)))
+    with pytest.raises(HVTError, match="has no pooled head"):
+        soften(HVT(SMALL.replace(global_pool="")))
 
 
 @pytest.mark.parametrize("fields", [{"class_token": False}, {"stages": 1}])
@@ -278,25 +375,32 @@ def test_any_mass_is_fitted_to_any_budget(mass: list[float], share: float, pool:
     config = SMALL.replace(depth=len(mass), global_pool=pool)
     lowest, highest = budget_range(config)
     budget = lowest + share * (highest - lowest)
-    for retention in (fit_retention(config, mass, budget), retention_for(config, budget)):
+    fitted = fit_retention(config, mass, budget)
+    pinned = pool == "token"  # the head reads no patch of the last block
+    assert not pinned or fitted[-1] == 1
+    free = len(mass) - pinned
+    for retention, blocks in ((fitted, free), (retention_for(config, budget), len(mass))):
         price = hvt.cost(config, retention=retention).gflops  # refuses a retention that rises
         assert price <= budget + 1e-9
         before = (17, *retention)
-        for block, kept in enumerate(retention):
+        for block, kept in enumerate(retention[:blocks]):
             if kept < before[block]:
                 more = (*retention[:block], kept + 1, *retention[block + 1 :])
                 assert hvt.cost(config, retention=more).gflops > budget
 
 
 def test_a_mass_that_costs_the_budget_is_left_as_it_is() -> None:
-    kept = (184, 171, 158, 145, 132, 119, 106, 93, 80, 67, 53, 40)
+    kept = (184, 171, 158, 145, 132, 119, 106, 93, 80, 67, 53, 1)
     config = hvt.get_config("deit_s")
     budget = hvt.cost(config, retention=kept).gflops
-    assert fit_retention(config, [n - 1 for n in kept], budget) == kept
-    less = fit_retention(config, [n - 1 for n in kept], budget / 2)
+    mass = [n - 1 for n in kept]
+    assert fit_retention(config, mass, budget) == kept
+    less = fit_retention(config, mass, budget / 2)
     assert hvt.cost(config, retention=less).gflops == pytest.approx(budget / 2, rel=0.01)
-    shares = [(b - 1) / (a - 1) for a, b in zip(kept, less, strict=True)]
+    shares = [(b - 1) / (a - 1) for a, b in zip(kept[:-1], less[:-1], strict=True)]
     assert max(shares) - min(shares) < 0.05  # all blocks give alike
+    # Whatever the last block asks for goes to the others.
+    assert fit_retention(config, [*mass[:-1], 52], budget) == kept
 
 
 @pytest.mark.parametrize("gflops", [0.01, 4.61, -1.0, float("nan"), float("inf")])
@@ -418,8 +522,9 @@ def test_r_has_its_own_rate_no_decay_and_stays_in_its_range(trained: Path) -> No
     recipe = soft_recipe(trained, weight_decay=0.5)
     model, data = build_model(recipe)
     pipeline = open_pipeline(recipe, model, data, Team(), CPU)
-    searcher = Searcher(recipe, soften(model), pipeline, Team(), CPU, 0.00015, r_lr=0.3)
-    own = [block.extract.r for block in model.blocks]
+    model = soften(model)
+    searcher = Searcher(recipe, model, pipeline, Team(), CPU, 0.00015, r_lr=0.3)
+    own = list(model.r)
     (*weights, last) = searcher.optimizer.param_groups
     assert {id(p) for p in last["params"]} == {id(r) for r in own}
     assert (last["lr"], last["weight_decay"]) == (0.3, 0.0)
@@ -432,7 +537,7 @@ def test_r_has_its_own_rate_no_decay_and_stays_in_its_range(trained: Path) -> No
         assert all(((r >= 0) & (r <= 1)).all() for r in own)
     assert last["lr"] == 0.3  # the schedule leaves it alone
     assert weights[0]["lr"] != recipe.scaled_lr
-    assert sum(r.sum().item() for r in own) < 0.5 * 4 * 16
+    assert sum(r.sum().item() for r in own) < 0.5 * 3 * 16
 
 
 def test_a_search_goes_on_with_the_checkpoints_classes(trained: Path, tmp_path: Path) -> None:

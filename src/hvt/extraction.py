@@ -10,16 +10,20 @@ import torch
 from torch import Tensor, nn
 
 
-def significance(attention: Tensor) -> Tensor:
+def significance(attention: Tensor, share: Tensor | None = None) -> Tensor:
     """The attention each patch receives, over heads and queries: `(B, heads, N, N)` → `(B, N-1)`.
 
-    What a token pays to itself does not count, and no gradient passes.
+    What a token pays to itself does not count, and no gradient passes. With `share`, `(B, N)`, a
+    query counts by its share, and a patch whose share is 0 comes after all others.
     """
     weights = attention.detach()
     exact = torch.promote_types(weights.dtype, torch.float32)  # half precision would make ties
+    if share is not None:
+        weights = weights.to(exact) * share.detach().to(exact)[:, None, :, None]
     received = weights.sum(dim=(1, 2), dtype=exact)
     own = weights.diagonal(dim1=2, dim2=3).sum(dim=1, dtype=exact)
-    return (received - own)[:, 1:]
+    scores = (received - own)[:, 1:]
+    return scores if share is None else scores.masked_fill(share[:, 1:] == 0, -torch.inf)
 
 
 def ranks(scores: Tensor) -> Tensor:
@@ -39,6 +43,20 @@ def best(scores: Tensor, keep: int) -> Tensor:
     index = torch.arange(n, device=scores.device)
     # The losers' places are moved behind all others, so that the lowest are the winners', sorted.
     return torch.where(ranks(scores) < keep, index, index + n).topk(keep, largest=False).values
+
+
+def shared_softmax(logits: Tensor, share: Tensor) -> Tensor:
+    """Softmax over keys that count by their share: `(B, heads, N, N)`, `(B, N)` → same as logits.
+
+    That is `softmax(logits + log(share))`, written without the logarithm so that a share of 0 has a
+    finite gradient, by which it can rise again. One key of each row, the class token, has more.
+    """
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    logits, share = logits.to(exact), share.to(exact)[:, None, None, :]
+    # The largest logit of those that count; a larger one of the others must not overflow.
+    top = logits.detach().masked_fill(share == 0, -torch.inf).amax(dim=3, keepdim=True)
+    weights = (logits - top).clamp(max=0).exp() * share
+    return weights / weights.sum(dim=3, keepdim=True)
 
 
 class Extract(nn.Module):

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .config import HVTConfig
 from .errors import HVTError
-from .extraction import Extract
+from .extraction import Extract, shared_softmax
 from .features import feature_info
 from .merging import Merge
 from .pooling import Grid, Pool, as_picture, to_grid, window
@@ -73,13 +73,18 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
         return self._join(y), k
 
-    def with_weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same by plain operations, and the attention weights, `(B, heads, N, N)`."""
+    def with_weights(self, x: Tensor, share: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The same by plain operations, and the attention weights, `(B, heads, N, N)`.
+
+        `share`, `(B, N)` in [0, 1], is how much each token counts as a key: 1 is all of it, and
+        with 0 the others attend as if the token were not there.
+        """
         q, k, v = self._split(x)
-        weights = (q @ k.transpose(2, 3) * self.head_dim**-0.5).softmax(dim=3)
+        logits = q @ k.transpose(2, 3) * self.head_dim**-0.5
+        weights = logits.softmax(dim=3) if share is None else shared_softmax(logits, share)
         drop = self.attn_drop if self.training else 0.0
         used = F.dropout(weights, drop) if drop else weights
-        return self._join(used @ v), weights
+        return self._join(used.to(v.dtype) @ v), weights
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qkv = self.qkv(x).unflatten(2, (3, self.num_heads, self.head_dim))

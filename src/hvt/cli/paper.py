@@ -373,7 +373,7 @@ def _show(
     console: Console,
 ) -> None:
     """The tables with what has been measured so far."""
-    from ..paper.report import cells, fill
+    from ..paper.filled import cells, fill
 
     for table in chosen:
         headings, rows = cells(fill(protocol, table, known, data))

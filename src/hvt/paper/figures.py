@@ -9,8 +9,9 @@ from ..errors import HVTError
 from ..files import whole_file
 from ..train.watch import draw_curves
 from .claims import BUDGETS
+from .filled import NAMES, READINGS, Filled, Known, fill
 from .protocol import Protocol
-from .report import NAMES, READINGS, Filled, Known, curves, fill
+from .report import curves
 from .tables import tables
 
 # The first that a row's name has in it.
@@ -59,7 +60,7 @@ def _figure1(path: Path, main: Filled) -> None:
                 _point(right, line.macs / 1e6, mean, line.row.name, marker)
         right.plot([], [], marker, color="grey", label=READINGS[budget])
     if any(line.found[budget] for line in main.lines for budget in BUDGETS):
-        right.legend(fontsize=8, loc="lower right")
+        right.legend(fontsize=8, loc="upper right")
     else:
         right.text(0.5, 0.5, "not run", transform=right.transAxes, ha="center")
     for axes in (left, right):

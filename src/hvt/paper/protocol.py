@@ -9,8 +9,8 @@ has its parts.
     224 pixels              the recipe's img_size (32); others in proportion, rounded up to whole
                             patches: 160, 320, 384 become 24, 48, 56
     patches of 16           the recipe's patch_size (4); 8 and 32 become 2 and 8
-    heads of 64 channels    the recipe's head_dim (16); the number of heads is as printed
-    12 blocks               the recipe's depth, where it names one; 12 and the others as printed
+    heads of 64 channels    the recipe's head_dim (12); the number of heads is as printed
+    12 blocks               the recipe's depth (6); 16, 20, 24 in proportion: 8, 10, 12
     M stages                as printed, but a pooling that would leave fewer than two tokens is left
                             out, for attention among one token is none: `note` tells where
     1000 or 100 classes     those of the data
@@ -187,6 +187,9 @@ class PowerSteps:
     """Epochs that look for how many tokens each block keeps."""
     retrain: float
     """Epochs with that many tokens."""
+    method: int = 2
+    """Of the search. A change that gives other results takes the next number, so that the results
+    of the old one are not mistaken for its own; 1 multiplied tokens before the norms."""
 
 
 @dataclass(frozen=True)

@@ -6,206 +6,94 @@ The text follows from the result files alone, so that a test can tell whether it
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import HVTConfig
-from ..cost import cost
 from ..errors import HVTError
 from ..train.recipe import Recipe
 from ..train.watch import clock
-from .claims import BUDGETS, CLAIMS, Claim, Outcome, Verdict, judge, pooled_spread
-from .protocol import CURVE_EPOCHS, SEEDS, Plan, Protocol, macs_of, note, plan
+from .claims import BUDGETS, CLAIMS, Claim, Outcome, Verdict, judge
+from .filled import (
+    NAMES,
+    NOT_RUN,
+    READINGS,
+    SHORT,
+    SLOW,
+    Filled,
+    Known,
+    Noise,
+    cells,
+    fill,
+    is_short,
+    is_slow,
+    noise_of,
+    usual_speed,
+)
+from .protocol import CURVE_EPOCHS, SEEDS, Protocol, note
 from .results import Finished
-from .tables import FIGURE4, Row, Table, get_table, tables
-
-Known = Mapping[str, Sequence[Finished]]
-"""Results by training."""
-
-NOT_RUN = "not run"
-NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "digits", "imagenet": "ImageNet"}
-READINGS = {"epochs": "equal epochs", "compute": "equal compute"}
-
-
-# ── one table with its figures ──────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row with what was measured of it in each reading."""
-
-    row: Row
-    plans: dict[str, Plan]
-    found: dict[str, list[Finished]]
-
-    @property
-    def config(self) -> HVTConfig:
-        """As it was trained; with PoWER the retention is known afterwards."""
-        for results in self.found.values():
-            if results:
-                return HVTConfig.from_dict(results[0].config)
-        return self.plans["epochs"].training.config
-
-    @property
-    def macs(self) -> float:
-        measured = any(self.found.values())
-        return macs_of(self.config) if measured else self.plans["epochs"].training.macs
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A table with its figures."""
-
-    table: Table
-    data: str
-    lines: list[Line]
-
-    @property
-    def readings(self) -> tuple[str, ...]:
-        """Both, or one where they train every row alike."""
-        alike = all(
-            line.plans["epochs"].training.key == line.plans["compute"].training.key
-            for line in self.lines
-        )
-        return ("epochs",) if alike else BUDGETS
-
-    @property
-    def results(self) -> list[Finished]:
-        """Every result once."""
-        every = [one for line in self.lines for budget in BUDGETS for one in line.found[budget]]
-        return list({one.name: one for one in every}.values())
-
-    def figures(self, budget: str) -> dict[str, list[float]]:
-        """Top-1 over seeds by row."""
-        return {line.row.name: [one.top1 for one in line.found[budget]] for line in self.lines}
-
-
-def fill(protocol: Protocol, table: Table, known: Known, data: str | None = None) -> Filled:
-    """A table with the results that there are."""
-    source = protocol.data_of(table, data)
-    lines = []
-    for row in table.rows:
-        plans = {budget: plan(protocol, row, budget, source) for budget in BUDGETS}
-        found = {b: list(known.get(one.training.key, ())) for b, one in plans.items()}
-        lines.append(Line(row, plans, found))
-    return Filled(table, source, lines)
-
-
-def cells(filled: Filled) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows, as text."""
-    printed = [data for data in NAMES if any(data in line.row.top1 for line in filled.lines)]
-    headings = ["row", "paper's GFLOPs"]
-    headings += [f"paper's {NAMES[data]} top-1" for data in printed]
-    headings += ["here", "tokens", "M multiply-adds", "params (M)"]
-    for budget in filled.readings:
-        headings += [f"top-1, {READINGS[budget]}", "epochs", "time"]
-    rows = []
-    for line in filled.lines:
-        cell = [line.row.name, f"{line.row.gflops:.2f}"]
-        cell += [f"{line.row.top1[d]:.2f}" if d in line.row.top1 else "" for d in printed]
-        cell += [_size(line.config), _arrow(line.config)]
-        cell += [f"{line.macs / 1e6:.1f}", f"{cost(line.config).params_m:.3f}"]
-        for budget in filled.readings:
-            cell += [_top1(line.found[budget]), _epochs(line.plans[budget])]
-            cell.append(_time(line.found[budget]))
-        rows.append(cell)
-    return headings, rows
-
-
-def _size(config: HVTConfig) -> str:
-    side, patch = config.image[0], config.patch_size
-    return f"{side} px, patch {patch}, width {config.width}, {config.depth} blocks"
-
-
-def _arrow(config: HVTConfig) -> str:
-    tokens = list(map(str, config.tokens))
-    if len(tokens) > 5:
-        tokens = [*tokens[:2], "…", tokens[-1]]
-    return " → ".join(tokens)
-
-
-def _top1(found: Sequence[Finished]) -> str:
-    """Mean ± standard deviation over seeds, and their number."""
-    if not found:
-        return NOT_RUN
-    figures = [one.top1 for one in found]
-    mean = f"{statistics.fmean(figures):.2f}"
-    if len(figures) > 1:
-        mean += f" ± {statistics.stdev(figures):.2f}"
-    return f"{mean} (n = {len(figures)})"
-
-
-def _epochs(planned: Plan) -> str:
-    training = planned.training
-    steps = training.power
-    told = f"{training.epochs:g}"
-    if steps is not None:
-        told = f"{training.recipe.epochs:g} + {steps.search:g} + {steps.retrain:g}"
-    if planned.budget == "compute":
-        told += f" ({planned.ratio:.2f} × budget)"
-    return told
-
-
-def _time(found: Sequence[Finished]) -> str:
-    times = [one.seconds for one in found if one.seconds]
-    return clock(statistics.fmean(times)) if times else ""
-
+from .tables import FIGURE4, get_table, tables
 
 # ── claims ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def verdicts(claim: Claim, filled: Filled, noise: float | None) -> dict[str, Verdict]:
+def verdicts(claim: Claim, filled: Filled, noise: Noise) -> dict[str, Verdict]:
     """What was measured of a claim in each reading that it is made for."""
+    spread = filled.spread(noise)
+    tested = claim.tested(filled.protocol, filled.data)
     told = {}
     for budget in BUDGETS:
-        verdict = judge(claim, budget, filled.figures(budget), noise)
+        figures = filled.figures(budget) if tested else {}
+        # The paper trains all rows for as many epochs, so it has figures for that reading alone.
+        printed = _printed(filled, claim.data) if budget == "epochs" else {}
+        verdict = judge(claim, budget, figures, spread, printed, filled.short(budget))
         if verdict is not None:
-            told[budget] = verdict
+            told[budget] = verdict if tested else Verdict((), tested=False)
     return told
 
 
-def _paragraph(claim: Claim, filled: Filled, noise: float | None) -> str:
+def _paragraph(claim: Claim, filled: Filled, noise: Noise) -> str:
     told = verdicts(claim, filled, noise)
-    printed = _printed(filled.table, filled.data)
     sentences = [f"**Claim {claim.number}.** {claim.words}"]
     for budget in [b for b in told if b in filled.readings] or list(told):
         verdict = told[budget]
         how = f"At {READINGS[budget]}"
-        if verdict.word == NOT_RUN:
+        if not verdict.tested:
+            sentences.append(f"Not tested by the protocol `{filled.protocol}`.")
+        elif verdict.word == NOT_RUN:
             sentences.append(f"{how}: not run yet ({', '.join(verdict.missing)}).")
         else:
             rest = f"; not run: {', '.join(verdict.missing)}" if verdict.missing else ""
             verb = "is not decided" if verdict.word == "not decided" else verdict.word
             sentences.append(f"{how} it **{verb}**{rest}.")
-        for outcome in verdict.outcomes:
-            sentences.append(_compared(outcome, printed if budget == "epochs" else {}))
+        sentences += [_compared(outcome) for outcome in verdict.outcomes]
     return " ".join(sentences)
 
 
-def _compared(outcome: Outcome, printed: Mapping[str, float]) -> str:
+def _compared(outcome: Outcome) -> str:
     one = outcome.comparison
     left, right = outcome.seeds
     told = [f"n = {left} and {right}"]
+    if outcome.paper is not None:
+        told.insert(0, f"paper {outcome.paper:+.2f}")
     if outcome.error is not None:
         told.append(f"standard error {outcome.error:.2f}")
         if not outcome.clear:
             told.append("within the seeds' spread")
-    if one.left in printed and one.right in printed:
-        told.insert(0, f"paper {printed[one.left] - printed[one.right]:+.2f}")
+    if outcome.short:
+        told.append(f"decides nothing: {' and '.join(outcome.short)} had under half an epoch")
     sign = ">" if one.strict else "≥"
     wanted = f"wanted {sign} {one.margin:g}"
     points = f"{one.left} − {one.right} = {outcome.difference:+.2f} points"
     return f"{points} ({wanted}; {', '.join(told)})."
 
 
-def _printed(table: Table, data: str) -> dict[str, float]:
+def _printed(filled: Filled, data: str | None = None) -> dict[str, float]:
     """The paper's figures to compare with: of the same data where it has them."""
-    sources = [data, "cifar100", "imagenet"]
+    sources = [data] if data else [filled.data, "cifar100", "imagenet"]
     for source in sources:
-        figures = {row.name: row.top1[source] for row in table.rows if source in row.top1}
-        if figures:
+        rows = [line.row for line in filled.lines]
+        figures = {row.name: row.top1[source] for row in rows if source in row.top1}
+        if len(figures) == len(rows):
             return figures
     return {}
 
@@ -213,16 +101,11 @@ def _printed(table: Table, data: str) -> dict[str, float]:
 # ── the page ────────────────────────────────────────────────────────────────────────────────────
 
 
-def noise_of(known: Known) -> float | None:
-    """The spread over seeds of all trainings together."""
-    return pooled_spread([[one.top1 for one in found] for found in known.values()])
-
-
 def render(protocol: Protocol, known: Known, comments: Path, data: str | None = None) -> str:
     """The page, from the results and from `TABLE.md` in the folder of comments, if there is one."""
     filled = [fill(protocol, table, known, data) for table in tables().values() if table.trained]
     used = {one.name: one for table in filled for one in table.results}
-    noise = noise_of(known)
+    noise, usual = noise_of(filled), usual_speed(used.values())
     parts = [
         "# Reproduction",
         "<!-- Written by `hvt paper report` from the result files; do not edit. -->",
@@ -232,20 +115,20 @@ def render(protocol: Protocol, known: Known, comments: Path, data: str | None = 
         "## Tables",
     ]
     for one in filled:
-        parts += _table_part(protocol, one, noise, comments)
+        parts += _table_part(protocol, one, noise, usual, comments)
     parts += ["## Figures", *_figures_part(protocol, known, comments.name)]
     return "\n\n".join(parts) + "\n"
 
 
 def _opening(
-    protocol: Protocol, filled: Sequence[Filled], used: Sequence[Finished], noise: float | None
+    protocol: Protocol, filled: Sequence[Filled], used: Sequence[Finished], noise: Noise
 ) -> str:
     wanted = {
         f"{line.plans[budget].training.key}-{seed}"
         for one in filled
         for line in one.lines
         for budget in BUDGETS
-        for seed in SEEDS.get(one.table.name, (0,))
+        for seed in SEEDS.get(line.row.table, (0,))
     }
     done = {f"{one.key}-{one.seed}" for one in used} & wanted
     lines = [
@@ -258,12 +141,15 @@ def _opening(
         f"Of {len(wanted)} trainings, {len(done)} have been run"
         + (f", in {clock(_total(used))} in all." if used else "."),
     ]
-    if noise is not None:
+    if noise[False] is not None:
+        power = "" if noise[True] is None else f", those of rows with PoWER by {noise[True]:.2f}"
         lines.append(
-            f"Seeds differ by {noise:.2f} points (standard deviation, pooled over all rows with "
-            "several seeds); from it follow the standard errors below, also of rows with one seed. "
-            "A claim holds *not clearly*, or is *not decided*, where two standard errors could "
-            "have turned it round."
+            f"Seeds differ by {noise[False]:.2f} points{power} (standard deviation, pooled over "
+            "all such rows with several seeds); from it follow the standard errors below, also of "
+            "rows with one seed. A claim holds *not clearly*, or is *not decided*, where two "
+            "standard errors could have turned it round. It holds *the other way round* where the "
+            "claim allows for a loss and the paper has one, but here it is a gain, or the reverse. "
+            f"At equal compute a row with less than half an epoch ({SHORT}) decides nothing."
         )
     commands = (
         f"```\nhvt paper run all --protocol {protocol.name} --root DATA\n"
@@ -294,37 +180,74 @@ def _value(value: object) -> str:
     return "off" if value in ("", 0, 0.0, False) else str(value)
 
 
-def _claims_table(filled: Sequence[Filled], noise: float | None) -> str:
+def _claims_table(filled: Sequence[Filled], noise: Noise) -> str:
     by_name = {one.table.name: one for one in filled}
+    headings = ["", "claim", "table", "difference in points", "paper's", "ours, equal epochs"]
     rows = []
     for claim in sorted(CLAIMS, key=lambda claim: claim.number):
-        told = verdicts(claim, by_name[claim.table], noise)
-        words = [told[budget].word if budget in told else "" for budget in BUDGETS]
+        one = by_name[claim.table]
+        told = verdicts(claim, one, noise)
         link = f"[{claim.table}](#{claim.table})"
-        rows.append([claim.number, claim.words, link, *words])
-    return markdown(["", "claim", "table", *(READINGS[budget] for budget in BUDGETS)], rows)
+        words = [told[budget].word if budget in told else "" for budget in BUDGETS]
+        rows.append([claim.number, claim.words, link, *_differences(claim, one, told), *words])
+    return markdown([*headings, *(READINGS[budget] for budget in BUDGETS)], rows)
 
 
-def _table_part(protocol: Protocol, one: Filled, noise: float | None, comments: Path) -> list[str]:
+def _differences(claim: Claim, filled: Filled, told: Mapping[str, Verdict]) -> list[str]:
+    """Three cells, a line for each comparison at equal epochs: what, the paper's and ours."""
+    printed = _printed(filled, claim.data)
+    ours = {}
+    if "epochs" in told:
+        ours = {one.comparison: one.difference for one in told["epochs"].outcomes}
+    lines = []
+    for one in claim.comparisons:
+        if "epochs" in one.budgets:
+            mine = f"{ours[one]:+.2f}" if one in ours else ""
+            paper = f"{printed[one.left] - printed[one.right]:+.2f}" if printed else ""
+            lines.append((f"{one.left} − {one.right}", paper, mine))
+    return ["<br>".join(column) if any(column) else "" for column in zip(*lines, strict=True)]
+
+
+def _table_part(
+    protocol: Protocol, one: Filled, noise: Noise, usual: float | None, comments: Path
+) -> list[str]:
     table = one.table
-    headings, rows = cells(one)
+    headings, rows = cells(one, usual)
     parts = [f"### {table.name}", f"{table.place} of the paper: {table.about}."]
     parts.append(markdown(headings, rows, left=1))
     if one.readings == ("epochs",):
         parts.append("Both readings train every row of this table alike, so there is one.")
-    notes = [note(line.row, line.plans["epochs"].training.config) for line in one.lines]
-    told = [text for text in notes if text]
-    if any(line.row.power for line in one.lines):
-        told.append(
-            "DeiT with PoWER: epochs of DeiT, of the search and of the training after it; at equal "
-            "epochs that is more than the other rows have, as in the paper."
-        )
+    told = _notes(one, usual)
     if told:
         parts.append("\n".join(f"- {text}" for text in told))
     parts.append(_provenance(protocol, one))
     parts += [_paragraph(claim, one, noise) for claim in CLAIMS if claim.table == table.name]
     comment = _comment(comments / f"{table.name}.md")
     return parts + ([comment] if comment else [])
+
+
+def _notes(one: Filled, usual: float | None) -> list[str]:
+    """What must be known of single rows."""
+    notes = [note(line.row, line.plans["epochs"].training.config) for line in one.lines]
+    told = [text for text in notes if text]
+    guests = [line.row for line in one.lines if line.row.table != one.table.name]
+    if guests:
+        places = ", ".join(f"{row.name} in [{row.table}](#{row.table})" for row in guests)
+        told.append(f"Not in the paper's table: {places}; DeiT without its class token.")
+    if any(line.row.power for line in one.lines):
+        told.append(
+            "DeiT with PoWER: epochs of DeiT, of the search and of the training after it; at equal "
+            "epochs that is more than the other rows have, as in the paper."
+        )
+    if any(line.found["compute"] and is_short(line.plans["compute"]) for line in one.lines):
+        told.append(f"{SHORT} Less than half an epoch: shown, and decides nothing.")
+    if any(is_slow(result, usual) for result in one.results):
+        told.append(
+            f"{SLOW} At less than half of the usual speed, the median of multiply-adds a second: "
+            "the training was paused or the machine had other work, and the time says little of "
+            "the model."
+        )
+    return told
 
 
 def _provenance(protocol: Protocol, one: Filled) -> str:

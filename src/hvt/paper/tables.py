@@ -87,6 +87,16 @@ FIGURE4, CURVES = "figure4", ("DeiT-Ti", "Scale HVT-Ti-4")
 """Two rows of the main table, of nearly equal cost, whose curves the paper shows."""
 
 
+_BESIDE = {
+    "main": (
+        ("DeiT-Ti", "cls_token", "DeiT-Ti without CLS", "HVT-Ti-0"),
+        ("DeiT-S", "pooling_stages", "M=0", "HVT-S-0"),
+    )
+}
+"""Rows of other tables to show in one: after which row, from which table, which row, and its name
+there. In the main table, what dropping the class token alone gives."""
+
+
 @functools.cache
 def tables() -> dict[str, Table]:
     """Every table by name."""
@@ -106,6 +116,15 @@ def trainable() -> dict[str, Table]:
     return {name: table for name, table in tables().items() if table.trained} | {
         FIGURE4: Table(FIGURE4, "Figure 4", about, curves)
     }
+
+
+def shown_rows(table: Table) -> list[Row]:
+    """The rows of a table, and those of other tables that are shown among them."""
+    rows = list(table.rows)
+    for after, source, name, title in _BESIDE.get(table.name, ()):
+        place = [row.name for row in rows].index(after) + 1
+        rows.insert(place, replace(get_row(tables()[source], name), name=title))
+    return rows
 
 
 def get_table(name: str) -> Table:

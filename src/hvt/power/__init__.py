@@ -2,12 +2,12 @@
 
 from .retention import budget_range, fit_retention, retention_for, retention_of
 from .search import Found, search
-from .soft import SoftExtract, harden, penalty, soften
+from .soft import SoftDeiT, harden, penalty, soften
 from .survivors import survivors
 
 __all__ = [
     "Found",
-    "SoftExtract",
+    "SoftDeiT",
     "budget_range",
     "fit_retention",
     "harden",

@@ -51,16 +51,19 @@ def retention_of(mass: Mass, least: int = 1) -> Retention:
 def fit_retention(config: HVTConfig, mass: Mass, gflops: float) -> Retention:
     """The retention of a mass, all blocks scaled alike so that it costs the budget.
 
-    It costs no more, and no further token fits into the budget.
+    It costs no more, and no further token fits into the budget. A last block whose patches nobody
+    reads keeps none, whatever its mass, and the others have what it would cost.
     """
     check_budget(config, gflops)
-    patches = config.tokens[0] - 1
+    patches, blocks = config.tokens[0] - 1, searched_blocks(config)
+    mass = [m if block < blocks else 0.0 for block, m in enumerate(mass)]
     some = [m for m in mass if m > 1e-3]  # the others can only be topped up
     return _meet(
         config,
         gflops,
         lambda scale: [min(patches, scale * m) for m in mass],
         highest=patches / min(some) if some else 1.0,
+        blocks=blocks,
     )
 
 
@@ -81,13 +84,20 @@ def retention_for(model: HVTConfig | str, gflops: float) -> Retention:
     def decline(share: float) -> list[float]:  # that leaves the first block
         return [max(0.0, patches * (1 - (1 - share) * block)) for block in blocks]
 
-    return _meet(config, gflops, decline, highest=1.0)
+    return _meet(config, gflops, decline, highest=1.0, blocks=config.depth)
 
 
 def _meet(
-    config: HVTConfig, gflops: float, masses: Callable[[float], list[float]], highest: float
+    config: HVTConfig,
+    gflops: float,
+    masses: Callable[[float], list[float]],
+    highest: float,
+    blocks: int,
 ) -> Retention:
-    """The costliest affordable retention of a rising family of masses, topped up token by token."""
+    """The costliest affordable retention of a rising family of masses.
+
+    What is left of the budget tops up the first `blocks`, token by token.
+    """
     budget, least = gflops * 1e9 + 0.5, least_tokens(config)
     low, high = 0.0, highest
     for _ in range(60):
@@ -98,7 +108,7 @@ def _meet(
     kept = list(retention_of(wanted, least))
     while True:
         before = [config.tokens[0], *kept[:-1]]
-        free = [block for block, tokens in enumerate(kept) if tokens < before[block]]
+        free = [block for block in range(blocks) if kept[block] < before[block]]
         # First where the mass is nearest to one more token; of equals the earlier block.
         for block in sorted(free, key=lambda b: kept[b] - wanted[b]):
             kept[block] += 1
@@ -118,6 +128,15 @@ def check_budget(config: HVTConfig, gflops: float) -> None:
             f"gflops={gflops:g} is out of reach: this model costs {lowest:.4g} GFLOPs with the "
             f"fewest tokens and {highest:.4g} with all of them, so ask for something in between"
         )
+
+
+def searched_blocks(config: HVTConfig) -> int:
+    """How many blocks have a retention to search: all but a last one whose patches nobody reads.
+
+    The head of a DeiT reads the class token alone, so the logits are the same however many patches
+    the last block keeps after its attention. It keeps none.
+    """
+    return config.depth - (config.head_pool == "token")
 
 
 def least_tokens(config: HVTConfig) -> int:

@@ -42,7 +42,7 @@ from .retention import (
     least_tokens,
     retention_of,
 )
-from .soft import clip, harden, mass, penalty, soften, vectors
+from .soft import SoftDeiT, clip, harden, mass, penalty, soften
 
 EPOCHS = 5
 """Of a search, unless told."""
@@ -111,8 +111,8 @@ def search(
         searcher = Searcher(recipe, soften(model), pipeline, team, device, gflops, r_lr)
         searcher.run(say)
         searched = searcher.retention()
-        retention = fit_retention(config, mass(model), gflops)
-        hard = harden(model, retention)
+        retention = fit_retention(config, mass(searcher.model), gflops)
+        hard = harden(searcher.model, retention)
         score = evaluate(hard, pipeline.val, hard.num_classes, device, team, searcher.amp)
         found = Found(
             hard.eval(), retention, cost(hard).gflops, score.top1, searched, searcher.strength
@@ -170,10 +170,12 @@ class Say:
 class Searcher(Learner):
     """A learner of weights and r, which steers λ by what the present retention costs."""
 
+    model: SoftDeiT
+
     def __init__(
         self,
         recipe: Recipe,
-        model: HVT,
+        model: SoftDeiT,
         pipeline: Pipeline,
         team: distributed.Team,
         device: torch.device,
@@ -182,7 +184,7 @@ class Searcher(Learner):
     ) -> None:
         super().__init__(recipe.replace(ema=0.0), model, pipeline, team, device)
         self.total = recipe.total_steps(pipeline.train.steps)
-        self.whole, self.budget = cost(model.config).gflops, gflops
+        self.whole, self.budget = self.price(), gflops
         self.last_price, self.trend = self.whole, 0.0
         # λ. The penalty counts 1 at first.
         self.first_strength = self.strength = 1 / penalty(model).item()
@@ -190,7 +192,7 @@ class Searcher(Learner):
 
     def _set_apart(self, r_lr: float) -> None:
         """Give r a rate of its own, which stays as it is, and no decay."""
-        own = vectors(self.model)
+        own = list(self.model.r)
         for group in self.optimizer.param_groups:
             group["params"] = [p for p in group["params"] if not any(p is r for r in own)]
         # The schedule knows the groups that were there before, and leaves this one alone.

@@ -1,42 +1,99 @@
-"""Soft extraction: every token stays, multiplied by a learned number for its rank.
+"""Soft extraction: every token stays, and counts by a learned number for its rank.
 
 Each block has a vector r_j in [0, 1] with one number per rank. A penalty pulls them down, the
 labels hold up those that matter, and what is left of their sum is the block's retention.
+
+A token's share is the product of its r so far. PoWER-BERT multiplies after the norm, so the share
+scales what the MLP and the next attentions read; before our norms it would be undone. The share is
+also the token's weight as a key of the softmax and as a query in the significance of others. So
+r = 0 drops a token as the hard model does and r = 1 keeps it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from ..config import HVTConfig
+from ..errors import HVTError
 from ..extraction import ranks, significance
-from ..model import HVT
-from .retention import Retention, check_deit
+from ..model import HVT, Block
+from .retention import Retention, check_deit, searched_blocks
 
 
-class SoftExtract(nn.Module):
-    """Multiply the patch of rank k by `r[k]`; the class token is left alone."""
+class SoftDeiT(HVT):
+    """A DeiT with soft extraction in every block that a retention is searched for."""
 
-    def __init__(self, patches: int) -> None:
-        super().__init__()
-        self.r = nn.Parameter(torch.ones(patches))
+    def __init__(self, config: HVTConfig) -> None:
+        super().__init__(config.replace(retention=None))
+        patches, blocks = config.tokens[0] - 1, searched_blocks(config)
+        self.r = nn.ParameterList(nn.Parameter(torch.ones(patches)) for _ in range(blocks))
 
-    def forward(self, x: Tensor, attention: Tensor) -> Tensor:  # (B, N, D) → (B, N, D)
-        weight = self.r[ranks(significance(attention))].to(x.dtype)  # (B, N-1)
-        return torch.cat((x[:, :1], x[:, 1:] * weight.unsqueeze(2)), dim=1)
+    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) → (B, classes)
+        x, share = self._run_blocks(images)
+        if self.global_pool == "avg":
+            left = share[:, 1:].unsqueeze(2).to(x.dtype)
+            x = (x[:, 1:] * left).sum(dim=1) / left.sum(dim=1).clamp_min(1e-6)
+        else:
+            x = x[:, 0]
+        return self.head(self.head_drop(x))
 
-    def extra_repr(self) -> str:
-        return f"{len(self.r)} ranks"
+    def forward_features(self, images: Tensor) -> Tensor:
+        """All tokens after the last norm, also those that hardly count."""
+        return self._run_blocks(images)[0]
+
+    def _run_blocks(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """All tokens after the last norm, `(B, N, D)`, and their shares, `(B, N)`."""
+        x = self._embed(images)
+        share = x.new_ones(x.shape[:2])
+        for index, block in enumerate(cast(Iterable[Block], self.blocks)):
+            r = self.r[index] if index < len(self.r) else None
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                x, share = checkpoint(soft_block, block, x, share, r, use_reentrant=False)
+            else:
+                x, share = soft_block(block, x, share, r)
+        return self.norm(x), share
+
+    # What the inherited methods do would pass over r without a word.
+
+    def forward_intermediates(self, *args: Any, **kwargs: Any) -> Any:
+        raise HVTError("a softened model gives no intermediates: harden it first")
+
+    def set_input_size(self, *args: Any, **kwargs: Any) -> None:
+        raise HVTError("a softened model keeps its image size: resize the DeiT, then soften it")
 
 
-def soften(model: HVT) -> HVT:
-    """Put a soft extraction with r = 1 into every block of a DeiT, in place."""
-    check_deit(model.config)
-    device = model.pos_embed.device
-    for block in model.blocks:
-        block.extract = SoftExtract(model.config.tokens[0] - 1).to(device)
-    model.config = model.config.replace(retention=None)
-    return model
+def soft_block(
+    block: Block, x: Tensor, share: Tensor, r: Tensor | None
+) -> tuple[Tensor, Tensor]:  # (B, N, D), (B, N) → the same
+    """A block with soft extraction between attention and MLP; without r all tokens stay."""
+    branch, weights = block.attn.with_weights(_scaled(block.norm1(x), share), share)
+    x = block.drop_path1(x, branch)
+    if r is not None:
+        kept = r[ranks(significance(weights, share))]  # (B, N-1)
+        share = torch.cat((share[:, :1], share[:, 1:] * kept), dim=1)
+    return block.drop_path2(x, block.mlp(_scaled(block.norm2(x), share))), share
+
+
+def _scaled(x: Tensor, share: Tensor) -> Tensor:
+    return x * share.unsqueeze(2).to(x.dtype)
+
+
+def soften(model: HVT) -> SoftDeiT:
+    """A copy of a DeiT with soft extraction and r = 1."""
+    config = model.config
+    check_deit(config)
+    if config.head_pool == "" or not searched_blocks(config):
+        reason = "has no pooled head" if config.head_pool == "" else "has a single block"
+        raise HVTError(f"there is no retention to search: the model {reason}")
+    soft = SoftDeiT(config)
+    soft.pretrained_cfg.update(model.pretrained_cfg)
+    soft.load_state_dict(model.state_dict() | {f"r.{i}": r for i, r in enumerate(soft.r)})
+    return soft.to(model.pos_embed.device, model.pos_embed.dtype).train(model.training)
 
 
 def harden(model: HVT, retention: Retention) -> HVT:
@@ -48,24 +105,19 @@ def harden(model: HVT, retention: Retention) -> HVT:
     return hard.to(model.pos_embed.device, model.pos_embed.dtype)
 
 
-def vectors(model: HVT) -> list[nn.Parameter]:
-    """r_1 … r_L of a softened model."""
-    return [block.extract.r for block in model.blocks if isinstance(block.extract, SoftExtract)]
-
-
-def penalty(model: HVT) -> Tensor:
+def penalty(model: SoftDeiT) -> Tensor:
     """Σ_j j · Σ_k |r_j[k]| with j from 1: the deeper the block, the dearer a token."""
-    sums = [block * r.abs().sum() for block, r in enumerate(vectors(model), start=1)]
-    return torch.stack(sums).sum()
+    return torch.stack([block * r.abs().sum() for block, r in enumerate(model.r, start=1)]).sum()
 
 
 @torch.no_grad()
-def clip(model: HVT) -> None:
+def clip(model: SoftDeiT) -> None:
     """Bring all r back into [0, 1], after a step of the optimizer."""
-    for r in vectors(model):
+    for r in model.r:
         r.clamp_(0, 1)
 
 
-def mass(model: HVT) -> list[float]:
-    """The sum of each r: how many patches its block would keep."""
-    return torch.stack([r.detach().double().sum() for r in vectors(model)]).tolist()
+def mass(model: SoftDeiT) -> list[float]:
+    """How many patches each block would keep: the sum of its r, 0 in one that has none."""
+    sums = [r.detach().double().sum().item() for r in model.r]
+    return sums + [0.0] * (model.config.depth - len(sums))
