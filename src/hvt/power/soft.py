@@ -72,11 +72,12 @@ def soft_block(
 ) -> tuple[Tensor, Tensor]:  # (B, N, D), (B, N) → the same
     """A block with soft extraction between attention and MLP; without r all tokens stay."""
     branch, weights = block.attn.with_weights(_scaled(block.norm1(x), share), share)
-    x = block.drop_path1(x, branch)
+    x = block.drop_path1(x, block.ls1(branch))
     if r is not None:
         kept = r[ranks(significance(weights, share))]  # (B, N-1)
         share = torch.cat((share[:, :1], share[:, 1:] * kept), dim=1)
-    return block.drop_path2(x, block.mlp(_scaled(block.norm2(x), share))), share
+    branch = block.mlp(_scaled(block.norm2(x), share))
+    return block.drop_path2(x, block.ls2(branch)), share
 
 
 def _scaled(x: Tensor, share: Tensor) -> Tensor:
