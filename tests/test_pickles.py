@@ -24,7 +24,9 @@ from hvt.checkpoint.container import MAX_DIRECTORY
 from hvt.checkpoint.foreign import read_pickle
 from hvt.checkpoint.pickles import MAX_STEPS, TorchFile
 
-TINY = HVTConfig(img_size=16, patch_size=4, num_heads=1, head_dim=64, depth=1, num_classes=3)
+TINY = HVTConfig(
+    img_size=16, patch_size=4, num_heads=1, head_dim=64, depth=1, num_classes=3, stages=0
+)
 FORMS = {"zip": True, "legacy": False}
 
 
@@ -56,8 +58,9 @@ def test_every_kind_of_tensor_is_read_as_torch_reads_it(tmp_path: Path, zipped: 
             str(dtype): torch.ones(3).to(dtype)
             for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool)
         },
-        "float8": torch.ones(5).to(torch.float8_e4m3fn),
     }
+    if zipped:  # torch cannot read its own otherwise
+        tensors["float8"] = torch.ones(5).to(torch.float8_e4m3fn)
     torch.save(tensors, tmp_path / "m.pth", _use_new_zipfile_serialization=zipped)
     theirs = torch.load(tmp_path / "m.pth", weights_only=True)
     ours, _ = read_pickle(tmp_path / "m.pth")
@@ -146,8 +149,8 @@ def call(module: str, name: str, arguments: bytes) -> bytes:
     return b"\x80\x02}X\x05\x00\x00\x00model" + made + b"s."
 
 
-def large(number: int) -> bytes:
-    return pickle.LONG1 + bytes([8]) + struct.pack("<q", number)
+def large(number: int, size: int = 8) -> bytes:
+    return pickle.LONG1 + bytes([size]) + number.to_bytes(size, "little")
 
 
 def doubled(first: bytes, times: int = 60) -> bytes:
@@ -185,9 +188,7 @@ PROGRAMS: dict[str, tuple[bytes, str]] = {
     "nested key": (b"\x80\x02}" + doubled(b"K\x01") + b"K\x01s.", "a key is neither text nor"),
     "nested set": (call("__builtin__", "set", b"]" + doubled(b"K\x01") + b"a\x85"), "a key is"),
     "colliding keys": (
-        b"\x80\x02}("
-        + b"".join(b"\x8a\x0a" + (n * (2**61 - 1)).to_bytes(10, "little") + b"N" for n in range(30000))
-        + b"u.",
+        b"\x80\x02}(" + b"".join(large(n * (2**61 - 1), 10) + b"N" for n in range(30_000)) + b"u.",
         "more values than any model",
     ),
     "copies": (copies(), "more values than any model"),
@@ -374,7 +375,7 @@ def test_a_fifo_in_a_directory_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_a_device_is_not_read() -> None:
-    with bounded(), pytest.raises(CheckpointError, match="/dev/zero: .* not a regular file"):
+    with bounded(), pytest.raises(CheckpointError, match=r"/dev/zero: .* not a regular file"):
         hvt.load("/dev/zero")
 
 

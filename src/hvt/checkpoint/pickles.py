@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .container import StoredZip, Unfit, file_size
 
-MAX_STEPS = 1_000_000
+MAX_STEPS = 500_000
 """Instructions followed and items copied; a training's whole state takes some 50,000."""
 NUMBER_KEY = 100
 """Steps that a number costs as a key: numbers can be chosen to collide, texts cannot."""

@@ -54,6 +54,8 @@ def not_onnx(path: Path, error: Exception) -> CheckpointError:
 
 def _check(model: Any, onnx: Any) -> None:
     graph, kinds = model.graph, onnx.AttributeProto
+    if not graph.node:
+        raise ValueError("it has no graph")
     if model.functions or model.training_info or graph.sparse_initializer:
         raise Unfit("it has functions, training or sparse weights, which hvt export never writes")
     tensors = list(graph.initializer)
