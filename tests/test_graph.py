@@ -71,15 +71,20 @@ def external(model: Any, described: dict[str, Any]) -> None:
 
 
 def looped(model: Any, described: dict[str, Any]) -> None:
-    """2⁶² rounds of nothing."""
-    keep = helper.make_tensor_value_info("keep", TensorProto.BOOL, [])
-    again = helper.make_tensor_value_info("again", TensorProto.BOOL, [])
-    count = helper.make_tensor_value_info("count", TensorProto.INT64, [])
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["keep"], ["again"])], "body", [count, keep], [again]
-    )
+    """The logits handed on 2⁶² times."""
+    kinds = {"count": TensorProto.INT64, "keep": TensorProto.BOOL, "again": TensorProto.BOOL}
+    count, keep, again = (helper.make_tensor_value_info(n, kind, []) for n, kind in kinds.items())
+    old, new = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("old", "new"))
+    steps = [
+        helper.make_node("Identity", ["keep"], ["again"]),
+        helper.make_node("Identity", ["old"], ["new"]),
+    ]
+    body = helper.make_graph(steps, "body", [count, keep, old], [again, new])
     model.graph.initializer.append(numpy_helper.from_array(np.array(2**62), "rounds"))
-    model.graph.node.append(helper.make_node("Loop", ["rounds"], [], body=body))
+    model.graph.node[1].output[0] = "single"
+    model.graph.node.append(
+        helper.make_node("Loop", ["rounds", "", "single"], ["logits"], body=body)
+    )
 
 
 def function(model: Any, described: dict[str, Any]) -> None:

@@ -134,6 +134,8 @@ def write_zip(path: Path, program: bytes, method: int = zipfile.ZIP_STORED) -> N
     """A `.pth` of one handwritten pickle."""
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("m/data.pkl", program)
+        archive.writestr("m/byteorder", b"little")
+        archive.writestr("m/version", b"3\n")
 
 
 def write_legacy(path: Path, program: bytes) -> None:
@@ -160,7 +162,7 @@ def doubled(first: bytes, times: int = 60) -> bytes:
 
 def hexed(times: int = 40) -> bytes:
     """Text encoded as hexadecimal digits of hexadecimal digits …, 2⁴⁰ of them."""
-    start = b"U\x01a"
+    start = b"c_codecs\nencode\nU\x01aU\x06latin1\x86R"
     for _ in range(times):
         start = b"c_codecs\nencode\n" + start + b"U\x03hex\x86R"
     return b"\x80\x02}X\x05\x00\x00\x00model" + start + b"s."
