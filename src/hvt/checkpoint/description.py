@@ -30,6 +30,8 @@ MAX_INPUT = 2**28
 MAX_SIDE = 16_384
 """Pixels of a picture's side when it is resized before the crop."""
 MAX_CLASSES = 10**7
+# So that no product of sizes is above 2⁶³, which is all that torch can count.
+MAX_WIDTH, MAX_MLP = 10**5, 10**7
 # timm's models have 0.875 to 1.15. Below a tenth, a hundredth of the picture is left and resizing
 # makes it a hundred times the input; above 2, three quarters of the input are padding.
 CROP_PCT = (0.1, 2.0)
@@ -120,17 +122,7 @@ def check_preprocessing(values: dict[str, Any], config: HVTConfig) -> dict[str, 
     low, high = CROP_PCT
     if "crop_pct" in known and not (_is_number(known["crop_pct"], low, high)):
         raise HVTError(f"crop_pct={known['crop_pct']!r} must be a number from {low} to {high}")
-    height, width = config.image
-    if config.in_chans * height * width > MAX_INPUT:
-        raise HVTError(f"in_chans={config.in_chans} × img_size={config.img_size} is above 1 GB")
-    side = math.floor(max(height, width) / known.get("crop_pct", 1.0))
-    if side > MAX_SIDE:
-        raise HVTError(
-            f"img_size={config.img_size} with crop_pct={known.get('crop_pct', 1.0)} has pictures "
-            f"resized to {side} pixels, above {MAX_SIDE}"
-        )
-    if config.num_classes > MAX_CLASSES:
-        raise HVTError(f"num_classes={config.num_classes} must be at most {MAX_CLASSES}")
+    _check_sizes(config, known.get("crop_pct", 1.0))
     return known
 
 
@@ -147,6 +139,26 @@ def shown(error: object) -> str:
     """What an error says, in one line that a hostile file cannot make long."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def _check_sizes(config: HVTConfig, crop_pct: float) -> None:
+    """Refuse a config that is legal, but that no file of a model has."""
+    height, width = config.image
+    if config.in_chans * height * width > MAX_INPUT:
+        raise HVTError(f"in_chans={config.in_chans} × img_size={config.img_size} is above 1 GB")
+    side = math.floor(max(height, width) / crop_pct)
+    if side > MAX_SIDE:
+        raise HVTError(
+            f"img_size={config.img_size} with crop_pct={crop_pct} has pictures resized to {side} "
+            f"pixels, above {MAX_SIDE}"
+        )
+    for name, value, most in (
+        ("num_heads × head_dim", config.width, MAX_WIDTH),
+        ("the width of the MLP", config.mlp_width, MAX_MLP),
+        ("num_classes", config.num_classes, MAX_CLASSES),
+    ):
+        if value > most:
+            raise HVTError(f"{name} must be at most {most}, and is {value}")
 
 
 def _check_channels(key: str, values: Any, channels: int) -> tuple[float, ...]:
