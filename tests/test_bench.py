@@ -208,7 +208,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
         (("hvt_s_1", "--modes", "onx"), "unknown mode 'onx': did you mean onnx?"),
         (("hvt_s_1", "--batch", "1,zero"), "--batch='zero' must be a whole number of at least 1"),
         (("hvt_s_1", "--rounds", "0"), "--rounds='0' must be a whole number of at least 1"),
-        (("none.onnx",), "cannot read none.onnx: there is no such file"),
+        (("none.onnx",), "cannot read none.onnx: No such file"),
         (("none.safetensors",), "cannot read none.safetensors"),
         (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not there"),
         (("hvt_s_1", "--plot", "speed.jpg"), "the picture speed.jpg should end in .png or .svg"),

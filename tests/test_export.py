@@ -502,7 +502,7 @@ def test_files_that_are_refused(command: Command, trained: Path, tmp_path: Path)
         ("classes.onnx", "not what it says of itself"),
         ("newer.onnx", "was written by a newer hvt: upgrade to read it"),
         ("field.onnx", "describes no usable model: unknown override 'wings'"),
-        ("none.onnx", "there is no such file"),
+        ("none.onnx", "No such file"),
     ):
         code, out, err = command("eval", tmp_path / name, "--data", "digits")
         assert (code, out) == (2, ""), name

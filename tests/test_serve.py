@@ -460,7 +460,7 @@ def test_the_command_refuses_in_one_sentence(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}: another program" in refused("--port", port)
-    assert "no such file" in refused(tmp_path / "absent.onnx", "--port", 0)
+    assert "No such file" in refused(tmp_path / "absent.onnx", "--port", 0)
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
     assert "is no ONNX model" in refused(tmp_path / "bad.onnx", "--port", 0)
     assert "no such address" in refused("--host", "999.1.1.1", "--port", 0)

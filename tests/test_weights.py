@@ -19,7 +19,7 @@ from torch import Tensor
 import hvt
 from hvt import HVT, CheckpointError, HVTConfig, HVTError
 from hvt.checkpoint.description import FORMAT
-from hvt.checkpoint.save_load import load_into, parameter_shapes, read
+from hvt.checkpoint.save_load import MAX_TENSORS, load_into, parameter_shapes, read
 
 TINY = HVTConfig(
     img_size=16, patch_size=4, num_heads=2, head_dim=4, depth=2, stages=1, num_classes=3
@@ -341,17 +341,90 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "endless field": (lambda d: d["config"].update(mlp_ratio=float("inf")), "mlp_ratio=inf"),
     "endless depth": (lambda d: d["config"].update(depth=10**12), "blocks but holds 2"),
     "depth of text": (lambda d: d["config"].update(depth="2"), "blocks but holds 2"),
-    "vast width": (lambda d: d["config"].update(num_heads=10**6), "another shape of"),
-    "vaster width": (
-        lambda d: d["config"].update(num_classes=10**30),
-        "another shape of head.weight",
+    "large width": (lambda d: d["config"].update(num_heads=10**4), "another shape of"),
+    "vast width": (
+        lambda d: d["config"].update(num_heads=10**12),
+        "num_heads × head_dim must be at most 100000",
     ),
-    "vast MLP": (lambda d: d["config"].update(mlp_ratio=1e9), "another shape of"),
-    "vast image": (lambda d: d["config"].update(img_size=4 * 10**6), "another shape of"),
+    "more classes": (lambda d: d["config"].update(num_classes=9), "another shape of head.weight"),
+    "vast classes": (
+        lambda d: d["config"].update(num_classes=10**30),
+        "num_classes must be at most 10000000",
+    ),
+    "large MLP": (lambda d: d["config"].update(mlp_ratio=1e5), "another shape of"),
+    "vast MLP": (
+        lambda d: d["config"].update(mlp_ratio=1e300),
+        "the width of the MLP must be at most 10000000",
+    ),
+    "large image": (lambda d: d["config"].update(img_size=400), "another shape of pos_embed"),
+    "vast image": (lambda d: d["config"].update(img_size=4 * 10**6), "is above 1 GB"),
+    "vast strip": (lambda d: d["config"].update(img_size=(4, 4 * 10**6)), "4000000 pixels, above"),
+    "vast channels": (lambda d: d["config"].update(in_chans=10**9), "is above 1 GB"),
+    "vast window": (
+        lambda d: d["config"].update(pool_kernel=10**9, pool_dims=2),
+        "pool_kernel=1000000000 must be at most 10000",
+    ),
     "names of another kind": (lambda d: d.update(class_names=7), "class names"),
     "names of numbers": (lambda d: d.update(class_names=[1, 2, 3]), "class names"),
+    "names by number": (lambda d: d.update(class_names={"0": "a"}), "class names"),
+    "too few names": (lambda d: d.update(class_names=["a", "b"]), "2 class names do not fit 3"),
+    "giant text": (lambda d: d.update(extra="x" * 9 * 2**20), "more than any description"),
     "preprocessing of another kind": (lambda d: d.update(preprocessing=3), "no usable model"),
 }
+
+
+NAN, INFINITE = float("nan"), float("inf")
+PREPROCESSING: list[tuple[str, Any, str]] = [
+    ("crop_pct", 0.001, "crop_pct=0.001 must be a number from 0.1 to 2"),
+    ("crop_pct", 0, "crop_pct=0 must be"),
+    ("crop_pct", -1.0, "crop_pct=-1.0 must be"),
+    ("crop_pct", 10**40, "must be a number from 0.1 to 2"),
+    ("crop_pct", NAN, "crop_pct=nan must be"),
+    ("crop_pct", "0.9", "crop_pct='0.9' must be"),
+    ("crop_pct", None, "crop_pct=None must be"),
+    ("crop_pct", True, "crop_pct=True must be"),
+    ("mean", "grey", "mean='grey' must be 1 or 3 numbers"),
+    ("mean", ["0.5", 0.5, 0.5], "mean=['0.5', 0.5, 0.5] must be numbers from -1000 to 1000"),
+    ("mean", [NAN] * 3, "mean=[nan, nan, nan] must be numbers"),
+    ("mean", [1e300] * 3, "must be numbers from -1000 to 1000"),
+    ("mean", [0.5, 0.5], "mean=[0.5, 0.5] must be 1 or 3 numbers"),
+    ("mean", [], "mean=[] must be 1 or 3 numbers"),
+    ("mean", 0.5, "mean=0.5 must be 1 or 3 numbers"),
+    ("std", [0, 0, 0], "std=[0, 0, 0] must be numbers from 1e-05 to 1000"),
+    ("std", [0.2, 0.2, -0.2], "must be numbers from 1e-05 to 1000"),
+    ("std", [INFINITE] * 3, "std=[inf, inf, inf] must be numbers"),
+    ("std", {"r": 1}, "std={'r': 1} must be 1 or 3 numbers"),
+    ("interpolation", "bicubik", "interpolation='bicubik' is unknown: did you mean bicubic"),
+    ("interpolation", 3, "interpolation=3 is unknown"),
+    ("interpolation", ["bicubic"], "interpolation=['bicubic'] is unknown"),
+    ("crop_mode", "centre", "crop_mode='centre' is unknown: did you mean center"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), PREPROCESSING)
+def test_wrong_preprocessing_is_refused_by_name(
+    tmp_path: Path, key: str, value: Any, words: str
+) -> None:
+    path = written(tmp_path / "m.safetensors", lambda d: d["preprocessing"].update({key: value}))
+    with pytest.raises(CheckpointError) as caught:
+        hvt.load(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    with pytest.raises(HVTError):  # nor is it written
+        hvt.save(tiny(), tmp_path / "new.safetensors", preprocessing={key: value})
+    assert names_in(tmp_path) == ["m.safetensors"]
+    # timm's directories say the same in config.json.
+    save_file(tiny(head_dim=64, depth=1).state_dict(), path.rename(tmp_path / "model.safetensors"))
+    (tmp_path / "config.json").write_text(json.dumps({"pretrained_cfg": {key: value}}))
+    with pytest.raises(CheckpointError, match="the JSON files in") as caught:
+        hvt.load(tmp_path)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("crop_pct", [0.1, 0.875, 1, 1.15, 2.0])
+def test_sane_crops_are_read(tmp_path: Path, crop_pct: float) -> None:
+    hvt.save(tiny(), tmp_path / "m.safetensors", preprocessing={"crop_pct": crop_pct})
+    assert hvt.load(tmp_path / "m.safetensors").pretrained_cfg["crop_pct"] == crop_pct
 
 
 @pytest.mark.parametrize("case", DESCRIPTIONS)
@@ -390,6 +463,50 @@ def test_whole_numbers_are_no_weights(tmp_path: Path, saved: Path) -> None:
         save_file(tensors, path, metadata=file.metadata())
     with pytest.raises(CheckpointError, match=r"int\.safetensors holds .* as torch\.int32"):
         hvt.load(path)
+
+
+def pth(model: HVT, path: Path) -> None:
+    torch.save({"model": model.state_dict()}, path)
+
+
+@pytest.mark.parametrize("write", [hvt.save, pth])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("use", [hvt.load, lambda path: load_into(tiny(head_dim=64), path)])
+def test_weights_that_are_no_numbers_are_named(
+    tmp_path: Path,
+    write: Callable[[HVT, Path], None],
+    value: float,
+    use: Callable[[Path], object],
+) -> None:
+    model = tiny(head_dim=64)
+    with torch.no_grad():
+        model.blocks[1].norm1.bias[3] = value
+    write(model, tmp_path / "m")
+    with pytest.raises(CheckpointError, match=r"m holds blocks\.1\.norm1\.bias with NaN or inf"):
+        use(tmp_path / "m")
+
+
+@pytest.mark.parametrize("write", [hvt.save, pth])
+def test_float8_weights_are_named(tmp_path: Path, write: Callable[[HVT, Path], None]) -> None:
+    write(tiny(head_dim=64).to(torch.float8_e4m3fn), tmp_path / "m")
+    with pytest.raises(CheckpointError, match=r"m holds .* as torch\.float8_e4m3fn, not as"):
+        hvt.load(tmp_path / "m")
+
+
+def test_a_header_of_too_many_tensors_is_refused(tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"{n:x}": entry for n in range(MAX_TENSORS + 1)}).encode()
+    (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="names 100001 tensors, more than any model has"):
+        hvt.load(tmp_path / "m")
+
+
+def test_a_block_number_of_many_digits_is_refused(tmp_path: Path) -> None:
+    tensors = tiny().state_dict() | {f"blocks.{'9' * 5000}.x": torch.zeros(1)}
+    with safe_open(written(tmp_path / "m", lambda d: None), "pt") as file:
+        save_file(tensors, tmp_path / "m2", metadata=file.metadata())
+    with pytest.raises(CheckpointError, match=r"m2 is incomplete .* it has blocks\.999"):
+        hvt.load(tmp_path / "m2")
 
 
 def resnet() -> dict[str, Tensor]:

@@ -10,6 +10,10 @@ from typing import Any
 from .errors import HVTError, nearest
 from .pooling import KINDS, padding, pooled_length, window
 
+MOST = 10_000
+"""Blocks, and tokens of a pooling window. Checking a config takes time in proportion to its depth,
+and the config may come from a file that was made to take for ever."""
+
 
 def _field(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
@@ -238,6 +242,8 @@ class HVTConfig:
         for name, (value, least) in whole.items():
             if not _is_whole(value) or value < least:
                 raise HVTError(f"{name}={value!r} must be a whole number of at least {least}")
+            if name in ("depth", "pool_kernel", "pool_stride") and value > MOST:
+                raise HVTError(f"{name}={value} must be at most {MOST}")
         for name in ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"):
             self._check_share(name)
         self._check_share("drop_path_rate")

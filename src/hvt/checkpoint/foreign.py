@@ -1,8 +1,9 @@
 """Checkpoints that others wrote: the authors' `.pth`, DeiT's, timm's and transformers'.
 
-A pickle can run code when it is opened, so only tensors and an `argparse.Namespace` of plain values
-are ever unpickled; a file that names anything else is refused by that name. The architecture is
-read off the tensors themselves, with the training arguments as a help where they agree.
+A pickle can run code when it is opened, so none is: tensors, plain values and an
+`argparse.Namespace` of them are read by `pickles`, and a file that names anything else is refused
+by that name. The architecture is read off the tensors themselves, with the training arguments as a
+help where they agree.
 """
 
 from __future__ import annotations
@@ -19,65 +20,63 @@ from torch import Tensor
 from ..config import HVTConfig
 from ..errors import CheckpointError
 from ..pooling import pooled_length
+from .container import BAD_ZIP, Unfit
+from .description import NOT_AS_EXPECTED, shown
+from .pickles import Foreign, TensorEntry, TorchFile
 
 State = dict[str, Tensor]
-
-_PLAIN = (str, bytes, int, float, bool, type(None), torch.Size, torch.dtype, torch.device)
 
 
 def read_pickle(path: Path) -> tuple[State, dict[str, Any]]:
     """The tensors of a `.pth` file and the training arguments beside them, if any."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes make the unpickler raise nearly anything
-        refused = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if refused:
-            raise _carries(path, refused.group(1)) from error
+        file = TorchFile(path)
+        content = file.content
+        if not isinstance(content, dict):
+            kind = "Tensor" if isinstance(content, TensorEntry) else type(content).__name__
+            raise CheckpointError(f"{path} holds a {kind}, not a model's weights")
+        state = content
+        for key in ("model", "state_dict", "model_ema", "state_dict_ema"):
+            if isinstance(content.get(key), dict):
+                state = content[key]
+                break
+        entries = {str(k): v for k, v in state.items() if isinstance(v, TensorEntry)}
+        tensors = stripped(file.tensors(entries), path)
+    except Foreign as error:
         raise CheckpointError(
-            f"{path} is damaged or cut short and cannot be read: fetch or copy it again"
+            f"{path} carries {error} beside its tensors, so it is not opened: "
+            "save its state_dict alone"
         ) from error
-    try:
-        _refuse_objects(content, path)
-    except RecursionError as error:
+    except CheckpointError:
+        raise
+    except Unfit as error:
+        raise CheckpointError(f"{path} is not opened: {shown(error)}") from error
+    except (*NOT_AS_EXPECTED, *BAD_ZIP, RuntimeError) as error:
         raise CheckpointError(
-            f"{path} holds a structure within itself: save its state_dict alone"
+            f"{path} is damaged or cut short and cannot be read ({shown(error)}): "
+            "fetch or copy it again"
         ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a model's weights")
     arguments = content.get("args")
-    state = content
-    for key in ("model", "state_dict", "model_ema", "state_dict_ema"):
-        if isinstance(content.get(key), dict):
-            state = content[key]
-            break
-    tensors = {strip(str(k)): v for k, v in state.items() if isinstance(v, Tensor)}
-    return tensors, vars(arguments) if isinstance(arguments, argparse.Namespace) else {}
+    return tensors, _plain(vars(arguments)) if isinstance(arguments, argparse.Namespace) else {}
 
 
-def strip(name: str) -> str:
-    """A parameter's name without what DDP and torch.compile put before it."""
-    return re.sub(r"^(module\.|_orig_mod\.)+", "", name)
+def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those training arguments that are a text, a number or a pair of them."""
+    scalar = (str, int, float, type(None))
+
+    def is_plain(value: Any) -> bool:
+        pair = isinstance(value, (list, tuple)) and len(value) <= 2
+        return all(isinstance(v, scalar) for v in value) if pair else isinstance(value, scalar)
+
+    return {name: value for name, value in arguments.items() if is_plain(value)}
 
 
-def _carries(path: Path, names: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} carries {names} beside its tensors, so it is not opened: save its state_dict alone"
-    )
-
-
-def _refuse_objects(value: Any, path: Path) -> None:
-    if isinstance(value, argparse.Namespace):
-        _refuse_objects(vars(value), path)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _refuse_objects(key, path)
-            _refuse_objects(item, path)
-    elif isinstance(value, (list, tuple, set)) and not isinstance(value, torch.Size):
-        for item in value:
-            _refuse_objects(item, path)
-    elif not isinstance(value, (*_PLAIN, Tensor)):
-        raise _carries(path, f"{type(value).__module__}.{type(value).__qualname__}")
+def stripped(tensors: State, path: Path) -> State:
+    """The tensors by names without what DDP and torch.compile put before them."""
+    plain = {re.sub(r"^(module\.|_orig_mod\.)+", "", name): t for name, t in tensors.items()}
+    if len(plain) < len(tensors):
+        raise CheckpointError(f"{path} has tensors both with and without module. or _orig_mod.")
+    return plain
 
 
 # ── the architecture, from the tensors ──────────────────────────────────────────────────────────
@@ -85,8 +84,8 @@ def _refuse_objects(value: Any, path: Path) -> None:
 
 _NEEDED = ("pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "norm.weight")
 _KNOWN = re.compile(
-    r"cls_token|(blocks\.\d+\.)?pos_embed|(patch_embed\.proj|norm|head)\.(weight|bias)|"
-    r"blocks\.\d+\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2|pool\.conv)\.(weight|bias)"
+    r"cls_token|(blocks\.[0-9]+\.)?pos_embed|(patch_embed\.proj|norm|head)\.(weight|bias)|"
+    r"blocks\.[0-9]+\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2|pool\.conv)\.(weight|bias)"
 )
 
 
@@ -117,7 +116,7 @@ def infer_config(
 
 def block_numbers(state: State) -> set[int]:
     """The blocks that have tensors."""
-    return {int(m.group(1)) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))}
+    return {int(m.group(1)) for name in state if (m := re.match(r"blocks\.([0-9]{1,9})\.", name))}
 
 
 def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HVTConfig:
@@ -261,21 +260,29 @@ def from_transformers(state: State, path: Path) -> State:
     return renamed
 
 
-def transformers_config(config: dict[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
+def transformers_config(config: dict[str, Any]) -> tuple[dict[str, Any], list[Any] | None]:
     """The number of heads and the class names of a transformers `config.json`."""
     if config.get("hidden_act", "gelu") != "gelu":
         raise ValueError(f"hidden_act={config['hidden_act']!r}, where this family has gelu")
     labels = {int(index): name for index, name in (config.get("id2label") or {}).items()}
     heads = config.get("num_attention_heads")
-    names = [str(labels[index]) for index in sorted(labels)]
+    if sorted(labels) != list(range(len(labels))):
+        raise ValueError("id2label does not number the classes from 0")
+    names = [labels[index] for index in range(len(labels))]
     return {} if heads is None else {"num_heads": heads}, names or None
+
+
+# PIL's numbers, and timm's names for them.
+_RESAMPLE = {
+    0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"
+}  # fmt: skip
 
 
 def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
     """timm's terms for a transformers `preprocessor_config.json`."""
     theirs = {"mean": processor.get("image_mean"), "std": processor.get("image_std")}
-    # PIL's numbers.
-    theirs["interpolation"] = {2: "bilinear", 3: "bicubic"}.get(processor.get("resample", -1))
+    number = processor.get("resample")
+    theirs["interpolation"] = None if number is None else _RESAMPLE[number]
     known = {name: value for name, value in theirs.items() if value is not None}
     if known:
         known["crop_pct"] = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,27 +15,34 @@ from timm.models import adapt_input_conv
 from torch import Tensor
 
 from ..config import HVTConfig
-from ..errors import CheckpointError
+from ..errors import CheckpointError, HVTError
 from ..files import whole_file
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
 from .archive import is_archive, read_archive
+from .container import file_size
 from .description import (
+    MAX_TEXT,
     NOT_AS_EXPECTED,
+    check_names,
+    check_preprocessing,
     describe,
     read_description,
-    read_names,
-    read_preprocessing,
+    read_json,
+    shown,
 )
 from .foreign import (
     block_numbers,
     from_transformers,
     infer_config,
     read_pickle,
-    strip,
+    stripped,
     transformers_config,
     transformers_preprocessing,
 )
+
+MAX_TENSORS = 100_000
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass
@@ -95,13 +102,14 @@ def load_into(model: HVT, path: str | Path) -> None:
 def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     """What a file or directory says; `hints` settle what a foreign file leaves open."""
     path, hints = Path(path), hints or {}
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - False for a name that cannot be
         return _read_directory(path, hints)
     if path.suffix.lower() == ".onnx":
         raise CheckpointError(
             f"{path} is an exported model, which hvt predict, hvt eval and hvt.Predictor run: "
             "here name the checkpoint that it was exported from"
         )
+    file_size(path)  # refuses what is not a regular file
     try:
         with path.open("rb") as file:
             start = file.read(9)
@@ -127,13 +135,17 @@ def _read_safetensors(path: Path, hints: dict[str, Any]) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = file.keys()
+            if len(names) > MAX_TENSORS:
+                raise ValueError(f"it names {len(names)} tensors, more than any model has")
+            tensors = {name: file.get_tensor(name) for name in names}
     except Exception as error:  # SafetensorError, and whatever torch makes of damaged shapes
         raise CheckpointError(
-            f"{path} is damaged or cut short and cannot be read ({error}): fetch or copy it again"
+            f"{path} is damaged or cut short and cannot be read ({shown(error)}): "
+            "fetch or copy it again"
         ) from error
     if "hvt" not in metadata:
-        return _foreign(path, {strip(k): v for k, v in tensors.items()}, {}, hints)
+        return _foreign(path, stripped(tensors, path), {}, hints)
     return _described(path, metadata["hvt"], tensors)
 
 
@@ -147,25 +159,31 @@ def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Chec
 
 def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
     files = [path / name for name in ("model.safetensors", "pytorch_model.bin")]
-    weights = next((file for file in files if file.is_file()), None)
+    weights = next((file for file in files if file.exists()), None)
     if weights is None:
         raise CheckpointError(f"{path} has no model.safetensors or pytorch_model.bin in it")
     try:
         config = _read_json(path / "config.json")
+        heads: dict[str, Any] = {}
         if "pretrained_cfg" in config:  # timm's
-            heads: dict[str, Any] = {}
-            preprocessing = read_preprocessing(config["pretrained_cfg"])
-            # At the top, as timm writes them, or where earlier versions of hvt did.
-            names = read_names(
-                config.get("label_names") or config["pretrained_cfg"].get("label_names")
-            )
+            # Names are at the top, as timm writes them, or where earlier versions of hvt did.
+            preprocessing = config["pretrained_cfg"]
+            names = config.get("label_names") or preprocessing.get("label_names")
         else:
-            processor = _read_json(path / "preprocessor_config.json")
-            preprocessing = read_preprocessing(transformers_preprocessing(processor))
+            preprocessing = transformers_preprocessing(
+                _read_json(path / "preprocessor_config.json")
+            )
             heads, names = transformers_config(config)
+        checkpoint = read(weights, heads | hints)
+        preprocessing = check_preprocessing(preprocessing, checkpoint.config)
+        classes = checkpoint.config.num_classes
+        names = check_names(names, classes) if names and classes else None
+    except CheckpointError:
+        raise
     except NOT_AS_EXPECTED as error:
-        raise CheckpointError(f"the JSON files in {path} are not understood: {error}") from error
-    checkpoint = read(weights, heads | hints)
+        raise CheckpointError(
+            f"the JSON files in {path} are not understood: {shown(error)}"
+        ) from error
     if not checkpoint.preprocessing:
         checkpoint.preprocessing = preprocessing
     checkpoint.class_names = checkpoint.class_names or names
@@ -173,19 +191,23 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not path.exists():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("it holds no object")
-    return content
+    if file_size(path) > MAX_TEXT:
+        raise ValueError(f"{path.name} is larger than {MAX_TEXT // 2**20} MB")
+    return read_json(path.read_text(encoding="utf-8"))
 
 
 def _foreign(
     path: Path, tensors: dict[str, Tensor], arguments: dict[str, Any], hints: dict[str, Any]
 ) -> Checkpoint:
     tensors = from_transformers(tensors, path)
-    return Checkpoint(path, infer_config(tensors, arguments, hints, path), tensors)
+    config = infer_config(tensors, arguments, hints, path)
+    try:
+        check_preprocessing({}, config)  # the size of its input
+    except HVTError as error:
+        raise CheckpointError(f"{path} describes no usable model: {error}") from error
+    return Checkpoint(path, config, tensors)
 
 
 # ── fitting ─────────────────────────────────────────────────────────────────────────────────────
@@ -202,9 +224,14 @@ def _fitted(checkpoint: Checkpoint, config: HVTConfig) -> dict[str, Tensor]:
     old, tensors, path = checkpoint.config, checkpoint.tensors, checkpoint.path
     verdict = f"{path} is incomplete or of an unknown architecture"
     _compare(tensors, parameter_shapes(old), verdict)
-    strange = [k for k, v in tensors.items() if not v.is_floating_point() or v.is_sparse]
-    if strange:
-        raise CheckpointError(f"{path} holds {strange[0]} as {tensors[strange[0]].dtype}")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, not as weights")
+        if not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{path} holds {name} with NaN or infinite weights, as a training that diverged "
+                "leaves it: use an earlier checkpoint"
+            )
     tensors = _resized(checkpoint, config)
     shapes = parameter_shapes(config)
     if config.num_classes != old.num_classes:

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoint.description import read_description
+from ..checkpoint.description import read_description, shown
 from ..checkpoint.save_load import load
 from ..device import find_device
 from ..errors import CheckpointError, HVTError
 from ..model import HVT, default_cfg
+from .graph import not_onnx, read_graph
 
 INPUT, OUTPUT = "images", "logits"
 METADATA = "hvt"
@@ -33,39 +34,31 @@ class OnnxModel:
         self, path: str | Path, device: str | torch.device = "auto", threads: int = 0
     ) -> None:
         path = Path(path)
-        if not path.is_file():
-            raise CheckpointError(f"cannot read {path}: there is no such file")
         runtime = import_extra("onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0) or 0)
-        options.log_severity_level = 3  # errors come as exceptions
-        providers = _providers(runtime, str(device))
-        try:
-            self.session = runtime.InferenceSession(str(path), options, providers=providers)
-        except Exception as error:  # ONNX Runtime has a class for each kind, and no common one
-            reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(
-                f"{path} is no ONNX model, or is damaged, and cannot be run ({reason})"
-            ) from error
-        metadata = self.session.get_modelmeta().custom_metadata_map
+        content, metadata = read_graph(path, import_extra("onnx"))
         if METADATA not in metadata:
             raise CheckpointError(
                 f"{path} was not written by hvt export: it does not say which classes it knows "
                 "and how pictures are prepared for it"
             )
-        found = read_description(path, metadata[METADATA])
-        self.config, self.num_classes = found.config, found.config.num_classes
-        self.pretrained_cfg = default_cfg(found.config) | found.preprocessing
-        names = found.class_names
-        self.class_names = (
-            tuple(names) if names is not None and len(names) == self.num_classes else None
-        )
-        self._check_shapes(path)
-
-    @property
-    def int8(self) -> bool:
+        described = read_description(path, metadata[METADATA])
+        self.path, self.config = path, described.config
+        self.num_classes = described.config.num_classes
+        self.pretrained_cfg = default_cfg(described.config) | described.preprocessing
+        names = described.class_names
+        self.class_names = None if names is None else tuple(names)
+        self.int8 = metadata.get("precision") == "int8"
         """Whether `hvt export --int8` wrote it."""
-        return self.session.get_modelmeta().custom_metadata_map.get("precision") == "int8"
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0) or 0)
+        options.log_severity_level = 3  # errors come as exceptions
+        providers = _providers(runtime, str(device))
+        try:
+            # From what was checked, not from the name, which may be another file's by now.
+            self.session = runtime.InferenceSession(content, options, providers=providers)
+        except Exception as error:  # ONNX Runtime has a class for each kind, and no common one
+            raise not_onnx(path, error) from error
+        self._check_shapes()
 
     @property
     def provider(self) -> str:
@@ -81,19 +74,29 @@ class OnnxModel:
                 f"(batch, {want[0]}, {want[1]}, {want[2]})"
             )
         array = np.ascontiguousarray(images.detach().float().cpu().numpy())
-        (logits,) = self.session.run([OUTPUT], {INPUT: array})
+        try:
+            (logits,) = self.session.run([OUTPUT], {INPUT: array})
+        except Exception as error:  # see above
+            raise not_onnx(self.path, error) from error
+        if logits.shape != (len(array), self.num_classes) or not np.isfinite(logits).all():
+            raise CheckpointError(
+                f"{self.path} answers {len(array)} pictures with NaN, or with logits of shape "
+                f"{logits.shape}: export it again"
+            )
         return torch.from_numpy(logits).to(images.device)
 
-    def _check_shapes(self, path: Path) -> None:
+    def _check_shapes(self) -> None:
         """Refuse a file whose graph is not what its description says."""
         config = self.config
         want = {INPUT: [config.in_chans, *config.image], OUTPUT: [self.num_classes]}
-        has = {x.name: x.shape for x in (*self.session.get_inputs(), *self.session.get_outputs())}
+        values = (*self.session.get_inputs(), *self.session.get_outputs())
+        has = {x.name: (x.type, x.shape) for x in values}
         for name, shape in want.items():
-            if len(has) != 2 or name not in has or list(has[name][1:]) != shape:
+            kind, dims = has.get(name, ("", ()))
+            if len(has) != 2 or kind != "tensor(float)" or list(dims[1:]) != shape:
                 raise CheckpointError(
-                    f"{path} takes and gives {has}, which is not what it says of itself "
-                    f"(batch, then {shape} for {name}): export it again"
+                    f"{self.path} takes and gives {shown(has)}, which is not what it says of "
+                    f"itself (batch, then {shape} for {name}): export it again"
                 )
 
 
