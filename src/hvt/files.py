@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from .errors import HVTError
+
+# Ours alone: other programs have hidden files that end in .part too.
+_SUFFIX = ".hvt.part"
+_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}" + re.escape(_SUFFIX))  # eight are mkstemp's
 
 
 @contextlib.contextmanager
@@ -22,7 +27,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_SUFFIX)
         os.close(handle)
         temporary = Path(name)
         yield temporary
@@ -42,6 +47,12 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> dict[Path, str]:
+    """What `whole_file` left in a folder when it was killed → the name each file was to get."""
+    names = {path: _TEMPORARY.fullmatch(path.name) for path in folder.glob(f".*{_SUFFIX}")}
+    return {path: match[1] for path, match in names.items() if match and path.is_file()}
 
 
 def _umask() -> int:
