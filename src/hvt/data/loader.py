@@ -9,13 +9,15 @@ Streams, which have no order to choose from, promise less: see `TrainBatches`.
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
-import multiprocessing
 import queue
 import signal
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -255,6 +257,7 @@ def _load(pictures: Any, workers: int, **options: Any) -> Iterator[Batch]:
         **options,
     )
     batches = iter(loader)
+    _end_at_exit(getattr(batches, "_workers", ()))
     try:
         for batch in batches:
             if isinstance(batch, BrokenPicture):
@@ -289,12 +292,28 @@ def _start_worker(_: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@atexit.register
-def _end_workers() -> None:
-    """Python asks its reading processes to end with SIGTERM and waits; they do not listen."""
-    for process in multiprocessing.active_children():
-        if process.daemon:
-            process.kill()
+def _end_at_exit(workers: Sequence[BaseProcess]) -> None:
+    """Have reading processes killed at exit, should any be left.
+
+    Python asks daemonic processes to end with SIGTERM and waits for them; ours do not listen. Those
+    of the host program are left to Python.
+    """
+    if workers:
+        _register_exit_hook()
+        _readers.update(workers)
+
+
+_readers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+
+
+@functools.cache  # once, and not by importing
+def _register_exit_hook() -> None:
+    atexit.register(_end_readers)
+
+
+def _end_readers() -> None:
+    for process in list(_readers):
+        process.kill()
 
 
 def _rechunk(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
