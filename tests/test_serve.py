@@ -29,6 +29,7 @@ from conftest import SMALL, stir
 from fastapi import FastAPI
 from hostile import GOOD, drawn, encoded, hostile, png
 from PIL import Image
+from training import small_disk
 
 import hvt
 from hvt.cli import main
@@ -251,6 +252,35 @@ def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) ->
     assert response.status_code == 504
     assert "0.2 seconds" in response.json()["detail"]
     assert app.state.gate.held == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_full_temporary_folder_is_a_sentence(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    workers: str,
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # a supervisor sets it: undo that
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
+    with small_disk(tmp_path / "disk", "16k") as disk:  # the export takes more
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
+        assert main(["serve", str(checkpoint), "--port", "0", "--workers", workers]) == 2
+        error = capsys.readouterr().err.strip()
+        assert re.fullmatch(
+            r"hvt: cannot write \S+model\.onnx: No space left on device; name a folder with room .*",
+            error,
+        )
+        assert list(disk.iterdir()) == []
+
+
+def test_without_a_temporary_folder_there_is_a_sentence(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(checkpoint / "nowhere"))
+    with pytest.raises(HVTError, match=r"cannot write a temporary folder: Not a directory.* TMPDIR"):
+        Engine(checkpoint)
 
 
 def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> None:

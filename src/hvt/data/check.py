@@ -16,6 +16,7 @@ from typing import Any
 from PIL import Image
 
 from ..errors import HVTError
+from ..files import open_regular, printable
 from .arrays import ArrayPictures
 from .folders import FilePictures
 from .pictures import BrokenPicture, mode_of, picture_formats, read_picture
@@ -105,7 +106,7 @@ def check(
     if source.val is None:
         parts = {"all": source.train}
     work: list[tuple[str, Pictures, int]] = []
-    report = Report(str(name), ignored=sorted(source.ignored))
+    report = Report(printable(str(name)), ignored=sorted(map(printable, source.ignored)))
     for part, pictures in parts.items():
         if pictures is None:
             continue
@@ -154,18 +155,20 @@ def _look(item: tuple[str, Pictures, int]) -> _Seen:
     if not isinstance(pictures, FilePictures):
         return _look_inside(part, pictures, index)
     path = pictures.path(index)
+    name = printable(path)
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
     except OSError:
         content = b""  # reading it again says what is wrong
     try:
-        image = read_picture(io.BytesIO(content) if content else path, name=str(path))
+        image = read_picture(io.BytesIO(content) if content else path, name=name)
     except BrokenPicture as broken:
-        return _Seen(str(path), reason=broken.reason)
+        return _Seen(name, reason=broken.reason)
     with Image.open(io.BytesIO(content), formats=picture_formats()) as raw:
         mode = raw.mode  # as it lies there, before it is made RGB
     digest = hashlib.blake2b(content, digest_size=16).digest()
-    return _Seen(str(path), digest, image.size, mode)
+    return _Seen(name, digest, image.size, mode)
 
 
 def _look_inside(part: str, pictures: Pictures, index: int) -> _Seen:

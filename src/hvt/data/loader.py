@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -257,7 +256,8 @@ def _load(pictures: Any, workers: int, **options: Any) -> Iterator[Batch]:
         **options,
     )
     batches = iter(loader)
-    _end_at_exit(getattr(batches, "_workers", ()))
+    if workers:
+        _end_at_exit(batches)
     try:
         for batch in batches:
             if isinstance(batch, BrokenPicture):
@@ -292,18 +292,17 @@ def _start_worker(_: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _end_at_exit(workers: Sequence[BaseProcess]) -> None:
-    """Have reading processes killed at exit, should any be left.
+_reading: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The iterators of `DataLoader` whose processes may still run."""
 
-    Python asks daemonic processes to end with SIGTERM and waits for them; ours do not listen. Those
-    of the host program are left to Python.
+
+def _end_at_exit(batches: Any) -> None:
+    """Have the processes of an iterator ended at exit, should it still be there.
+
+    Python asks daemonic processes to end with SIGTERM and waits for them, and ours do not listen.
     """
-    if workers:
-        _register_exit_hook()
-        _readers.update(workers)
-
-
-_readers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+    _reading.add(batches)
+    _register_exit_hook()
 
 
 @functools.cache  # once, and not by importing
@@ -312,8 +311,11 @@ def _register_exit_hook() -> None:
 
 
 def _end_readers() -> None:
-    for process in list(_readers):
-        process.kill()
+    for batches in list(_reading):
+        processes = list(batches._workers)
+        batches._shutdown_workers()  # asks, waits a little, and stops torch watching over them
+        for process in processes:
+            process.kill()
 
 
 def _rechunk(batches: Iterator[Batch], size: int) -> Iterator[Batch]:

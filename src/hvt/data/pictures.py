@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from ..errors import HVTError
+from ..files import open_regular, printable
 
 # Pillow recognises these and leaves the pixels to another program, or to nobody; PostScript would
 # be executed.
@@ -29,8 +30,9 @@ class BrokenPicture(HVTError):
 
     @classmethod
     def of(cls, path: str | Path, reason: str) -> BrokenPicture:
-        broken = cls(f"{path} cannot be read as a picture: {reason}")
-        broken.path, broken.reason = str(path), reason
+        name = printable(path)
+        broken = cls(f"{name} cannot be read as a picture: {reason}")
+        broken.path, broken.reason = name, reason
         return broken
 
 
@@ -60,7 +62,7 @@ def read_picture(
     try:
         # What Pillow names by its path it would name twice in a message, so it gets a stream.
         if isinstance(file, str | Path):
-            with Path(file).open("rb") as stream:
+            with open_regular(file) as stream:
                 return _read(stream, in_chans)
         return _read(file, in_chans)
     except Exception as error:  # damaged files raise all sorts: struct.error, SyntaxError, …

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image, ImageOps
 from ..data.pictures import BrokenPicture, picture_extensions, read_picture, to_channels
 from ..device import find_device
 from ..errors import HVTError
+from ..files import printable
 from ..model import HVT
 from ..train.pipeline import eval_transform
 from .runtime import OnnxModel, open_model
@@ -129,8 +131,8 @@ class Predictor:
 
 def _name(picture: Picture) -> str:
     if isinstance(picture, Image.Image):
-        return str(getattr(picture, "filename", "")) or "picture"
-    return str(picture)
+        return printable(str(getattr(picture, "filename", ""))) or "picture"
+    return printable(str(picture))
 
 
 def built_in() -> Path:
@@ -151,11 +153,12 @@ def find_pictures(patterns: Sequence[str]) -> list[str]:
     found: list[str] = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
-        if path.is_dir():
+        # os.path's are False of what cannot be looked at, where Path's may raise.
+        if os.path.isdir(path):  # noqa: PTH112
             files = _below(path)
             if not files:
                 raise HVTError(f"the folder {path} has no pictures in it")
-        elif path.exists():
+        elif os.path.exists(path):  # noqa: PTH110
             files = [path]
         elif not glob.has_magic(pattern):
             raise HVTError(f"there is no file {pattern}")
@@ -175,13 +178,30 @@ def _below(folder: Path) -> list[Path]:
 
 def _matching(pattern: Path) -> list[Path]:
     """What a glob pattern stands for; of folders it is the pictures below them."""
-    # Path.glob takes no absolute patterns, and hidden files, which no shell does.
-    matches = [Path(path) for path in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
+    matches = [Path(path) for path in _expand(pattern.parts)]
     files = [path for path in matches if path.is_file()]
     if not pattern.suffix:  # it does not say itself which files it means
         files = [path for path in files if _is_picture(path)]
         files += [path for folder in matches if folder.is_dir() for path in _below(folder)]
     return sorted(set(files))
+
+
+def _expand(parts: tuple[str, ...]) -> set[str]:
+    """The paths that a glob pattern's parts match.
+
+    Path.glob takes no absolute patterns, and hidden files, which no shell does; glob.glob takes
+    `**` through links, which never ends where two lead back.
+    """
+    if "**" not in parts:
+        return set(glob.glob(os.path.join(*parts)))  # noqa: PTH118, PTH207
+    at = parts.index("**")
+    rest = parts[at + 1 :] or ("*",)
+    matches: set[str] = set()
+    for start in _expand(parts[:at]) if at else {os.curdir}:
+        for folder, below, _ in os.walk(start):
+            below[:] = [name for name in below if not name.startswith(".")]
+            matches |= _expand((glob.escape(folder), *rest))
+    return matches
 
 
 def _is_picture(path: Path) -> bool:
