@@ -137,7 +137,7 @@ def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     `assert_same_run` compares files of several processes, whose hash seeds differ.
     """
     model = tiny()
-    names = [f"Müller {i} 🐈 \x7f \x01 \"" for i in range(model.num_classes)]
+    names = [f'Müller {i} 🐈 \x7f \x01 "' for i in range(model.num_classes)]
     paths = [tmp_path / f"{i}.safetensors" for i in range(10)]
     for path in paths:
         hvt.save(model, path, class_names=names)

@@ -93,7 +93,7 @@ def class_folders(folder: Path) -> list[str]:
     if not os.path.exists(folder):  # noqa: PTH110
         raise HVTError(f"{folder} does not exist: give a folder of class folders")
     if not os.path.isdir(folder):  # noqa: PTH112
-        raise HVTError(f"{folder} is not a folder: give the one that holds the class folders")
+        raise HVTError(f"{folder} is not a folder: give the folder that holds the class folders")
     return [entry.name for entry in _entries(str(folder)) if _is_folder(entry)]
 
 

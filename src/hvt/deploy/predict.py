@@ -145,7 +145,8 @@ def is_checkpoint(path: str) -> bool:
     found = Path(path)
     if found.suffix.lower() in (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx"):
         return True
-    return any((found / name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
+    weights = ("model.safetensors", "pytorch_model.bin")
+    return any(os.path.isfile(found / name) for name in weights)  # noqa: PTH113 - never raises
 
 
 def find_pictures(patterns: Sequence[str]) -> list[str]:
@@ -182,7 +183,10 @@ def _matching(pattern: Path) -> list[Path]:
     files = [path for path in matches if path.is_file()]
     if not pattern.suffix:  # it does not say itself which files it means
         files = [path for path in files if _is_picture(path)]
-        files += [path for folder in matches if folder.is_dir() for path in _below(folder)]
+        folders = [path for path in matches if path.is_dir()]
+        if "**" in pattern.parts:
+            folders = [path for path in folders if not path.is_symlink()]
+        files += [path for folder in folders for path in _below(folder)]
     return sorted(set(files))
 
 

@@ -18,7 +18,7 @@ from ..checkpoint.save_load import save
 from ..cost import arrow
 from ..errors import HVTError
 from ..evaluate import Score, evaluate
-from ..files import whole_file
+from ..files import open_regular, whole_file
 from ..model import HVT
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
@@ -85,7 +85,8 @@ def resume(folder: str | Path, console: Console | None = None) -> Result:
     folder = Path(folder)
     described = folder / "recipe.json"
     try:
-        values = dict(json.loads(described.read_text()))
+        with open_regular(described) as file:
+            values = dict(json.load(file))
     except (OSError, TypeError, ValueError) as error:
         raise HVTError(
             f"{folder} is not the folder of a run: it has no readable recipe.json"

@@ -36,7 +36,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def is_matrix(p: Tensor) -> bool:
-    """Whether Muon moves a parameter itself: not positions, (1, N, D), or what has one dimension."""
+    """Whether Muon moves a parameter: not positions, (1, N, D), or what has one dimension."""
     return p.dim() >= 2 and p.shape[0] > 1
 
 

@@ -25,8 +25,7 @@ COLUMNS = (
 _STATE = re.compile(r"state-\d{9,}\.pt")
 # What a run writes, and so what may be left half-written in its folder and in checkpoints.
 _RESULTS = re.compile(
-    r"(recipe|config)\.json|metrics\.csv|curves\.png|(best|model)\.safetensors|"
-    + _STATE.pattern
+    r"(recipe|config)\.json|metrics\.csv|curves\.png|(best|model)\.safetensors|" + _STATE.pattern
 )
 
 
@@ -139,7 +138,8 @@ def remove_leftovers(folder: Path) -> None:
 
 def check_form(name: str, value: Any, like: Any) -> None:
     """Raise `Misfit` unless two values have the same types, names, lengths, shapes and dtypes."""
-    if not isinstance(value, dict if isinstance(like, dict) else type(like)):
+    kind: type = dict if isinstance(like, dict) else type(like)
+    if not isinstance(value, kind):
         raise Misfit(f"its {name} is {type(value).__name__}, not {type(like).__name__}")
     if isinstance(like, Tensor):
         if value.shape != like.shape or value.dtype != like.dtype:
@@ -159,7 +159,7 @@ def check_form(name: str, value: Any, like: Any) -> None:
 
 
 def check_progress(value: Any, step: int, steps: int, epochs: int) -> None:
-    """Raise `Misfit` unless this is the progress after `step` steps, of which an epoch has `steps`."""
+    """Raise `Misfit` unless this is the progress after `step` steps, `steps` of them an epoch."""
     rows = value.get("rows") if isinstance(value, dict) else None
     check_form("progress", value, vars(Progress()) | {"rows": rows})
     progress = Progress(**value)
