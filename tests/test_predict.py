@@ -1,9 +1,5 @@
 """A predictor answers for any picture, as an evaluation would, and a broken one stops nothing."""
 
-import contextlib
-import io
-import json
-import os
 import re
 import subprocess
 import sys
@@ -14,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Command
 from data_paths import real_data
 from PIL import Image
 
 import hvt
-from hvt.cli import main
 from hvt.data.folders import FilePictures
 from hvt.data.loader import EvalBatches
 from hvt.data.sources import ArrayPictures, open_digits, open_eval
@@ -388,48 +382,3 @@ def test_paths_folders_and_globs(
 def test_nothing_to_look_at(album: Path, pattern: str, message: str) -> None:
     with pytest.raises(HVTError, match=message):
         find_pictures(["album/a.png", pattern])
-
-
-# Paths that are not what they seem
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_pipes_and_devices_cannot_be_read(tmp_path: Path, command: Command) -> None:
-    os.mkfifo(tmp_path / "pipe.png")
-    code, out, err = command("predict", tmp_path / "pipe.png", "/dev/zero", "--json")
-    assert (code, err) == (1, "")
-    assert [answer["error"] for answer in json.loads(out)] == [
-        "it is a named pipe, not a file",
-        "it is a device, not a file",
-    ]
-
-
-def test_a_name_that_is_too_long(command: Command) -> None:
-    code, _, err = command("predict", "long" * 100)
-    assert code == 2
-    assert err.startswith("hvt: there is no file longlong")
-
-
-def test_links_that_lead_back_do_not_keep_a_pattern_busy(album: Path) -> None:
-    for name in ("one", "two"):
-        (album / "more" / name).symlink_to(album, target_is_directory=True)
-    (album / "round.png").symlink_to("round.png")
-    expected = ["a.png", "b.JPG", "more/c.webp", "more/deep/d.gif", "odd[1].png"]
-    for pattern in (f"{album}/**", f"{album}/**/*", f"{album}/**/**/*", str(album)):
-        assert find_pictures([pattern]) == [f"{album}/{name}" for name in expected]
-    assert find_pictures([f"{album}/**/deep/*"]) == [f"{album}/more/deep/d.gif"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes on Linux alone")
-@pytest.mark.parametrize("form", ["--json", "--csv", ""])
-def test_names_that_are_not_utf_8(tmp_path: Path, form: str) -> None:
-    Image.new("RGB", (32, 32)).save(tmp_path / os.fsdecode(b"caf\xe9.png"))
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    with contextlib.redirect_stdout(stdout):
-        assert main(["predict", str(tmp_path / "caf*"), "--top", "1", *filter(None, [form])]) == 0
-        stdout.flush()
-    shown = stdout.buffer.getvalue().decode()  # type: ignore[attr-defined]
-    if form == "--json":
-        assert json.loads(shown)[0]["source"] == str(tmp_path / r"caf\xe9.png")
-    else:
-        assert str(tmp_path / r"caf\xe9.png") in shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from PIL import Image, ImageOps
 from ..data.pictures import BrokenPicture, picture_extensions, read_picture, to_channels
 from ..device import find_device
 from ..errors import HVTError
-from ..files import printable
 from ..model import HVT
 from ..train.pipeline import eval_transform
 from .runtime import OnnxModel, open_model
@@ -131,8 +129,8 @@ class Predictor:
 
 def _name(picture: Picture) -> str:
     if isinstance(picture, Image.Image):
-        return printable(str(getattr(picture, "filename", ""))) or "picture"
-    return printable(str(picture))
+        return str(getattr(picture, "filename", "")) or "picture"
+    return str(picture)
 
 
 def built_in() -> Path:
@@ -145,8 +143,7 @@ def is_checkpoint(path: str) -> bool:
     found = Path(path)
     if found.suffix.lower() in (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx"):
         return True
-    weights = ("model.safetensors", "pytorch_model.bin")
-    return any(os.path.isfile(found / name) for name in weights)  # noqa: PTH113 - never raises
+    return any((found / name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
 
 
 def find_pictures(patterns: Sequence[str]) -> list[str]:
@@ -154,12 +151,11 @@ def find_pictures(patterns: Sequence[str]) -> list[str]:
     found: list[str] = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
-        # os.path's are False of what cannot be looked at, where Path's may raise.
-        if os.path.isdir(path):  # noqa: PTH112
+        if path.is_dir():
             files = _below(path)
             if not files:
                 raise HVTError(f"the folder {path} has no pictures in it")
-        elif os.path.exists(path):  # noqa: PTH110
+        elif path.exists():
             files = [path]
         elif not glob.has_magic(pattern):
             raise HVTError(f"there is no file {pattern}")
@@ -179,33 +175,13 @@ def _below(folder: Path) -> list[Path]:
 
 def _matching(pattern: Path) -> list[Path]:
     """What a glob pattern stands for; of folders it is the pictures below them."""
-    matches = [Path(path) for path in _expand(pattern.parts)]
+    # Path.glob takes no absolute patterns, and hidden files, which no shell does.
+    matches = [Path(path) for path in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
     files = [path for path in matches if path.is_file()]
     if not pattern.suffix:  # it does not say itself which files it means
         files = [path for path in files if _is_picture(path)]
-        folders = [path for path in matches if path.is_dir()]
-        if "**" in pattern.parts:
-            folders = [path for path in folders if not path.is_symlink()]
-        files += [path for folder in folders for path in _below(folder)]
+        files += [path for folder in matches if folder.is_dir() for path in _below(folder)]
     return sorted(set(files))
-
-
-def _expand(parts: tuple[str, ...]) -> set[str]:
-    """The paths that a glob pattern's parts match.
-
-    Path.glob takes no absolute patterns, and hidden files, which no shell does; glob.glob takes
-    `**` through links, which never ends where two lead back.
-    """
-    if "**" not in parts:
-        return set(glob.glob(os.path.join(*parts)))  # noqa: PTH118, PTH207
-    at = parts.index("**")
-    rest = parts[at + 1 :] or ("*",)
-    matches: set[str] = set()
-    for start in _expand(parts[:at]) if at else {os.curdir}:
-        for folder, below, _ in os.walk(start):
-            below[:] = [name for name in below if not name.startswith(".")]
-            matches |= _expand((glob.escape(folder), *rest))
-    return matches
 
 
 def _is_picture(path: Path) -> bool:
