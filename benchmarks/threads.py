@@ -29,6 +29,7 @@ def measure(threads: int, seconds: float) -> float:
 
     torch.set_num_threads(threads)
     recipe = load_recipe("digits")
+    assert recipe.model is not None
     model = hvt.create_model(recipe.model, num_classes=10, **recipe.overrides).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     images = torch.randn(recipe.batch_size, model.config.in_chans, *model.config.image)

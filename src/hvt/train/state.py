@@ -138,7 +138,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def check_form(name: str, value: Any, like: Any) -> None:
     """Raise `Misfit` unless two values have the same types, names, lengths, shapes and dtypes."""
-    kind: type = dict if isinstance(like, dict) else type(like)
+    kind: Any = dict if isinstance(like, dict) else type(like)
     if not isinstance(value, kind):
         raise Misfit(f"its {name} is {type(value).__name__}, not {type(like).__name__}")
     if isinstance(like, Tensor):
