@@ -1,5 +1,6 @@
 """Real trainings of a tiny model: what moves, is measured, is written and is refused."""
 
+import contextlib
 import csv
 import json
 import logging
@@ -154,8 +155,32 @@ def test_what_is_to_come_is_said_first(tmp_path: Path) -> None:
 
 def test_tensorboard_where_it_is_wanted(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    result = run(tmp_path / "run", epochs=1, tensorboard=True)
-    assert any((result.folder / "tensorboard").iterdir())
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = run(tmp_path / "run", epochs=2, tensorboard=True)
+    log = EventAccumulator(str(result.folder / "tensorboard"))
+    log.Reload()
+    for name in ("train_loss", "val_top1", "ema_top1"):
+        assert [(e.step, e.value) for e in log.Scalars(name)] == [
+            (row["epoch"], pytest.approx(row[name])) for row in result.rows
+        ]
+
+
+def test_a_full_disk_under_tensorboard_ends_its_log_with_a_sentence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    console = quiet()
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "tensorboard").symlink_to(disk)
+        with (disk / "film").open("wb") as file, contextlib.suppress(OSError):
+            file.write(bytes(1 << 20))
+        result = train(tiny(tmp_path / "run", tensorboard=True), console=console)
+    assert len(result.rows) == 2
+    (sentence,) = [line for line in said(console).splitlines() if "cannot write" in line]
+    assert sentence.endswith("No space left on device; TensorBoard's log ends here")
+    assert capfd.readouterr().err == ""
 
 
 # ── how the weights move ────────────────────────────────────────────────────────────────────────
@@ -684,7 +709,7 @@ def test_a_full_disk_is_one_sentence(
         assert error.startswith("hvt: cannot write ")
         path, state, passed = newest_state(disk / "run" / "checkpoints")
         assert path is not None
-        assert passed == []
+        assert passed == {}
         assert state["progress"]["step"] > 0
         assert not list(disk.rglob(".*.part"))
         # With room again it goes on from there.

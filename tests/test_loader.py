@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -265,6 +267,49 @@ def test_signals_leave_reading_processes_alone(files: FilePictures) -> None:
     os.kill(worker.pid, signal.SIGINT)
     os.kill(worker.pid, signal.SIGTERM)
     assert same(got + list(reading), whole)
+
+
+HOST = """
+import multiprocessing, signal, sys, time
+from pathlib import Path
+
+def child(path):
+    def tidy_up(*_):
+        path.write_text("tidied up")
+        sys.exit()
+    signal.signal(signal.SIGTERM, tidy_up)
+    path.write_text("started")
+    time.sleep(600)
+
+def to_tensor(image):
+    return torch.zeros(3, 2, 2)
+
+if __name__ == "__main__":
+    import torch
+    from hvt.data.folders import FilePictures
+    from hvt.data.loader import EvalBatches
+    path, picture = Path(sys.argv[1]), sys.argv[2]
+    fork = multiprocessing.get_context("fork")
+    fork.Process(target=child, args=(path,), daemon=True).start()
+    while not (path.exists() and path.read_text()):
+        time.sleep(0.01)
+    pictures = FilePictures([picture] * 64, [0] * 64)
+    reading = iter(EvalBatches(pictures, to_tensor, batch_size=1, workers=1))
+    next(reading)
+    keep = [reading]
+    keep.append(keep)  # still reading as the program ends
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of this kind are POSIX's")
+def test_at_exit_only_reading_processes_are_killed(files: FilePictures, tmp_path: Path) -> None:
+    script = tmp_path / "host.py"
+    script.write_text(HOST)
+    command = [sys.executable, str(script), str(tmp_path / "word"), str(files.path(0))]
+    # It does not wait for its reader, and has nothing to say.
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stderr == ""
+    assert (tmp_path / "word").read_text() == "tidied up"
 
 
 def test_evaluation_leaves_the_generators_alone(files: FilePictures) -> None:

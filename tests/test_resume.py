@@ -1,6 +1,7 @@
 """A run that was stopped, however and whenever, ends as if it never had been."""
 
 import io
+import math
 import multiprocessing
 import os
 import random
@@ -14,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+from rich.console import Console
 from training import assert_same_run, quiet, said, tiny, write_recipe
 
+from hvt import HVTError
 from hvt.cli import main
 from hvt.train.engine import resume, train
 from hvt.train.interrupt import Interrupted
 from hvt.train.recipe import Recipe
-from hvt.train.state import states
+from hvt.train.state import read_state, states
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are killed as POSIX does it")
 
@@ -219,11 +223,15 @@ class Impatient(io.StringIO):
         return super().write(text)
 
 
-def stop_after_an_epoch(recipe: Recipe, folder: Path) -> None:
+def impatient() -> Console:
     console = quiet()
     console.file = Impatient()
+    return console
+
+
+def stop_after_an_epoch(recipe: Recipe, folder: Path) -> None:
     with pytest.raises(Interrupted, match=rf"stopped after epoch 1; .* --resume {folder}"):
-        train(recipe, console=console)
+        train(recipe, console=impatient())
 
 
 def test_asked_to_stop_between_checkpoints(unstopped: Path, tmp_path: Path) -> None:
@@ -282,14 +290,20 @@ def test_reading_processes_do_not_get_in_the_way(tmp_path: Path) -> None:
 # ── damaged checkpoints ─────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def stopped(unstopped: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def killed(unstopped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed as it removed an old checkpoint: the last is that of step 7."""
-    folder = tmp_path / "run"
+    folder = tmp_path_factory.mktemp("killed") / "run"
     process = start(train_until, lively(folder), "os.remove", "state-000000005", 1, False)
     process.join(120)
     assert [int(path.stem[6:]) for path in states(folder / "checkpoints")] == [5, 6, 7]
     return folder
+
+
+@pytest.fixture
+def stopped(killed: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to be damaged."""
+    return Path(shutil.copytree(killed, tmp_path / "run"))
 
 
 def test_a_damaged_newest_falls_back(unstopped: Path, stopped: Path) -> None:
@@ -311,6 +325,102 @@ def test_where_all_are_damaged_it_begins_anew(unstopped: Path, stopped: Path) ->
     assert "there is no good checkpoint: starting from the beginning" in said(console)
     assert "10 to go" in said(console)
     assert_same_run(stopped, unstopped)
+
+
+def test_a_run_that_began_anew_keeps_its_new_checkpoints(unstopped: Path, stopped: Path) -> None:
+    """Damaged ones of later steps are not the newest two for ever."""
+    for path in states(stopped / "checkpoints"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(Interrupted, match="stopped after epoch 1"):
+        resume(stopped, console=impatient())
+    console = quiet()
+    resume(stopped, console=console)
+    assert "is damaged" not in said(console)
+    assert "5 steps an epoch, 5 to go" in said(console)
+    assert_same_run(stopped, unstopped)
+
+
+def take_out(*keys: Any) -> Callable[[Any], None]:
+    def change(state: Any) -> None:
+        for key in keys[:-1]:
+            state = state[key]
+        del state[keys[-1]]
+
+    return change
+
+
+def put_in(value: Any, *keys: Any) -> Callable[[Any], None]:
+    def change(state: Any) -> None:
+        for key in keys[:-1]:
+            state = state[key]
+        state[keys[-1]] = value
+
+    return change
+
+
+MISFITS: dict[str, tuple[Callable[[Any], None], str]] = {
+    "no model": (take_out("model"), "it has no model"),
+    "a weight is missing": (take_out("model", "norm.weight"), "model has no norm.weight"),
+    "a weight too many": (put_in(torch.ones(3), "model", "x"), "model has x, which is unknown"),
+    "another shape": (
+        put_in(torch.ones(3), "ema", "norm.weight"),
+        "ema.norm.weight is float32 3, not float32 16",
+    ),
+    "NaN": (put_in(torch.full((16,), math.nan), "model", "norm.bias"), "norm.bias has numbers"),
+    "no averages": (put_in(None, "ema"), "ema is NoneType"),
+    "no optimizer state": (put_in({}, "optimizer", "state"), "optimizer.state has no 0"),
+    "half a moment": (take_out("optimizer", "state", 1, "exp_avg_sq"), "has no exp_avg_sq"),
+    "another decay": (put_in(0.5, "optimizer", "param_groups", 1, "weight_decay"), "or decays"),
+    "another step": (put_in(4, "progress", "step"), "its name says step 7"),
+    "no progress": (take_out("progress"), "its progress is NoneType"),
+    "a field of progress": (take_out("progress", "best_top1"), "progress has no best_top1"),
+    "text": (put_in("all", "progress", "loss_sum"), "loss_sum is str, not float"),
+    "no table": (put_in([], "progress", "rows"), "one row for each of 1 epochs"),
+    "another table": (put_in([{"epoch": 1}], "progress", "rows"), "another epoch in row 1"),
+    "another recipe": (put_in("0.3", "run", "smoothing"), "another smoothing, which is 0.1 now"),
+    "other classes": (put_in('["cat"]', "run", "classes"), "another classes"),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_whole_state_of_wrong_content_is_not_used(stopped: Path, misfit: str) -> None:
+    change, reason = MISFITS[misfit]
+    newest, *older = reversed(states(stopped / "checkpoints"))
+    for path in older:
+        path.unlink()
+    state = read_state(newest)
+    change(state)
+    torch.save(state, newest)
+    with pytest.raises(HVTError) as caught:
+        resume(stopped, console=quiet())
+    assert str(caught.value).startswith(f"{newest} does not fit this run: it")
+    assert reason in str(caught.value)
+    assert newest.exists()
+
+
+@pytest.mark.parametrize("misfit", ["another shape", "another recipe"])
+def test_a_whole_state_of_wrong_content_falls_back(
+    unstopped: Path, stopped: Path, misfit: str
+) -> None:
+    newest = states(stopped / "checkpoints")[-1]
+    state = read_state(newest)
+    MISFITS[misfit][0](state)
+    torch.save(state, newest)
+    console = quiet()
+    resume(stopped, console=console)
+    assert f"{newest} does not fit this run: it" in said(console)
+    assert "going back to the one before" in said(console)
+    assert "5 steps an epoch, 4 to go" in said(console)
+    assert_same_run(stopped, unstopped)
+
+
+def test_an_edited_recipe_does_not_begin_anew(stopped: Path) -> None:
+    recipe = stopped / "recipe.json"
+    recipe.write_text(recipe.read_text().replace('"clip_grad": 1.0', '"clip_grad": 2.0'))
+    before = {path: path.read_bytes() for path in states(stopped / "checkpoints")}
+    with pytest.raises(HVTError, match=r"another clip_grad, which is 2\.0 now; put recipe"):
+        resume(stopped, console=quiet())
+    assert {path: path.read_bytes() for path in states(stopped / "checkpoints")} == before
 
 
 def test_a_run_may_be_moved(unstopped: Path, stopped: Path, tmp_path: Path) -> None:

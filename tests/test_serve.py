@@ -29,6 +29,7 @@ from conftest import SMALL, stir
 from fastapi import FastAPI
 from hostile import GOOD, drawn, encoded, hostile, png, repeated_scans, slow_ppm
 from PIL import Image
+from training import small_disk
 
 import hvt
 from hvt.cli import main
@@ -288,6 +289,35 @@ def test_health_says_when_every_decoder_is_stuck(engine: Callable[..., Engine]) 
             assert (await to.get("/healthz")).json() == {"status": "ok"}
 
     asyncio.run(call())
+
+
+def test_a_full_temporary_folder_is_a_sentence(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # a supervisor sets it: undo that
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
+    with small_disk(tmp_path / "disk", "16k") as disk:  # the export takes more
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
+        assert main(["serve", str(checkpoint), "--port", "0", "--workers", "2"]) == 2
+        error = capsys.readouterr().err.strip()
+        assert re.fullmatch(
+            r"hvt: cannot write \S+model\.onnx: No space left on device; name a folder with .*",
+            error,
+        )
+        assert list(disk.iterdir()) == []
+
+
+def test_without_a_temporary_folder_there_is_a_sentence(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(checkpoint / "nowhere"))
+    with pytest.raises(
+        HVTError, match=r"cannot write a temporary folder: Not a directory.* TMPDIR"
+    ):
+        Engine(checkpoint)
 
 
 def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> None:

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from hvt.data.check import check
 from hvt.data.pictures import BrokenPicture
 from hvt.data.sources import (
     ArrayPictures,
@@ -298,6 +299,113 @@ def test_holdout_of_a_folder_leaves_val_alone(tmp_path: Path) -> None:
     assert all(path.parent.parent.name == "train" for path in data.val.paths)
 
 
+@pytest.mark.parametrize("target", ["..", "../..", "/"])
+def test_a_link_to_a_folder_above_is_refused(tmp_path: Path, target: str) -> None:
+    """Or every picture of the other classes would be of this one, too."""
+    folder = classes(tmp_path / "pictures", cat=2, dog=2)
+    (folder / "cat" / "all").symlink_to(target, target_is_directory=True)
+    with pytest.raises(
+        HVTError, match=r"cat/all is a link to .* of the class cat: remove"
+    ) as error:
+        open_parts(folder)
+    sentence(error)
+
+
+@pytest.mark.parametrize("target", [".", "..", "/"])
+def test_a_class_that_links_to_a_folder_above_is_refused(tmp_path: Path, target: str) -> None:
+    folder = classes(tmp_path / "pictures", cat=2, dog=2)
+    (folder / "all").symlink_to(target, target_is_directory=True)
+    with pytest.raises(HVTError, match=r"all is a link to .* of the class all: remove") as error:
+        open_parts(folder)
+    sentence(error)
+
+
+def test_a_link_to_itself_is_a_broken_picture(tmp_path: Path) -> None:
+    folder = classes(tmp_path, cat=1, dog=1)
+    (folder / "cat" / "me.png").symlink_to("me.png")
+    (folder / "cat" / "notes").symlink_to("notes")
+    (folder / "bird").symlink_to("bird")
+    parts = open_parts(folder)
+    assert isinstance(parts.train, FilePictures)
+    assert parts.class_names == ("cat", "dog")
+    assert sorted(Path(path).name for path in parts.ignored) == ["bird", "notes"]
+    with pytest.raises(BrokenPicture, match=r"me\.png cannot be read .* symbolic links"):
+        parts.train[1]
+
+
+def test_folders_that_link_to_each_other_are_read_once(tmp_path: Path) -> None:
+    """There are 12! ways through them."""
+    names = [f"part{number:02}" for number in range(12)]
+    for name in names:
+        picture(tmp_path / "cat" / name / "picture.png")
+        for other in names:
+            (tmp_path / "cat" / name / f"to-{other}").symlink_to(f"../{other}")
+    assert open_parts(tmp_path).train.labels == [0] * len(names)  # type: ignore[union-attr]
+
+
+def test_folders_may_be_nested_deeper_than_python_recurses(tmp_path: Path) -> None:
+    classes(tmp_path, cat=1)
+    here, steps = os.open(tmp_path / "cat", os.O_RDONLY), 1100
+    for _ in range(steps):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("picture.png", os.O_CREAT, dir_fd=here))
+    os.close(here)
+    try:
+        assert len(open_parts(tmp_path).train) == 2  # type: ignore[arg-type]
+    finally:  # not all that tidies up goes so deep
+        subprocess.run(["rm", "-rf", tmp_path / "cat"], check=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_pipes_and_devices_are_broken_pictures(tmp_path: Path) -> None:
+    folder = classes(tmp_path, cat=1, dog=1)
+    os.mkfifo(folder / "cat" / "pipe.png")
+    (folder / "dog" / "zero.png").symlink_to("/dev/zero")
+    parts = open_parts(folder)
+    assert isinstance(parts.train, FilePictures)
+    with pytest.raises(BrokenPicture, match=r"pipe\.png .*: it is a named pipe, not a file"):
+        parts.train[1]
+    with pytest.raises(BrokenPicture, match=r"zero\.png .*: it is a device, not a file"):
+        parts.train[3]
+    report = check(folder)
+    assert [(Path(one.path).name, one.reason) for one in report.broken] == [
+        ("pipe.png", "it is a named pipe, not a file"),
+        ("zero.png", "it is a device, not a file"),
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_is_not_a_source(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(HVTError, match="is not a folder: give the folder"):
+            open_parts(name)
+    with pytest.raises(HVTError, match="does not exist"):
+        open_parts(tmp_path / ("long" * 100))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes on Linux alone")
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    for name in (b"caf\xe9", b"dog"):
+        picture(tmp_path / os.fsdecode(name) / os.fsdecode(b"\xff.png"))
+    parts = open_parts(tmp_path)
+    assert isinstance(parts.train, FilePictures)
+    assert parts.class_names == ("caf\\xe9", "dog")
+    assert parts.train[0][0].size == (5, 4)
+    empty = parts.train.path(0)
+    empty.write_bytes(b"")
+    with pytest.raises(BrokenPicture, match=re.escape("caf\\xe9/\\xff.png cannot be read")):
+        parts.train[0]
+    report = json.dumps(check(tmp_path).to_dict(), ensure_ascii=False)
+    assert "caf\\\\xe9/\\\\xff.png" in report.encode().decode()
+    picture(tmp_path / "caf\\xe9" / "0.png")
+    with pytest.raises(HVTError, match=r"two class folders that read caf.xe9"):
+        open_parts(tmp_path)
+
+
 def test_what_counts_as_a_picture(tmp_path: Path) -> None:
     folder = classes(tmp_path, cat=1, dog=1)
     picture(folder / "cat" / "UPPER.PNG")
@@ -427,7 +535,7 @@ def text_file(path: Path) -> Path:
     [
         (lambda p: p / "gone", "gone does not exist: give a folder"),
         (lambda p: p, "is empty: expected class folders such as"),
-        (lambda p: text_file(p / "words.txt"), "words.txt is a file: give the folder"),
+        (lambda p: text_file(p / "words.txt"), "words.txt is not a folder: give the folder"),
         (lambda p: picture(p / "a.png").parent, "has pictures but no class folders: put"),
         (lambda p: text_file(p / "a.txt").parent, "is empty: expected class folders"),
         (lambda p: classes(p, cat=9), "has the single class 'cat': .* at least two class folders"),

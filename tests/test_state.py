@@ -1,5 +1,6 @@
 """A training's state on disk: written whole, two kept, a damaged one passed over."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ import torch
 from training import small_disk
 
 from hvt import HVTError
+from hvt.files import whole_file
 from hvt.train.state import (
+    Misfit,
     Progress,
     newest_state,
     read_state,
     remove_leftovers,
+    set_aside,
     states,
     write_state,
 )
@@ -58,7 +62,7 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     path = write_state(tmp_path, 2, state(2))
     found, read, passed = newest_state(tmp_path)
     assert found == path
-    assert passed == []
+    assert passed == {}
     assert torch.equal(read["weight"], state(2)["weight"])
     assert Progress(**read["progress"]) == Progress(**state(2)["progress"])
 
@@ -80,9 +84,8 @@ def test_a_damaged_newest_falls_back_with_a_sentence(
     path, read, passed = newest_state(tmp_path)
     assert path == tmp_path / "state-000000001.pt"
     assert torch.equal(read["weight"], state(1)["weight"])
-    assert len(passed) == 1
-    assert str(newest) in passed[0]
-    assert "damaged" in passed[0]
+    assert list(passed) == [newest]
+    assert f"{newest} is damaged" in passed[newest]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -99,23 +102,85 @@ def test_where_all_are_damaged_there_is_none(
 
 def test_no_code_is_run_by_reading(tmp_path: Path) -> None:
     write_state(tmp_path, 1, state(1))
-    torch.save({"weight": Path("anything that is not plain data")}, tmp_path / "state-000000002.pt")
+    newest = tmp_path / "state-000000002.pt"
+    torch.save({"weight": Path("anything that is not plain data")}, newest)
     path, _, passed = newest_state(tmp_path)
     assert path == tmp_path / "state-000000001.pt"
-    assert "UnpicklingError" in passed[0]
+    assert "UnpicklingError" in passed[newest]
 
 
-def test_leftovers_of_a_kill_are_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_kill_are_removed_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "thesis").mkdir()
     leftovers = [
-        tmp_path / ".best.safetensors.abc.part",
-        tmp_path / "checkpoints" / ".state-000000001.pt.xyz.part",
+        tmp_path / ".best.safetensors.abcd_123.hvt.part",
+        tmp_path / "checkpoints" / ".state-000000001.pt.xyz_wv12.hvt.part",
     ]
-    others = [tmp_path / "notes.part", tmp_path / "checkpoints" / "state-000000001.pt"]
+    others = [
+        tmp_path / "notes.part",
+        tmp_path / ".film.mkv.part",  # a download
+        tmp_path / ".best.safetensors.abcd_123.part",  # a copy under way
+        tmp_path / ".thesis.pdf.abcd_123.hvt.part",  # ours, but of no run
+        tmp_path / "thesis" / ".best.safetensors.abcd_123.hvt.part",  # another run's
+        tmp_path / "checkpoints" / ".state-000000001.pt.part",
+        tmp_path / "checkpoints" / "state-000000001.pt",
+    ]
     for path in leftovers + others:
         path.write_text("half")
     remove_leftovers(tmp_path)
-    assert [path.exists() for path in leftovers + others] == [False, False, True, True]
+    assert [path for path in leftovers if path.exists()] == []
+    assert [path for path in others if not path.exists()] == []
+
+
+def test_a_killed_write_is_a_leftover(tmp_path: Path) -> None:
+    """The names that are written and the names that are removed are the same."""
+    names = ["recipe.json", "best.safetensors", "curves.png", "state-1234567890.pt"]
+    with contextlib.ExitStack() as writing:
+        for name in names:
+            writing.enter_context(whole_file(tmp_path / name)).write_text("half")
+        assert len(list(tmp_path.iterdir())) == len(names)
+        remove_leftovers(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+        writing.pop_all()  # a killed process does not tidy up
+
+
+def test_files_of_other_names_are_no_states(tmp_path: Path) -> None:
+    others = [tmp_path / name for name in ("state-old.pt", "state-1.pt", "state-000000001.pt.bad")]
+    for path in others:
+        path.write_text("a backup")
+    (tmp_path / "state-000000009.pt").mkdir()
+    for step in (1, 2, 3):
+        write_state(tmp_path, step, state(step))
+    assert [path.name for path in states(tmp_path)] == ["state-000000002.pt", "state-000000003.pt"]
+    assert all(path.exists() for path in others)
+
+
+def test_damaged_states_do_not_push_out_new_ones(tmp_path: Path) -> None:
+    for step in (1000, 2000):
+        empty(write_state(tmp_path, step, state(2)))
+    path, _, passed = newest_state(tmp_path)
+    assert path is None
+    set_aside(passed)
+    for step in (1, 2, 3):
+        write_state(tmp_path, step, state(step))
+        assert newest_state(tmp_path)[1]["progress"]["step"] == step
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "state-000000002.pt",
+        "state-000000003.pt",
+        "state-000001000.pt.bad",
+        "state-000002000.pt.bad",
+    ]
+
+
+def test_where_only_misfits_are_left_nothing_begins_anew(tmp_path: Path) -> None:
+    def refuse(path: Path, state: dict[str, Any]) -> None:
+        raise Misfit("it was written with another lr")
+
+    write_state(tmp_path, 1, state(1))
+    empty(write_state(tmp_path, 2, state(2)))
+    with pytest.raises(HVTError, match=r"1\.pt does not fit this run: .* another lr; put recipe"):
+        newest_state(tmp_path, refuse)
+    assert len(states(tmp_path)) == 2
 
 
 def test_a_full_disk_is_a_sentence_and_the_state_before_stays(tmp_path: Path) -> None:

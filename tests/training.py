@@ -78,7 +78,8 @@ def assert_same_run(left: Path, right: Path) -> None:
         assert ours.keys() == theirs.keys()
         for key, tensor in ours.items():
             assert torch.equal(tensor, theirs[key]), f"{key} of {name}"
-    assert (left / "metrics.csv").read_bytes() == (right / "metrics.csv").read_bytes()
+    for name in ("model.safetensors", "best.safetensors", "metrics.csv"):
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
 
 
 @contextlib.contextmanager

@@ -1,16 +1,24 @@
-"""Files that are written whole or not at all."""
+"""Files: written whole or not at all, read only where they end, named so that all can read it."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from safetensors import SafetensorError
 
 from .errors import HVTError
+
+# Ours alone: other programs have hidden files that end in .part too.
+_SUFFIX = ".hvt.part"
+_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}" + re.escape(_SUFFIX))  # eight are mkstemp's
 
 
 @contextlib.contextmanager
@@ -22,7 +30,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_SUFFIX)
         os.close(handle)
         temporary = Path(name)
         yield temporary
@@ -42,6 +50,31 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> dict[Path, str]:
+    """What `whole_file` left in a folder when it was killed → the name each file was to get."""
+    names = {path: _TEMPORARY.fullmatch(path.name) for path in folder.glob(f".*{_SUFFIX}")}
+    return {path: match[1] for path, match in names.items() if match and path.is_file()}
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file to read; `OSError` for a named pipe or a device, which may hang or never end."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)  # without O_NONBLOCK, opening a pipe waits for its writer
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    kind = "a named pipe" if stat.S_ISFIFO(mode) else "a device"
+    raise OSError(errno.EINVAL, f"it is {kind}, not a file")
+
+
+def encodable(name: str | Path) -> str:
+    """A file's name as text that can be encoded: bytes that are not UTF-8 are shown as `\\xe9`."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _umask() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -67,11 +68,25 @@ def save(
     """Write weights, config, class names and preprocessing to one safetensors file, atomically.
 
     Names and preprocessing (mean, std, interpolation, crop_pct, crop_mode) default to the model's.
+    The same model gives the same bytes.
     """
     described = describe(model, class_names, preprocessing)
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     with whole_file(path) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt", "hvt": described})
+        _sort_metadata(temporary)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Rewrite a safetensors header in place: the library writes metadata in a random order."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size  # written as the library does, and padded with spaces
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any) -> HVT:

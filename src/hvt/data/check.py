@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from ..errors import HVTError
+from ..files import encodable, open_regular
 from .arrays import ArrayPictures
 from .folders import FilePictures
 from .pictures import BrokenPicture, mode_of, read_with_mode, why
@@ -103,7 +104,7 @@ def check(
     if source.val is None:
         parts = {"all": source.train}
     work: list[tuple[str, Pictures, int]] = []
-    report = Report(str(name), ignored=sorted(source.ignored))
+    report = Report(encodable(str(name)), ignored=sorted(map(encodable, source.ignored)))
     for part, pictures in parts.items():
         if pictures is None:
             continue
@@ -152,18 +153,19 @@ def _look(item: tuple[str, Pictures, int]) -> _Seen:
     if not isinstance(pictures, FilePictures):
         return _look_inside(part, pictures, index)
     path = pictures.path(index)
+    name = encodable(path)
     try:
         image, mode = read_with_mode(path)
     except BrokenPicture as broken:
-        return _Seen(str(path), reason=broken.reason)
+        return _Seen(name, reason=broken.reason)
     digest = hashlib.blake2b(digest_size=16)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while content := file.read(_PART):
                 digest.update(content)
     except OSError as error:
-        return _Seen(str(path), reason=why(error))
-    return _Seen(str(path), digest.digest(), image.size, mode)
+        return _Seen(name, reason=why(error))
+    return _Seen(name, digest.digest(), image.size, mode)
 
 
 def _look_inside(part: str, pictures: Pictures, index: int) -> _Seen:

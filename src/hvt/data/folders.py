@@ -89,11 +89,12 @@ def find_layout(folder: Path) -> Layout:
 
 def class_folders(folder: Path) -> list[str]:
     """The names of the folders in a folder, sorted, without hidden ones."""
-    if not folder.exists():
+    # os.path's are False of what cannot be looked at, where Path's may raise: a name too long, say.
+    if not os.path.exists(folder):  # noqa: PTH110
         raise HVTError(f"{folder} does not exist: give a folder of class folders")
-    if not folder.is_dir():
-        raise HVTError(f"{folder} is a file: give the folder that holds the class folders")
-    return [entry.name for entry in _entries(str(folder)) if entry.is_dir()]
+    if not os.path.isdir(folder):  # noqa: PTH112
+        raise HVTError(f"{folder} is not a folder: give the folder that holds the class folders")
+    return [entry.name for entry in _entries(str(folder)) if _is_folder(entry)]
 
 
 def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
@@ -102,7 +103,7 @@ def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
     A label is the place of its class among `known`, or among the folder's own classes.
     """
     names = class_folders(folder)
-    loose = [e.path for e in _entries(str(folder)) if not e.is_dir()]
+    loose = [e.path for e in _entries(str(folder)) if not _is_folder(e)]
     if not names:
         if any(_is_picture(path) for path in loose):
             raise HVTError(
@@ -119,7 +120,7 @@ def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
                 f"remove it; {nearest(name, places)}"
             )
         before = len(result.paths)
-        for path in _files(str(folder / name), ()):
+        for path in _files(folder / name):
             (result.paths if _is_picture(path) else result.ignored).append(path)
         found = len(result.paths) - before
         if not found:
@@ -132,17 +133,51 @@ def _is_picture(path: str) -> bool:
     return os.path.splitext(path)[1].lower() in picture_extensions()  # noqa: PTH122 - 10× faster
 
 
-def _files(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """The files below a folder in order; links are followed, except into a folder above."""
-    status = os.stat(folder)  # noqa: PTH116
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return
-    for entry in _entries(folder):
-        if entry.is_dir():
-            yield from _files(entry.path, (*above, here))
-        else:  # a link to nothing too: reading it says what is wrong
+def _files(folder: Path) -> Iterator[str]:
+    """The files below a class folder in order; links are followed, into each folder once.
+
+    A link to a folder above is refused: all other classes would be in this one.
+    """
+    above = {_identity(parent): parent for parent in folder.parent.resolve().parents}
+    above[_identity(folder.parent)] = folder.parent
+    seen: set[tuple[int, int]] = set()
+
+    def enter(path: str) -> Iterator[os.DirEntry[str]]:
+        here = _identity(path)
+        if here in above:
+            raise HVTError(
+                f"{path} is a link to {above[here]}, a folder above it, so that all pictures there "
+                f"would be of the class {folder.name}: remove the link"
+            )
+        if here in seen:
+            return iter(())
+        seen.add(here)
+        return iter(_entries(path))
+
+    open_folders = [enter(str(folder))]  # no recursion, which has a limit
+    while open_folders:
+        entry = next(open_folders[-1], None)
+        if entry is None:
+            open_folders.pop()
+        elif _is_folder(entry):
+            open_folders.append(enter(entry.path))
+        else:  # a link to nothing and a pipe too: reading it says what is wrong
             yield entry.path
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    try:
+        status = os.stat(folder)  # noqa: PTH116
+    except OSError as error:
+        raise HVTError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+    return status.st_dev, status.st_ino
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads back to itself
+        return False
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

@@ -9,11 +9,12 @@ Streams, which have no order to choose from, promise less: see `TrainBatches`.
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
-import multiprocessing
 import queue
 import signal
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -255,6 +256,8 @@ def _load(pictures: Any, workers: int, **options: Any) -> Iterator[Batch]:
         **options,
     )
     batches = iter(loader)
+    if workers:
+        _end_at_exit(batches)
     try:
         for batch in batches:
             if isinstance(batch, BrokenPicture):
@@ -289,11 +292,29 @@ def _start_worker(_: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@atexit.register
-def _end_workers() -> None:
-    """Python asks its reading processes to end with SIGTERM and waits; they do not listen."""
-    for process in multiprocessing.active_children():
-        if process.daemon:
+_reading: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The iterators of `DataLoader` whose processes may still run."""
+
+
+def _end_at_exit(batches: Any) -> None:
+    """Have the processes of an iterator ended at exit, should it still be there.
+
+    Python asks daemonic processes to end with SIGTERM and waits for them, and ours do not listen.
+    """
+    _reading.add(batches)
+    _register_exit_hook()
+
+
+@functools.cache  # once, and not by importing
+def _register_exit_hook() -> None:
+    atexit.register(_end_readers)
+
+
+def _end_readers() -> None:
+    for batches in list(_reading):
+        processes = list(batches._workers)
+        batches._shutdown_workers()  # asks, waits a little, and stops torch watching over them
+        for process in processes:
             process.kill()
 
 

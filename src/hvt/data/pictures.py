@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from ..errors import HVTError
+from ..files import encodable, open_regular
 from .bounds import FORMATS, Bounds, TooMuch, check_bounds, light_format
 from .decoder import bands, decode_apart
 
@@ -35,8 +36,9 @@ class BrokenPicture(HVTError):
 
     @classmethod
     def of(cls, path: str | Path, reason: str) -> BrokenPicture:
-        broken = cls(f"{path} cannot be read as a picture: {reason}")
-        broken.path, broken.reason = str(path), reason
+        name = encodable(path)
+        broken = cls(f"{name} cannot be read as a picture: {reason}")
+        broken.path, broken.reason = name, reason
         return broken
 
 
@@ -73,7 +75,7 @@ def read_with_mode(
     try:
         # What Pillow names by its path it would name twice in a message, so it gets a stream.
         if isinstance(file, str | Path):
-            with Path(file).open("rb") as stream:
+            with open_regular(file) as stream:
                 return _read(stream, in_chans, os.path.abspath(file))  # noqa: PTH100 - as a str
         return _read(file, in_chans, None)
     except Exception as error:  # damaged files raise all sorts: struct.error, SyntaxError, …

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from timm.data import IterableImageDataset
 
 from ..errors import HVTError, nearest
+from ..files import encodable
 from .arrays import CIFAR, ArrayPictures, open_cifar, open_digits
 from .classes import ClassMatch, match_classes
 from .factory import FactoryPictures, is_factory_name, open_factory
@@ -217,7 +219,8 @@ def open_parts(
         )
         return Parts(splits.train, splits.val, splits.class_names)
     folder = Path(name).expanduser() if base is None else base / Path(name).expanduser()
-    if not folder.exists() and not any(sign in name for sign in "/\\.~"):
+    exists = os.path.exists(folder)  # noqa: PTH110 - never raises
+    if not exists and not any(sign in name for sign in "/\\.~"):
         raise HVTError(f"{name!r} is neither a folder nor a known source: {nearest(name, SOURCES)}")
     return _open_folder(folder, in_chans, need_train)
 
@@ -257,4 +260,8 @@ def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Parts:
         val = FilePictures(found.paths, found.labels, in_chans)
         ignored = ignored + found.ignored
         names = names or class_folders(layout.val)
-    return Parts(train, val, tuple(names or ()), ignored=tuple(ignored))
+    shown = tuple(map(encodable, names or ()))
+    if len(set(shown)) < len(shown):
+        twice = next(name for name in shown if shown.count(name) > 1)
+        raise HVTError(f"{folder} has two class folders that read {twice}: rename one of them")
+    return Parts(train, val, shown, ignored=tuple(ignored))

@@ -123,14 +123,33 @@ def check_classifier(model: HVT, path: Path) -> None:
 def _session(model: HVT, settings: Settings, exported: str | Path | None) -> OnnxModel:
     if exported is not None:
         return OnnxModel(exported, settings.device, settings.threads)
-    with tempfile.TemporaryDirectory(prefix="hvt-serve-") as folder:
+    with temporary_folder() as folder:
         return OnnxModel(_write(model, Path(folder)), settings.device, settings.threads)
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that vanishes with the service."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="hvt-serve-")
+    except OSError as error:
+        raise HVTError(_no_room(error, "a temporary folder")) from error
 
 
 def _write(model: HVT, folder: Path) -> Path:
     path = folder / "model.onnx"
-    write(model.requires_grad_(False), path, "onnx")
+    try:
+        write(model.requires_grad_(False), path, "onnx")
+    except OSError as error:
+        raise HVTError(_no_room(error, str(path))) from error
     return path
+
+
+def _no_room(error: OSError, what: str) -> str:
+    reason = error.strerror or error
+    return (
+        f"cannot write {what}: {reason}; name a folder with room for the exported model in TMPDIR, "
+        "or serve a file that hvt export has written"
+    )
 
 
 def _steps(transform: Any) -> tuple[Any, np.ndarray, tuple[int, int] | None]:

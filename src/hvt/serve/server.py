@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Coroutine, Iterator
@@ -23,7 +22,7 @@ import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 
 from ..errors import HVTError
-from .engine import Engine, export_to
+from .engine import Engine, export_to, temporary_folder
 from .metrics import SHARED
 from .settings import Settings
 
@@ -234,7 +233,7 @@ class _Supervisor:
         self.announced = False
 
     def run(self) -> int:
-        with tempfile.TemporaryDirectory(prefix="hvt-serve-") as folder, _signals() as told:
+        with temporary_folder() as folder, _signals() as told:
             self.folder = folder
             os.environ[SHARED] = folder
             self.exported = export_to(folder, self.source)

@@ -18,7 +18,7 @@ from ..checkpoint.save_load import save
 from ..cost import arrow
 from ..errors import HVTError
 from ..evaluate import Score, evaluate
-from ..files import whole_file
+from ..files import open_regular, whole_file
 from ..model import HVT
 from ..terminal import printable
 from .interrupt import Interrupted, StopSignals
@@ -26,8 +26,27 @@ from .learner import Learner
 from .optimize import seed_all
 from .pipeline import build_model, open_pipeline
 from .recipe import Recipe, from_dict
-from .state import Progress, newest_state, read_state, remove_leftovers, states, write_state
+from .state import (
+    COLUMNS,
+    Misfit,
+    Progress,
+    check_progress,
+    newest_state,
+    read_state,
+    remove_leftovers,
+    set_aside,
+    states,
+    step_of,
+    write_state,
+)
 from .watch import Row, Watcher, clock, draw_curves, write_metrics
+
+# Where and how a run is computed, and for how long: a resumed run may have other values of these.
+_MAY_CHANGE = (
+    "init", "data", "root", "download", "skip_broken", "output", "epochs", "accumulate", "device",
+    "compile", "grad_checkpointing", "workers", "threads", "eval_every", "checkpoint_minutes",
+    "max_bad_steps", "tensorboard",
+)  # fmt: skip
 
 
 @dataclass
@@ -67,7 +86,8 @@ def resume(folder: str | Path, console: Console | None = None) -> Result:
     folder = Path(folder)
     described = folder / "recipe.json"
     try:
-        values = dict(json.loads(described.read_text()))
+        with open_regular(described) as file:
+            values = dict(json.load(file))
     except (OSError, TypeError, ValueError) as error:
         raise HVTError(
             f"{folder} is not the folder of a run: it has no readable recipe.json"
@@ -175,15 +195,13 @@ class Trainer:
 
     def _close_epoch(self, epoch: int, speed: float) -> None:
         progress, recipe = self.progress, self.recipe
-        row: Row = {
+        row: Row = dict.fromkeys(COLUMNS, "") | {
             "epoch": epoch + 1,
             "lr": self.learner.optimizer.param_groups[-1]["lr"],
             "train_loss": progress.loss_sum / max(1, progress.loss_steps),
-            "val_loss": "", "val_top1": "", "val_top5": "",
-            "ema_loss": "", "ema_top1": "", "ema_top5": "",
             "bad_steps": progress.bad_steps,
             "broken": progress.broken,
-        }  # fmt: skip
+        }
         if (epoch + 1) % recipe.eval_every == 0 or epoch + 1 == self.epochs:
             for prefix, model in self.learner.candidates().items():
                 score = self._evaluate(model)
@@ -285,7 +303,7 @@ class Trainer:
             return
         progress = vars(self.progress)
         step = self.progress.epoch * self.steps + self.progress.step
-        state = self.learner.state() | {"progress": progress}
+        state = self.learner.state() | {"progress": progress, "run": self._identity()}
         write_state(self.folder / "checkpoints", step, state)
 
     def _restore(self) -> None:
@@ -293,9 +311,10 @@ class Trainer:
         state: dict[str, Any] = {}
         if self.team.leads:
             remove_leftovers(self.folder)
-            path, state, passed = newest_state(self.folder / "checkpoints")
-            for sentence in passed:
+            path, state, passed = newest_state(self.folder / "checkpoints", self._check)
+            for sentence in passed.values():
                 self._say(sentence)
+            set_aside(passed)
         path = self.team.share(path)
         if path is None:
             self._say("there is no good checkpoint: starting from the beginning")
@@ -305,6 +324,22 @@ class Trainer:
         state = state or read_state(path)
         self.learner.restore(state)
         self.progress = Progress(**state["progress"])
+
+    def _identity(self) -> dict[str, str]:
+        """What makes a run this one, as text: the recipe's fields that matter, and the classes."""
+        values = {k: v for k, v in self.recipe.to_dict().items() if k not in _MAY_CHANGE}
+        values["classes"] = self.data.class_names
+        return {name: json.dumps(value) for name, value in values.items()}
+
+    def _check(self, path: Path, state: dict[str, Any]) -> None:
+        """Raise `Misfit` for a state that is not of this run; nothing is changed."""
+        theirs = state.get("run", {})  # earlier versions did not write it
+        for name, value in self._identity().items():
+            if theirs.get(name, value) != value:
+                now = f", which is {value} now" if len(value) < 100 else ""
+                raise Misfit(f"it was written with another {name}{now}")
+        self.learner.check(state)
+        check_progress(state.get("progress"), step_of(path), self.steps, self.epochs)
 
 
 def _holds_run(folder: Path) -> bool:

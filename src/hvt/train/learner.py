@@ -24,6 +24,7 @@ from ..data.loader import Batch
 from ..distributed import Team
 from ..model import HVT
 from .losses import Teacher, find_teacher, label_loss
+from .muon import Muon, is_matrix
 from .optimize import (
     choose_precision,
     make_mixup,
@@ -34,6 +35,7 @@ from .optimize import (
 )
 from .pipeline import Pipeline
 from .recipe import Recipe
+from .state import Misfit, check_form
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,37 @@ class Learner:
             "scaler": self.scaler.state_dict(),
         }
 
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise `Misfit` for a state that is not of this model and optimizer; changes nothing."""
+        mine = self.state()
+        for part in mine:
+            if part not in state:
+                raise Misfit(f"it has no {part}")
+        for part in ("model", "ema", "scaler"):
+            check_form(part, state[part], mine[part])
+        for part in ("model", "ema"):
+            for name, tensor in (state[part] or {}).items():
+                if not tensor.isfinite().all():
+                    raise Misfit(f"its {part}.{name} has numbers that are not finite")
+        self._check_optimizer(state["optimizer"], mine["optimizer"])
+
+    def _check_optimizer(self, theirs: Any, mine: Any) -> None:
+        if _settings(theirs) != _settings(mine):
+            raise Misfit("its optimizer has other parameter groups, rates or decays")
+        # float16 may have passed over every step so far, and then there are no averages yet.
+        if theirs["state"] == {} and self.scaler.is_enabled():
+            return
+        muon = isinstance(self.optimizer, Muon)
+        expected: dict[int, dict[str, Tensor]] = {}
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                average = torch.empty_like(p, device="meta")
+                entry = {"step": torch.empty((), device="meta"), "exp_avg": average}
+                if not (muon and is_matrix(p)):
+                    entry["exp_avg_sq"] = average
+                expected[len(expected)] = entry
+        check_form("optimizer.state", theirs["state"], expected)
+
     def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         if self.ema:
@@ -183,3 +216,9 @@ class Learner:
     def _wire(self) -> torch.device:
         """Where tensors must lie to travel between processes."""
         return self.device if self.device.type == "cuda" else torch.device("cpu")
+
+
+def _settings(optimizer: Any) -> list[dict[str, Any]]:
+    """What an optimizer's state says of its groups, but for the rate and what a device prefers."""
+    names = ("params", "betas", "eps", "weight_decay", "lr_scale", "initial_lr")
+    return [{name: group.get(name) for name in names} for group in optimizer["param_groups"]]

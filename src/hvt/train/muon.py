@@ -35,6 +35,11 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return (x.mT if tall else x).to(matrices.dtype)
 
 
+def is_matrix(p: Tensor) -> bool:
+    """Whether Muon moves a parameter: not positions, (1, N, D), or what has one dimension."""
+    return p.dim() >= 2 and p.shape[0] > 1
+
+
 class Muon(torch.optim.AdamW):
     """AdamW, but every weight of two or more dimensions moves by its orthogonal momentum.
 
@@ -55,7 +60,7 @@ class Muon(torch.optim.AdamW):
         for group in self.param_groups:
             alike: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
             for p in group["params"]:
-                if p.grad is not None and p.dim() >= 2 and p.shape[0] > 1:
+                if p.grad is not None and is_matrix(p):
                     alike[p.shape[0], p.numel() // p.shape[0]].append(p)
             for shape, weights in alike.items():
                 self._move(weights, shape, group["lr"], group["weight_decay"])

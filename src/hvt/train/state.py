@@ -1,18 +1,36 @@
-"""A training's state on disk: written whole, two kept, a damaged one passed over."""
+"""A training's state on disk: written whole, two kept, one that cannot be used passed over."""
 
 from __future__ import annotations
 
+import re
 import zipfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import HVTError
-from ..files import whole_file
+from ..files import leftovers, whole_file
 
 KEEP = 2
+COLUMNS = (
+    "epoch", "lr", "train_loss", "val_loss", "val_top1", "val_top5", "ema_loss", "ema_top1",
+    "ema_top5", "bad_steps", "broken",
+)  # fmt: skip
+"""Of the table of epochs; a figure that an epoch has not is ''."""
+
+_STATE = re.compile(r"state-\d{9,}\.pt")
+# What a run writes, and so what may be left half-written in its folder and in checkpoints.
+_RESULTS = re.compile(
+    r"(recipe|config)\.json|metrics\.csv|curves\.png|(best|model)\.safetensors|" + _STATE.pattern
+)
+
+
+class Misfit(HVTError):
+    """A state that can be read and is not one of this run."""
 
 
 @dataclass
@@ -49,17 +67,42 @@ def write_state(folder: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def newest_state(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """The newest state that is whole, and a sentence for each damaged one passed over."""
-    passed: list[str] = []
+def newest_state(
+    folder: Path, check: Callable[[Path, dict[str, Any]], None] = lambda path, state: None
+) -> tuple[Path | None, dict[str, Any], dict[Path, str]]:
+    """The newest state that can be used, and a sentence for each one passed over.
+
+    `check` raises `Misfit` for a state that is not this run's. Where nothing is left but such
+    states, so does this: they may be right, and the recipe wrong.
+    """
+    passed: dict[Path, str] = {}
+    misfit: HVTError | None = None
     for path in reversed(states(folder)):
         try:
-            return path, read_state(path), passed
-        except Exception as error:  # damaged files raise all sorts
-            passed.append(
-                f"{path} is damaged ({type(error).__name__}): going back to the one before"
+            state = read_state(path)
+            check(path, state)
+            return path, state, passed
+        except Misfit as error:
+            reason = f"does not fit this run: {error}"
+            misfit = misfit or Misfit(
+                f"{path} {reason}; put recipe.json and the data back as they were, or train anew "
+                "with another --output"
             )
+        except Exception as error:  # damaged files raise all sorts
+            reason = f"is damaged ({type(error).__name__})"
+        passed[path] = f"{path} {reason}; going back to the one before"
+    if misfit is not None:
+        raise misfit
     return None, {}, passed
+
+
+def set_aside(paths: Iterable[Path]) -> None:
+    """Rename states that cannot be used, or they would count among the newest two."""
+    for path in paths:
+        try:
+            path.replace(path.with_suffix(".pt.bad"))
+        except OSError as error:
+            raise HVTError(f"cannot rename {path}: {error.strerror or error}") from error
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -73,10 +116,66 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def states(folder: Path) -> list[Path]:
     """The states in a folder, oldest first."""
-    return sorted(folder.glob("state-*.pt"))
+    ours = (path for path in folder.glob("state-*.pt") if _STATE.fullmatch(path.name))
+    return sorted((path for path in ours if path.is_file()), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """After how many steps a state was written, by its name."""
+    return int(path.stem.removeprefix("state-"))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Drop what is left of files whose writing a kill cut short."""
-    for part in folder.rglob(".*.part"):
-        part.unlink(missing_ok=True)
+    """Drop what is left of a run's files whose writing a kill cut short."""
+    for place in (folder, folder / "checkpoints"):
+        for path, name in leftovers(place).items():
+            if _RESULTS.fullmatch(name):
+                path.unlink(missing_ok=True)
+
+
+# ── whether a state is this run's ───────────────────────────────────────────────────────────────
+
+
+def check_form(name: str, value: Any, like: Any) -> None:
+    """Raise `Misfit` unless two values have the same types, names, lengths, shapes and dtypes."""
+    kind: Any = dict if isinstance(like, dict) else type(like)
+    if not isinstance(value, kind):
+        raise Misfit(f"its {name} is {type(value).__name__}, not {type(like).__name__}")
+    if isinstance(like, Tensor):
+        if value.shape != like.shape or value.dtype != like.dtype:
+            raise Misfit(f"its {name} is {_describe(value)}, not {_describe(like)}")
+    elif isinstance(like, dict):
+        for key in (*like, *value):
+            if key not in value:
+                raise Misfit(f"its {name} has no {key}")
+            if key not in like:
+                raise Misfit(f"its {name} has {key}, which is unknown here")
+            check_form(f"{name}.{key}", value[key], like[key])
+    elif isinstance(like, list | tuple):
+        if len(value) != len(like):
+            raise Misfit(f"its {name} has {len(value)} parts, not {len(like)}")
+        for index, (one, other) in enumerate(zip(value, like, strict=True)):
+            check_form(f"{name}[{index}]", one, other)
+
+
+def check_progress(value: Any, step: int, steps: int, epochs: int) -> None:
+    """Raise `Misfit` unless this is the progress after `step` steps, `steps` of them an epoch."""
+    rows = value.get("rows") if isinstance(value, dict) else None
+    check_form("progress", value, vars(Progress()) | {"rows": rows})
+    progress = Progress(**value)
+    if not 0 <= progress.step <= steps or progress.epoch * steps + progress.step != step:
+        raise Misfit(
+            f"its name says step {step}, but it is at step {progress.step} of epoch "
+            f"{progress.epoch + 1}, and an epoch has {steps}"
+        )
+    if progress.epoch > epochs:
+        raise Misfit(f"it has {progress.epoch} epochs behind it, of {epochs}")
+    if not isinstance(rows, list) or len(rows) != progress.epoch:
+        raise Misfit(f"its table has not one row for each of {progress.epoch} epochs")
+    for epoch, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or tuple(row) != COLUMNS or row["epoch"] != epoch:
+            raise Misfit(f"its table has other columns or another epoch in row {epoch}")
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {'×'.join(map(str, tensor.shape)) or '()'}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -23,19 +26,41 @@ def write_metrics(path: Path, rows: list[Row]) -> None:
         writer.writerows(rows)
 
 
+class Board:
+    """A log for TensorBoard, in its own record format.
+
+    `SummaryWriter` writes from a thread of its own, where a full disk ends in a traceback.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self.path = folder / name
+
+    def write(self, epoch: int, values: dict[str, float]) -> None:
+        """Add the values of an epoch; may raise `OSError`."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        scalars = [Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+        events = [Event(wall_time=time.time(), step=epoch, summary=Summary(value=scalars))]
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+        with self.path.open("ab") as file:
+            writer = RecordWriter(file)
+            for event in events:
+                writer.write(event.SerializeToString())
+
+
 class Watcher:
     """Tells how a training goes: a bar on a terminal, a line per epoch elsewhere, or nothing."""
 
     def __init__(self, console: Console, folder: Path, tensorboard: bool, quiet: bool) -> None:
         self.console, self.quiet = console, quiet
-        self.board: Any = None
-        if tensorboard and not quiet:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.board = SummaryWriter(str(folder / "tensorboard"))
-            except ImportError:  # the train extra is not installed
-                self.board = None
+        self.board: Board | None = None
+        if tensorboard and not quiet and importlib.util.find_spec("tensorboard"):
+            self.board = Board(folder / "tensorboard")
         self.bar: Progress | None = None
         if console.is_terminal and not quiet:
             self.bar = Progress(
@@ -73,11 +98,13 @@ class Watcher:
             return
         self.last_line = time.monotonic()
         if self.board:
-            for name, value in row.items():
-                if name != "epoch" and isinstance(value, (int, float)):
-                    self.board.add_scalar(name, value, row["epoch"])
-            self.board.add_scalar("images_per_second", speed, row["epoch"])
-            self.board.flush()
+            values = {k: v for k, v in row.items() if k != "epoch" and isinstance(v, int | float)}
+            try:
+                self.board.write(row["epoch"], values | {"images_per_second": speed})
+            except OSError as error:  # the disk is full, say; what matters is saved elsewhere
+                reason = error.strerror or error
+                self.say(f"cannot write {self.board.path}: {reason}; TensorBoard's log ends here")
+                self.board = None
         if self.bar and row.get("val_top1") not in (None, ""):
             self.bar.update(self.task, top1=row["val_top1"])
         parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['train_loss']:.4f}"]
@@ -99,8 +126,6 @@ class Watcher:
     def close(self) -> None:
         if self.bar:
             self.bar.stop()
-        if self.board:
-            self.board.close()
 
 
 def clock(seconds: float) -> str:
