@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import io
-import json
 import os
 import random
 import re
@@ -16,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,39 +23,20 @@ import httpx
 import numpy as np
 import pytest
 import torch
-import uvicorn
-from conftest import SMALL, stir
+from conftest import FEW, NAMES, SMALL
 from fastapi import FastAPI
 from hostile import GOOD, drawn, encoded, hostile, png
 from PIL import Image
+from serving import Service, live
 
 import hvt
 from hvt.cli import main
 from hvt.errors import HVTError
 from hvt.serve.app import create_app
 from hvt.serve.batcher import Batcher
-from hvt.serve.engine import Engine, Row, _steps, export_to
+from hvt.serve.engine import Engine, Row, _steps
 from hvt.serve.settings import Settings
 from hvt.train.pipeline import eval_transform
-
-FEW = {"img_size": 32, "depth": 2, "num_heads": 2}
-NAMES = [f"class {i}" for i in range(10)]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with names for its classes; its export lies beside it."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("serve")
-    model = stir(hvt.create_model("hvt_ti_1", **SMALL | FEW))
-    hvt.save(model, folder / "small.safetensors", class_names=NAMES)
-    assert export_to(folder, folder / "small.safetensors") == folder / "model.onnx"
-    return folder / "small.safetensors"
-
-
-@pytest.fixture(scope="module")
-def onnx(checkpoint: Path) -> Path:
-    return checkpoint.with_name("model.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +54,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a started application, without a network."""
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://hvt") as found:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
             yield found
 
 
@@ -248,7 +228,7 @@ def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) ->
         await asyncio.Event().wait()
 
     response = ask(app, "POST", "/predict", content=stuck())
-    assert response.status_code == 504
+    assert response.status_code == 408
     assert "0.2 seconds" in response.json()["detail"]
     assert app.state.gate.held == 0
 
@@ -435,24 +415,6 @@ def test_the_command_refuses_in_one_sentence(
 # ── by a real network ───────────────────────────────────────────────────────────────────────────
 
 
-@contextlib.contextmanager
-def live(app: FastAPI) -> Iterator[str]:
-    """The application behind uvicorn in a thread, and its address."""
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="on", ws="none")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> None:
     """Schemathesis, with all its checks: what is described is accepted, all else refused."""
     config = tmp_path / "schemathesis.toml"
@@ -513,47 +475,6 @@ def harass(url: str, count: int, seed: int = 0) -> dict[int, int]:
             assert kind not in ("svg", "noise") or response.status_code in (415, 422), kind
             statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
     return statuses
-
-
-class Service:
-    """`hvt serve` in a process of its own."""
-
-    def __init__(self, *words: object) -> None:
-        command = [sys.executable, "-m", "hvt", "serve", *map(str, words), "--port", "0"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        assert found, (line, self.process.stderr and self.process.stderr.read())
-        self.port = int(found[1])
-        self.url = found[0]
-
-    def ask(self, content: bytes) -> dict[str, Any]:
-        request = urllib.request.Request(f"{self.url}/predict?top=3", content, {"content-type": ""})
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)["answers"][0]
-
-    def memory(self) -> int:
-        """Bytes that the process has in memory."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    def stop(self) -> tuple[int, str]:
-        """Its exit code and what it said on the way."""
-        self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said
-
-    def __enter__(self) -> "Service":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
 
 
 def counted(said: str) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class Engine:
     ) -> None:
         self.settings = settings = settings or Settings()
         path = Path(source or built_in())
-        self.name = path.name or path.resolve().name
+        self.name = valid_text(path.name or path.resolve().name)
         self.model = None
         if is_onnx(path):
             self.session = OnnxModel(path, settings.device, settings.threads)
@@ -58,7 +58,7 @@ class Engine:
             self.session = _session(self.model, settings, exported)
         self.config = self.session.config
         names = self.session.class_names
-        self.labels = names or tuple(map(str, range(self.session.num_classes)))
+        self.labels = tuple(map(valid_text, names or map(str, range(self.session.num_classes))))
         self._place, self._table, self._as_is = _steps(eval_transform(self.session))
         self._side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
         # The first time sets up what later ones find ready: Pillow's formats, the arenas of a run.
@@ -94,6 +94,11 @@ class Engine:
         best = np.argsort(-odds, axis=1, kind="stable")[:, :top]
         values = np.take_along_axis(odds, best, axis=1) / odds.sum(axis=1, keepdims=True)
         return list(zip(values.tolist(), best.tolist(), strict=True))
+
+
+def valid_text(text: str) -> str:
+    """A name that UTF-8 can say: bytes of a file's name that are not text are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def export_to(folder: str | Path, source: str | Path | None) -> Path | None:
