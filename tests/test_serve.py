@@ -24,7 +24,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import FEW, NAMES, SMALL
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from hostile import GOOD, drawn, encoded, hostile, png
 from PIL import Image
 from serving import Service, live
@@ -278,6 +279,120 @@ def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
     assert (gate.held, gate.size) == (0, 0)
 
 
+def test_slow_uploads_give_way_to_others(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(max_body=50_000, max_held=80_000))
+    gate = app.state.gate
+    gate.patience = 0.0
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield bytes(45_000)
+        await asyncio.Event().wait()
+
+    async def call() -> None:
+        async with client(app) as to:
+            one = asyncio.create_task(to.post("/predict", content=stalled()))
+            while gate.size < 45_000:
+                await asyncio.sleep(0.01)
+            two = await to.post("/predict", content=bytes(40_000))
+            assert two.status_code == 415  # it was read, and is no picture
+            assert (await one).status_code == 408
+            assert "others needed the room" in (await one).json()["detail"]
+
+    asyncio.run(call())
+    assert (gate.held, gate.size, gate.uploads) == (0, 0, {})
+
+
+def test_large_forms_are_parsed_beside_the_event_loop(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hvt.serve import body
+
+    threads = []
+    parse = body._parts
+
+    def watched(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return parse(*arguments)
+
+    monkeypatch.setattr(body, "_parts", watched)
+    app = create_app(engine=engine())
+    files = [("pictures", encoded(Image.effect_noise((400, 400), 90), "PNG"))]
+    assert ask(app, "POST", "/predict", files=files).status_code == 200
+    assert ask(app, "POST", "/predict", files=[("pictures", picture())]).status_code == 200
+    main = threading.main_thread()
+    assert [thread is main for thread in threads] == [False, True]
+
+
+# ── middleware, hosts, names ────────────────────────────────────────────────────────────────────
+
+
+def test_middleware_of_a_user_sees_every_route(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine())
+    seen = []
+
+    @app.middleware("http")
+    async def with_a_key(request: Request, follow: Any) -> Response:
+        seen.append(request.url.path)
+        if request.headers.get("x-key") != "right":
+            return Response("no", 401)
+        return await follow(request)
+
+    origin = "https://elsewhere.example"
+    app.add_middleware(CORSMiddleware, allow_origins=[origin])
+
+    async def call() -> None:
+        async with client(app) as to:
+            for path in ("/predict", "/predict?top=3", "/explain"):
+                content = picture()
+                assert (await to.post(path, content=content)).status_code == 401
+                headers = {"x-key": "right", "origin": origin}
+                files = [("pictures", content)]
+                for body in ({"content": content}, {"files": files}):
+                    answer = await to.post(path, headers=headers, **body)
+                    assert answer.status_code == 200, answer.text
+                    assert answer.headers["access-control-allow-origin"] == origin
+            assert (await to.get("/model")).status_code == 401
+
+    asyncio.run(call())
+    assert seen.count("/predict") == 6
+    assert (app.state.accepted, app.state.answered) == (10, 10)
+
+
+def test_other_names_are_not_served(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine())
+    for method, path in (("GET", "/model"), ("POST", "/predict"), ("GET", "/")):
+        evil = ask(app, method, path, headers={"host": "evil.example"})
+        assert evil.status_code == 421
+        assert "--allow-host" in evil.json()["detail"]
+    assert ask(app, "GET", "/model", headers={"host": "127.0.0.1:8000"}).status_code == 200
+
+
+def test_an_answer_that_is_not_a_number_is_an_error(engine: Callable[..., Engine]) -> None:
+    broken = engine()
+    app = create_app(engine=broken)
+    broken.session = lambda inputs: torch.full((len(inputs), 10), torch.nan)  # type: ignore[assignment]
+    response = ask(app, "POST", "/predict", content=picture())
+    assert response.status_code == 500
+    assert "not a finite number" in response.json()["detail"]
+
+
+def test_class_names_that_are_not_text_are_written_out(onnx: Path, tmp_path: Path) -> None:
+    import onnx as onnx_package
+
+    proto = onnx_package.load(onnx)
+    for entry in proto.metadata_props:  # what a folder's name of a lone byte ff becomes
+        entry.value = entry.value.replace('"class 3"', r'"\udcff"')
+    path = tmp_path / os.fsdecode(b"model-\xff.onnx")
+    onnx_package.save(proto, path)
+    app = create_app(engine=Engine(path, Settings(runs=1)))
+    labels = [*NAMES[:3], r"\udcff", *NAMES[4:]]
+    assert ask(app, "GET", "/model").json()["labels"] == labels
+    answer = ask(app, "POST", "/predict?top=10", content=picture()).json()
+    assert answer["model"] == r"model-\udcff.onnx"
+    assert set(top_of(answer["answers"][0])[0]) == set(labels)
+    assert ask(app, "POST", "/explain", content=picture()).status_code == 200
+
+
 def test_methods_and_paths_that_are_not_there(engine: Callable[..., Engine]) -> None:
     app = create_app(engine=engine())
     wrong = ask(app, "GET", "/predict")
@@ -384,6 +499,7 @@ def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Eng
         ({"max_pixels": 10**9}, "max_pixels"),
         ({"queue": 8, "max_pictures": 9}, "queue=8"),
         ({"max_body": 8, "max_held": 7}, "max_held=7"),
+        ({"allow_host": ("https://a.example",)}, "allow_host='https://a.example'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, Any], words: str) -> None:

@@ -42,7 +42,7 @@ class Gate:
         if self.held + pictures > self.limits[0]:
             raise Busy(f"{self.held} pictures are waiting, and {self.limits[0]} may: try again")
 
-    def take(self, ticket: Ticket, pictures: int = 0, size: int = 0) -> None:
+    def take(self, pictures: int = 0, size: int = 0, ticket: Ticket | None = None) -> None:
         self.check(pictures)
         if self.size + size > self.limits[1]:
             self._make_room(ticket, size)
@@ -57,7 +57,7 @@ class Gate:
         if pictures:
             self._show(self.held)
 
-    def _make_room(self, asking: Ticket, size: int) -> None:
+    def _make_room(self, asking: Ticket | None, size: int) -> None:
         late = time.monotonic() - self.patience
         for ticket, since in list(self.uploads.items()):
             if ticket is asking or since > late:
@@ -83,7 +83,7 @@ class Ticket:
         self._gate.check(pictures)
 
     def take(self, pictures: int = 0, size: int = 0) -> None:
-        self._gate.take(self, pictures, size)
+        self._gate.take(pictures, size, self)
         self._pictures += pictures
         self._size += size
 
