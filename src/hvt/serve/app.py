@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import math
 import time
@@ -202,7 +203,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 class Shortcut:
-    """Leads the plain `POST /predict` past FastAPI's router, which takes as long as a small picture.
+    """Leads the plain `POST /predict` past FastAPI's router, which costs as much as a picture.
 
     It is the innermost middleware: what a user adds later is around it and sees every request.
     Whatever needs a word about its query, its method or its path goes to the router.
@@ -228,7 +229,8 @@ class Shortcut:
             response = await predict_pictures(request, top)
         except (Refusal, ClientDisconnect) as error:
             kind = Refusal if isinstance(error, Refusal) else ClientDisconnect
-            response = await self._service.exception_handlers[kind](request, error)
+            answered = self._service.exception_handlers[kind](request, error)
+            response = await answered if inspect.isawaitable(answered) else answered
         await response(scope, receive, send)
 
 
