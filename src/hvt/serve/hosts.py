@@ -27,7 +27,7 @@ class Hosts:
     def check(self, headers: Iterable[tuple[bytes, bytes]], http_version: str) -> None:
         """Raise a `Refusal` for what is not called by a name of the service."""
         hosts = [value for name, value in headers if name == b"host"]
-        if len(hosts) == 1 and hosts[0] in self._allowed:
+        if len(hosts) == 1 and hosts[0] in self._allowed:  # nearly always
             return
         if len(hosts) > 1 or (not hosts and http_version == "1.1"):
             raise Refusal("the request must have one Host header")
