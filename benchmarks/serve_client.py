@@ -27,7 +27,7 @@ class Load:
     """Requests over some connections: as fast as they are answered, or at a given rate.
 
     A request that was lost with its connection is sent again if the plan says `retry`. Else the
-    client is one that has seen the service stop: it counts what it did not hear and sends no more.
+    client goes on until nobody listens any more: a request that is not answered counts as `reset`.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Load:
             line.sock.sendall(self.requests[which])
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError)
-            self._lost(line, "refused" if refused else "unanswered")
+            self._lost(line, "refused" if refused else "reset")
 
     def _receive(self, line: _Line) -> None:
         assert line.sock is not None
@@ -94,7 +94,7 @@ class Load:
         except OSError:
             data = b""
         if not data:
-            self._lost(line, "unanswered") if line.which >= 0 else self._close(line)
+            self._lost(line, "reset") if line.which >= 0 else self._close(line)
             return
         line.got += data
         head = line.got.find(b"\r\n\r\n")
@@ -122,7 +122,7 @@ class Load:
         self.idle.append(line)
         self.found[how] += 1
         if not self.retry:
-            self.stopped = True
+            self.stopped = self.stopped or how == "refused"
         elif self.found[how] < PATIENCE:
             self.again.append((which, since))
             if how == "refused":

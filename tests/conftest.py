@@ -1,6 +1,7 @@
 """Shared by the test files: fixed randomness, and models small enough to run by the hundred."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +23,12 @@ torch.set_num_threads(1)
 SMALL = {"img_size": 64, "patch_size": 8, "num_heads": 3, "head_dim": 8, "num_classes": 10}
 
 
+FEW = {"img_size": 32, "depth": 2, "num_heads": 2}
+NAMES = [f"class {i}" for i in range(10)]
+
+
 # Started first, or the last of them would keep one core busy while the others have nothing to do.
-LONG = ("export", "serve", "resume", "distributed", "page_browser", "bench", "compat")
+LONG = ("export", "serve", "connection", "resume", "distributed", "page_browser", "bench", "compat")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,3 +85,21 @@ def stir(model: hvt.HVT) -> hvt.HVT:
 def images() -> Tensor:
     """Two pictures for a small model."""
     return torch.randn(2, 3, 64, 64)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model to serve, with names for its classes; its export lies beside it."""
+    from hvt.serve.engine import export_to
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("serve")
+    model = stir(hvt.create_model("hvt_ti_1", **SMALL | FEW))
+    hvt.save(model, folder / "small.safetensors", class_names=NAMES)
+    assert export_to(folder, folder / "small.safetensors") == folder / "model.onnx"
+    return folder / "small.safetensors"
+
+
+@pytest.fixture(scope="session")
+def onnx(checkpoint: Path) -> Path:
+    return checkpoint.with_name("model.onnx")

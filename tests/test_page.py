@@ -50,7 +50,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serve(checkpoint: Path) -> Callable[..., TestClient]:
     def start(source: Path = checkpoint, **settings: Any) -> TestClient:
         engine = Engine(source, Settings(runs=1, **settings), checkpoint.with_name("model.onnx"))
-        return TestClient(create_app(engine=engine))
+        return TestClient(create_app(engine=engine), base_url="http://localhost")
 
     return start
 

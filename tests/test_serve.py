@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import io
-import json
 import os
 import random
 import re
@@ -16,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,12 @@ import httpx
 import numpy as np
 import pytest
 import torch
-import uvicorn
-from conftest import SMALL, stir
-from fastapi import FastAPI
+from conftest import FEW, NAMES, SMALL
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from hostile import GOOD, drawn, encoded, hostile, png, repeated_scans, slow_ppm
 from PIL import Image
+from serving import Service, live
 from training import small_disk
 
 import hvt
@@ -37,27 +37,8 @@ from hvt.data.evaluation import eval_transform
 from hvt.errors import HVTError
 from hvt.serve.app import create_app
 from hvt.serve.batcher import Batcher
-from hvt.serve.engine import Engine, Row, _steps, export_to
+from hvt.serve.engine import Engine, Row, _steps
 from hvt.serve.settings import Settings
-
-FEW = {"img_size": 32, "depth": 2, "num_heads": 2}
-NAMES = [f"class {i}" for i in range(10)]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with names for its classes; its export lies beside it."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("serve")
-    model = stir(hvt.create_model("hvt_ti_1", **SMALL | FEW))
-    hvt.save(model, folder / "small.safetensors", class_names=NAMES)
-    assert export_to(folder, folder / "small.safetensors") == folder / "model.onnx"
-    return folder / "small.safetensors"
-
-
-@pytest.fixture(scope="module")
-def onnx(checkpoint: Path) -> Path:
-    return checkpoint.with_name("model.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +56,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a started application, without a network."""
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://hvt") as found:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
             yield found
 
 
@@ -249,7 +230,7 @@ def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) ->
         await asyncio.Event().wait()
 
     response = ask(app, "POST", "/predict", content=stuck())
-    assert response.status_code == 504
+    assert response.status_code == 408
     assert "0.2 seconds" in response.json()["detail"]
     assert app.state.gate.held == 0
 
@@ -365,6 +346,118 @@ def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
     assert (gate.held, gate.size) == (0, 0)
 
 
+def test_slow_uploads_give_way_to_others(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(max_body=50_000, max_held=80_000))
+    gate = app.state.gate
+    gate.patience = 0.0
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield bytes(45_000)
+        await asyncio.Event().wait()
+
+    async def call() -> None:
+        async with client(app) as to:
+            one = asyncio.create_task(to.post("/predict", content=stalled()))
+            while gate.size < 45_000:
+                await asyncio.sleep(0.01)
+            two = await to.post("/predict", content=bytes(40_000))
+            assert two.status_code == 415  # it was read, and is no picture
+            assert (await one).status_code == 408
+            assert "others needed the room" in (await one).json()["detail"]
+
+    asyncio.run(call())
+    assert (gate.held, gate.size, gate.uploads) == (0, 0, {})
+
+
+def test_large_forms_are_parsed_beside_the_event_loop(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hvt.serve import body
+
+    threads = []
+    parse = body._parts
+
+    def watched(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return parse(*arguments)
+
+    monkeypatch.setattr(body, "_parts", watched)
+    app = create_app(engine=engine())
+    files = [("pictures", encoded(Image.effect_noise((400, 400), 90), "PNG"))]
+    assert ask(app, "POST", "/predict", files=files).status_code == 200
+    assert ask(app, "POST", "/predict", files=[("pictures", picture())]).status_code == 200
+    main = threading.main_thread()
+    assert [thread is main for thread in threads] == [False, True]
+
+
+# ── middleware, hosts, names ────────────────────────────────────────────────────────────────────
+
+
+def test_middleware_of_a_user_sees_every_route(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine())
+    seen = []
+
+    @app.middleware("http")
+    async def with_a_key(request: Request, follow: Any) -> Response:
+        seen.append(request.url.path)
+        if request.headers.get("x-key") != "right":
+            return Response("no", 401)
+        return await follow(request)
+
+    origin = "https://elsewhere.example"
+    app.add_middleware(CORSMiddleware, allow_origins=[origin])
+
+    async def call() -> None:
+        async with client(app) as to:
+            for path in ("/predict", "/predict?top=3", "/explain"):
+                content = picture()
+                assert (await to.post(path, content=content)).status_code == 401
+                headers = {"x-key": "right", "origin": origin}
+                files = [("pictures", content)]
+                for body in ({"content": content}, {"files": files}):
+                    answer = await to.post(path, headers=headers, **body)
+                    assert answer.status_code == 200, answer.text
+                    assert answer.headers["access-control-allow-origin"] == origin
+            assert (await to.get("/model")).status_code == 401
+
+    asyncio.run(call())
+    assert seen.count("/predict") == 6
+    assert (app.state.accepted, app.state.answered) == (10, 10)
+
+
+def test_other_names_are_not_served(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine())
+    for method, path in (("GET", "/model"), ("POST", "/predict"), ("GET", "/")):
+        evil = ask(app, method, path, headers={"host": "evil.example"})
+        assert evil.status_code == 421
+        assert "--allow-host" in evil.json()["detail"]
+    assert ask(app, "GET", "/model", headers={"host": "127.0.0.1:8000"}).status_code == 200
+
+
+def test_an_answer_that_is_not_a_number_is_an_error(engine: Callable[..., Engine]) -> None:
+    broken = engine()
+    app = create_app(engine=broken)
+    broken.session = lambda inputs: torch.full((len(inputs), 10), torch.nan)  # type: ignore[assignment]
+    response = ask(app, "POST", "/predict", content=picture())
+    assert response.status_code == 500
+    assert "not a finite number" in response.json()["detail"]
+
+
+def test_class_names_that_are_not_text_are_written_out(onnx: Path, tmp_path: Path) -> None:
+    import onnx as onnx_package
+
+    proto = onnx_package.load(onnx)
+    for entry in proto.metadata_props:  # what a folder's name of a lone byte ff becomes
+        entry.value = entry.value.replace('"class 3"', r'"\udcff"')
+    onnx_package.save(proto, tmp_path / "odd.onnx")
+    app = create_app(engine=Engine(tmp_path / "odd.onnx", Settings(runs=1)))
+    labels = [*NAMES[:3], r"\udcff", *NAMES[4:]]
+    assert ask(app, "GET", "/model").json()["class_names"] == labels
+    answer = ask(app, "POST", "/predict?top=10", content=picture()).json()
+    assert {guess["name"] for guess in answer["answers"][0]["top"]} == set(labels)
+    assert ask(app, "POST", "/explain", content=picture()).status_code == 200
+
+
 def test_methods_and_paths_that_are_not_there(engine: Callable[..., Engine]) -> None:
     app = create_app(engine=engine())
     wrong = ask(app, "GET", "/predict")
@@ -471,6 +564,7 @@ def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Eng
         ({"max_pixels": 10**9}, "max_pixels"),
         ({"queue": 8, "max_pictures": 9}, "queue=8"),
         ({"max_body": 8, "max_held": 7}, "max_held=7"),
+        ({"allow_host": ("https://a.example",)}, "allow_host='https://a.example'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, Any], words: str) -> None:
@@ -500,24 +594,6 @@ def test_the_command_refuses_in_one_sentence(
 
 
 # ── by a real network ───────────────────────────────────────────────────────────────────────────
-
-
-@contextlib.contextmanager
-def live(app: FastAPI) -> Iterator[str]:
-    """The application behind uvicorn in a thread, and its address."""
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="on", ws="none")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> None:
@@ -580,47 +656,6 @@ def harass(url: str, count: int, seed: int = 0) -> dict[int, int]:
             assert kind not in ("svg", "noise") or response.status_code in (415, 422), kind
             statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
     return statuses
-
-
-class Service:
-    """`hvt serve` in a process of its own."""
-
-    def __init__(self, *words: object) -> None:
-        command = [sys.executable, "-m", "hvt", "serve", *map(str, words), "--port", "0"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        assert found, (line, self.process.stderr and self.process.stderr.read())
-        self.port = int(found[1])
-        self.url = found[0]
-
-    def ask(self, content: bytes) -> dict[str, Any]:
-        request = urllib.request.Request(f"{self.url}/predict?top=3", content, {"content-type": ""})
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)["answers"][0]
-
-    def memory(self) -> int:
-        """Bytes that the process has in memory."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    def stop(self) -> tuple[int, str]:
-        """Its exit code and what it said on the way."""
-        self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said
-
-    def __enter__(self) -> "Service":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
 
 
 def counted(said: str) -> tuple[int, int]:

@@ -61,7 +61,7 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
         if "_" in field.name:
             flags.append(f"--{field.name}")  # the field's own spelling works too, without help
         default = None if field.default is dataclasses.MISSING else field.default
-        shown = "" if default is None or default == "" else f" (default: {default})"
+        shown = "" if default in (None, "", ()) else f" (default: {default})"
         text = field.metadata.get("help", "") + shown
         common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
         if hints[field.name] is bool:
@@ -75,6 +75,12 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
                     help=argparse.SUPPRESS,
                     **common,
                 )
+            continue
+        if hints[field.name] == tuple[str, ...]:  # a name may hold any separator
+            common |= {"action": "append", "metavar": field.metadata.get("metavar", "TEXT")}
+            parser.add_argument(flags[0], help=text, **common)
+            if len(flags) > 1:
+                parser.add_argument(flags[1], **common | {"help": argparse.SUPPRESS})
             continue
         convert = converter(field.name, hints[field.name])
         metavar = _metavar(hints[field.name])

@@ -10,7 +10,9 @@ from typing import Any
 from ..errors import HVTError
 from .flags import add_fields, given_fields
 
-NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "onnx", "onnxscript")
+NEEDED = (
+    "fastapi", "uvicorn", "httptools", "python_multipart", "prometheus_client", "onnx", "onnxscript"
+)  # fmt: skip
 
 
 def register(commands: Any) -> None:
@@ -27,7 +29,7 @@ def register(commands: Any) -> None:
         ),
         epilog=(
             "examples:\n  hvt serve\n  hvt serve model.onnx --port 8080 --workers 4\n"
-            "  hvt serve model.safetensors --host 0.0.0.0 --max-batch 32 --max-wait-ms 5\n"
+            "  hvt serve model.safetensors --host 0.0.0.0 --allow-host pictures.example.org\n"
             "  curl -T cat.jpg -X POST http://127.0.0.1:8000/predict"
         ),
     )

@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
-import functools
+import inspect
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .._version import __version__
 from ..checkpoint.description import PREPROCESSING
 from ..cost import cost
 from . import page
-from .batcher import Batcher, Gate, Ticket
-from .body import receive_pictures
+from .batcher import Batcher, Gate
+from .body import answer_pictures
 from .engine import Engine
+from .hosts import Hosts
 from .look import Looker
 from .metrics import Metrics
-from .refusals import Refusal, TooSlow
+from .refusals import NotFinite, Refusal
 from .schema import Answers, Described, Health, problems, request_body
 from .settings import Settings
 
 LIMITS = (
-    "max_body", "max_pixels", "max_pictures", "max_held", "max_batch", "max_wait_ms", "queue",
-    "timeout", "decode_timeout",
+    "max_body", "max_pixels", "max_pictures", "max_header_bytes", "max_header_count",
+    "max_connections", "max_held", "max_batch", "max_wait_ms", "queue", "header_timeout", "timeout",
+    "decode_timeout",
 )  # fmt: skip
 
 
@@ -47,8 +48,9 @@ def create_app(
 ) -> FastAPI:
     """The service of a model, as an ASGI application.
 
-    Its `state` has what routes need: `engine`, `settings`, `looker`, `gate`, `metrics`, and
-    `draining`, which is set when it is about to stop. `accepted` and `answered` count requests.
+    Middleware that is added to it sees every route. Its `state` has what routes need: `engine`,
+    `settings`, `looker`, `gate`, `hosts`, `metrics`, and `draining`, which is set when it is about
+    to stop. `accepted` and `answered` count requests.
     """
     engine = engine or Engine(source, settings)
     settings = engine.settings
@@ -78,6 +80,7 @@ def create_app(
     )
     app.state.engine, app.state.settings, app.state.metrics = engine, settings, metrics
     app.state.gate = Gate(settings.queue, settings.max_held, metrics.queue.set)
+    app.state.hosts = Hosts(settings)
     app.state.draining = False
     app.state.accepted = app.state.answered = 0
     app.add_exception_handler(Refusal, _refused)
@@ -85,6 +88,7 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, _gone)
     _add_routes(app, engine, settings, metrics)
     app.include_router(page.router)
+    app.add_middleware(Shortcut, service=app)
     return app
 
 
@@ -95,7 +99,7 @@ def _add_routes(app: FastAPI, engine: Engine, settings: Settings, metrics: Metri
     @app.post(
         "/predict",
         response_model=Answers,
-        responses=problems(413, 415, 422, 503, 504),
+        responses=problems(408, 413, 415, 421, 422, 500, 503, 504),
         openapi_extra=request_body(settings),
         summary="The likeliest classes of one or many pictures",
     )
@@ -107,7 +111,7 @@ def _add_routes(app: FastAPI, engine: Engine, settings: Settings, metrics: Metri
 
         One picture that cannot be read refuses the whole request, by a sentence that names it.
         """
-        return await answer(app.state, request, top)
+        return await predict_pictures(request, top)
 
     @app.get(
         "/healthz",
@@ -154,40 +158,27 @@ def _describe(engine: Engine, settings: Settings) -> dict[str, Any]:
     }
 
 
-async def answer(state: Any, request: Request, top: int) -> Response:
+async def predict_pictures(request: Request, top: int) -> Response:
     """What the pictures of a request show."""
     start = time.perf_counter()
-    engine, settings = state.engine, state.settings
-    with Ticket(state.gate) as ticket:
-        try:
-            async with _within(settings.timeout):
-                uploads = await receive_pictures(request, settings, ticket)
-                rows = await state.looker.look(uploads, top)
-        except TimeoutError as error:
-            request.state.unread = True
-            raise TooSlow(f"there was no answer within {settings.timeout:g} seconds") from error
-    state.metrics.pictures.inc(len(rows))
+    state = request.app.state
+    engine = state.engine
+    looker = state.looker
+    uploads, rows = await answer_pictures(request, lambda uploads: looker.look(uploads, top))
     names = engine.class_names
     answers = []
     for upload, (values, labels) in zip(uploads, rows, strict=True):
+        if not all(map(math.isfinite, values)):
+            raise NotFinite("the model's answer is not a finite number: its file may be damaged")
         guesses = [
             {"label": label, "name": names[label], "probability": value}
             for value, label in zip(values, labels, strict=True)
         ]
         answers.append({"source": upload.name, **guesses[0], "top": guesses})
+    state.metrics.pictures.inc(len(rows))
     milliseconds = round(1e3 * (time.perf_counter() - start), 3)
     content = {"model": engine.name, "milliseconds": milliseconds, "answers": answers}
-    return Response(json.dumps(content), media_type="application/json")
-
-
-@contextlib.asynccontextmanager
-async def _anyio_within(seconds: float) -> AsyncIterator[None]:
-    with anyio.fail_after(seconds):
-        yield
-
-
-# asyncio's own is quicker, and came with Python 3.11.
-_within = getattr(asyncio, "timeout", _anyio_within)
+    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
 
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────
@@ -214,19 +205,45 @@ async def _gone(request: Request, error: Exception) -> Response:
 # ── the way in ──────────────────────────────────────────────────────────────────────────────────
 
 
-class Service(FastAPI):
-    """Counts and times every request, and takes the plain `POST /predict` past FastAPI.
+class Shortcut:
+    """Leads the plain `POST /predict` past FastAPI's router, which costs as much as a picture.
 
-    The way through FastAPI costs as much as a small picture does. Whatever needs a word about its
-    query, its method or its path still goes there.
+    It is the innermost middleware: what a user adds later is around it and sees every request.
+    Whatever needs a word about its query, its method or its path goes to the router.
     """
 
-    @functools.cached_property
-    def tops(self) -> dict[bytes, int]:
-        """Each right query of `/predict` and how many classes it asks for."""
-        classes = len(self.state.engine.class_names)
-        right = {f"top={top}".encode(): top for top in range(1, classes + 1)}
-        return right | {b"": min(5, classes)}
+    def __init__(self, app: ASGIApp, service: FastAPI) -> None:
+        classes = len(service.state.engine.class_names)
+        self._app, self._service = app, service
+        self._route = next(route for route in service.routes if _path(route) == "/predict")
+        self._tops = {f"top={top}".encode(): top for top in range(1, classes + 1)}
+        self._tops[b""] = min(5, classes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        top = None
+        if scope["type"] == "http" and scope["path"] == "/predict" and scope["method"] == "POST":
+            top = self._tops.get(scope["query_string"])
+        if top is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = self._route
+        request = Request(scope, receive)
+        try:
+            response = await predict_pictures(request, top)
+        except (Refusal, ClientDisconnect) as error:
+            kind = Refusal if isinstance(error, Refusal) else ClientDisconnect
+            answered = self._service.exception_handlers[kind](request, error)
+            response = await answered if inspect.isawaitable(answered) else answered
+        await response(scope, receive, send)
+
+
+def _path(route: Any) -> str:
+    """Unknown paths share one name, or a stranger could invent any number of them."""
+    return getattr(route, "path", "other")
+
+
+class Service(FastAPI):
+    """Checks the Host of every request, counts and times it, and hands it to FastAPI."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -248,23 +265,15 @@ class Service(FastAPI):
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 state.answered += 1
 
-        direct = scope["path"] == "/predict" and scope["method"] == "POST"
-        top = self.tops.get(scope["query_string"]) if direct else None
         try:
-            if top is None:
-                await super().__call__(scope, receive, watched)
-            else:
-                response = await self._predicted(Request(scope, receive), top)
+            try:
+                state.hosts.check(scope["headers"], scope["http_version"])
+            except Refusal as error:
+                scope.setdefault("state", {})["unread"] = True
+                response = await _refused(Request(scope), error)
                 await response(scope, receive, watched)
+            else:
+                await super().__call__(scope, receive, watched)
         finally:
-            # Unknown paths share one name, or a stranger could invent any number of them.
-            path = getattr(scope.get("route"), "path", "other") if top is None else "/predict"
-            state.metrics.count(path, status, time.perf_counter() - start)
-
-    async def _predicted(self, request: Request, top: int) -> Response:
-        try:
-            return await answer(self.state, request, top)
-        except Refusal as error:
-            return await _refused(request, error)
-        except ClientDisconnect as error:
-            return await _gone(request, error)
+            seconds = time.perf_counter() - start
+            state.metrics.count(_path(scope.get("route")), status, seconds)

@@ -21,19 +21,31 @@ Seen = Callable[[int], None]
 class Gate:
     """Counts what was accepted and not answered, and refuses what is above the limits.
 
-    `pictures` may be accepted at once, and `size` bytes of what requests have sent.
+    `pictures` may be accepted at once, and `size` bytes of what requests have sent. When there is
+    no room for more bytes, uploads that have been under way for longer than `patience` seconds
+    give way: slow ones must not keep out the quick.
     """
 
     def __init__(
-        self, pictures: int, size: int, show: Callable[[int], None] = lambda held: None
+        self,
+        pictures: int,
+        size: int,
+        show: Callable[[int], None] = lambda held: None,
+        patience: float = 5.0,
     ) -> None:
         self.limits, self.held, self.size, self._show = (pictures, size), 0, 0, show
+        self.patience = patience
+        self.uploads: dict[Ticket, float] = {}  # since when, the oldest first
 
-    def take(self, pictures: int = 0, size: int = 0) -> None:
+    def check(self, pictures: int) -> None:
+        """Refuse early what could not be accepted anyway."""
         if self.held + pictures > self.limits[0]:
             raise Busy(f"{self.held} pictures are waiting, and {self.limits[0]} may: try again")
+
+    def take(self, pictures: int = 0, size: int = 0, ticket: Ticket | None = None) -> None:
+        self.check(pictures)
         if self.size + size > self.limits[1]:
-            raise Busy(f"{self.size} bytes are waiting, and {self.limits[1]} may: try again")
+            self._make_room(ticket, size)
         self.held += pictures
         self.size += size
         if pictures:
@@ -42,7 +54,18 @@ class Gate:
     def give(self, pictures: int, size: int) -> None:
         self.held -= pictures
         self.size -= size
-        self._show(self.held)
+        if pictures:
+            self._show(self.held)
+
+    def _make_room(self, asking: Ticket | None, size: int) -> None:
+        late = time.monotonic() - self.patience
+        for ticket, since in list(self.uploads.items()):
+            if ticket is asking or since > late:
+                break
+            ticket.give_way()
+            if self.size + size <= self.limits[1]:
+                return
+        raise Busy(f"{self.size} bytes are waiting, and {self.limits[1]} may: try again")
 
 
 class Ticket:
@@ -50,16 +73,44 @@ class Ticket:
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self._pictures, self._size = gate, 0, 0
+        self._task: asyncio.Task[object] | None = None
+        self.chunks: list[bytes] = []
+        self.gave_way = False
+        self.complete = False
+        """Whether all of the request has arrived."""
+
+    def check(self, pictures: int) -> None:
+        self._gate.check(pictures)
 
     def take(self, pictures: int = 0, size: int = 0) -> None:
-        self._gate.take(pictures, size)
+        self._gate.take(pictures, size, self)
         self._pictures += pictures
         self._size += size
+
+    def wait_for_more(self) -> None:
+        """From now on the request may have to give way; its task is cancelled then."""
+        self._task = asyncio.current_task()
+        self._gate.uploads[self] = time.monotonic()
+
+    def arrived(self) -> None:
+        """All of the request is here."""
+        self.complete = True
+        self._gate.uploads.pop(self, None)
+
+    def give_way(self) -> None:
+        self.gave_way = True
+        self.chunks.clear()
+        self._gate.uploads.pop(self, None)
+        self._gate.give(0, self._size)
+        self._size = 0
+        if self._task is not None:
+            self._task.cancel()
 
     def __enter__(self) -> Ticket:
         return self
 
     def __exit__(self, *failure: object) -> None:
+        self._gate.uploads.pop(self, None)
         self._gate.give(self._pictures, self._size)
 
 
@@ -124,13 +175,14 @@ class Batcher:
                 self._more.notify()
         return future
 
-    def close(self) -> None:
-        """Give the threads back, once they have run what waits."""
+    def close(self, patience: float = 1.0) -> None:
+        """Give the threads back, once they have run what waits; one that is stuck is left."""
         with self._more:
             self._closed = True
             self._more.notify_all()
+        end = time.monotonic() + patience
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _work(self) -> None:
         """What each thread does."""

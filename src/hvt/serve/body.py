@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple, TypeVar
 
 import anyio
 from python_multipart.exceptions import FormParserError
@@ -11,11 +14,12 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from .batcher import Ticket
-from .refusals import Busy, Refusal, TooLarge, Unusable, WrongType
+from .refusals import SlowBody, TooLarge, TooSlow, Unusable, WrongType
 from .settings import Settings
 
 FIELD = "pictures"
-LINGER = 1.0  # seconds for a client to finish sending what is refused already
+SMALL = 65_536  # bytes up to which a thread would cost more than it saves
+Result = TypeVar("Result")
 
 
 class Upload(NamedTuple):
@@ -25,75 +29,107 @@ class Upload(NamedTuple):
     content: bytes
 
 
+Look = Callable[[list[Upload]], Awaitable[Result]]
+
+
+async def answer_pictures(request: Request, look: Look[Result]) -> tuple[list[Upload], Result]:
+    """The pictures of a request and what `look` makes of them, within the service's limits."""
+    state = request.app.state
+    seconds = state.settings.timeout
+    with Ticket(state.gate) as ticket:
+        try:
+            async with _within(seconds):
+                uploads = await receive_pictures(request, state.settings, ticket)
+                return uploads, await look(uploads)
+        except TimeoutError as error:
+            if ticket.complete:
+                raise TooSlow(f"there was no answer within {seconds:g} seconds") from error
+            raise SlowBody(f"the body did not arrive within {seconds:g} seconds") from error
+        finally:
+            if not ticket.complete:  # what is still to come must not be taken for a request
+                request.state.unread = True
+
+
 async def receive_pictures(request: Request, settings: Settings, ticket: Ticket) -> list[Upload]:
-    """The pictures of a request; what exceeds a limit is refused as soon as that is known."""
-    try:
-        ticket.take(pictures=1)
-    except Busy:
-        await refuse(request, settings)
-        raise
-    kind, options = parse_options_header(request.headers.get("content-type"))
+    """The pictures of a request; what exceeds a limit is refused as soon as that is known.
+
+    Their places in the queue are taken once all of the body is here.
+    """
+    ticket.check(pictures=1)
+    # Each header once, as HTTP wants these; Starlette's own look-up takes longer.
+    headers = dict(request.scope["headers"])
+    kind, options = parse_options_header(headers.get(b"content-type"))
     multipart = kind == b"multipart/form-data"
     if not multipart and not (
         kind in (b"", b"application/octet-stream") or kind.startswith(b"image/")
     ):
-        await refuse(request, settings)
         raise WrongType(
             "the body's type is not understood: send a picture as image/* or "
             f"application/octet-stream, or several as multipart/form-data in the field {FIELD!r}"
         )
-    body = await read_body(request, settings, ticket)
+    body = await read_body(request, headers.get(b"content-length", b""), settings, ticket)
+    ticket.take(pictures=1)
     if not multipart:
         return [Upload(None, body)]
     boundary = options.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70:
         raise Unusable("the multipart body's type names no boundary of 1 to 70 characters")
-    uploads = _parts(body, boundary, settings.max_pictures)
+    if len(body) <= SMALL:
+        uploads = _parts(body, boundary, settings.max_pictures)
+    else:
+        parse = functools.partial(_parts, body, boundary, settings.max_pictures)
+        uploads = await asyncio.get_running_loop().run_in_executor(None, parse)
     ticket.take(pictures=len(uploads) - 1)
     return uploads
 
 
-async def read_body(request: Request, settings: Settings, ticket: Ticket) -> bytes:
+async def read_body(request: Request, declared: bytes, settings: Settings, ticket: Ticket) -> bytes:
     """The whole body, cut off where it passes the limit, with or without a Content-Length."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > settings.max_body:
-        await refuse(request, settings)
-        raise TooLarge(f"the body has {declared} bytes, more than the {settings.max_body} allowed")
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        try:
-            if size > settings.max_body:
-                raise TooLarge(f"the body has more than the {settings.max_body} bytes allowed")
-            ticket.take(size=len(chunk))
-        except Refusal:
-            chunks.clear()
-            await refuse(request, settings)
-            raise
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def refuse(request: Request, settings: Settings) -> None:
-    """Read on for a moment without keeping anything, so that the client gets to the answer.
-
-    A connection that is closed with bytes unread is reset, and the answer may be lost with it.
-    """
-    request.state.unread = True
-    left = settings.max_body
-    receive: Callable[[], Awaitable[dict]] = request.receive  # type: ignore[assignment]
-    if "100-continue" in request.headers.get("expect", "").lower():
-        return  # it has sent nothing yet, and now will not
-    with anyio.move_on_after(LINGER):
-        while left > 0:
-            message = await receive()
+    most = settings.max_body
+    if declared.isdigit() and (len(declared) > 18 or int(declared) > most):
+        raise TooLarge(f"the body has {declared.decode()} bytes, more than the {most} allowed")
+    chunks, size = ticket.chunks, 0
+    try:
+        while True:
+            message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            left -= len(message.get("body", b""))
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > most:
+                raise TooLarge(f"the body has more than the {most} bytes allowed")
+            ticket.take(size=len(chunk))
+            chunks.append(chunk)
             if not message.get("more_body"):
-                request.state.unread = False
-                return
+                break
+            if len(chunks) == 1:
+                ticket.wait_for_more()
+    except asyncio.CancelledError:
+        if not ticket.gave_way:
+            raise
+        _uncancel()
+        raise SlowBody("the body came slowly, and others needed the room: try again") from None
+    ticket.arrived()
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    chunks.clear()
+    return body
+
+
+def _uncancel() -> None:
+    """Go on after a cancellation, which Python 3.10 does not count."""
+    task = asyncio.current_task()
+    if task is not None and hasattr(task, "uncancel"):
+        task.uncancel()
+
+
+@contextlib.asynccontextmanager
+async def _anyio_within(seconds: float) -> AsyncIterator[None]:
+    with anyio.fail_after(seconds):
+        yield
+
+
+# asyncio's own is quicker, and came with Python 3.11.
+_within = getattr(asyncio, "timeout", _anyio_within)
 
 
 def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:

@@ -49,7 +49,7 @@ class Engine:
     ) -> None:
         self.settings = settings = settings or Settings()
         path = Path(source or built_in())
-        self.name = path.name or path.resolve().name
+        self.name = valid_text(path.name or path.resolve().name)
         self.model = None
         if is_onnx(path):
             self.session = OnnxModel(path, settings.device, settings.threads)
@@ -59,7 +59,8 @@ class Engine:
             self.session = _session(self.model, settings, exported)
         self.config = self.session.config
         names = self.session.class_names
-        self.class_names = names or tuple(map(str, range(self.session.num_classes)))
+        numbers = map(str, range(self.session.num_classes))
+        self.class_names = tuple(map(valid_text, names or numbers))
         self._place, self._table, self._as_is = _steps(eval_transform(self.session))
         side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
         self.bounds = Bounds(settings.max_pixels, settings.decode_timeout, side, known_formats())
@@ -102,6 +103,11 @@ class Engine:
         best = np.argsort(-odds, axis=1, kind="stable")[:, :top]
         values = np.take_along_axis(odds, best, axis=1) / odds.sum(axis=1, keepdims=True)
         return list(zip(values.tolist(), best.tolist(), strict=True))
+
+
+def valid_text(text: str) -> str:
+    """A name that UTF-8 can say: bytes of a file's name that are not text are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def export_to(folder: str | Path, source: str | Path | None) -> Path | None:

@@ -48,9 +48,9 @@ class Looker:
         return any(watch.stuck(seconds) for watch in self._watches)
 
     def close(self) -> None:
-        """Give the threads back."""
-        self._pool.shutdown(cancel_futures=True)
-        self._apart.shutdown(cancel_futures=True)
+        """Give the threads back; a decoder that is busy goes on, and nobody waits for it."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._apart.shutdown(wait=False, cancel_futures=True)
         self.batcher.close()
 
     def _ask(self, content: bytes, what: str, top: int) -> asyncio.Future[Row]:

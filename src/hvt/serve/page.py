@@ -13,15 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import NamedTuple
 
-import anyio
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import Field
 
-from .batcher import Ticket
-from .body import Upload, receive_pictures
+from .body import Upload, answer_pictures
 from .engine import Engine
 from .hierarchy import Hierarchy, hierarchy, seen_part
-from .refusals import TooLarge, TooSlow
+from .refusals import TooLarge
 from .schema import problems, request_body
 from .settings import Settings
 
@@ -65,7 +63,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     # One thread: a page's drawing must not keep answers waiting.
     app.state.explainer = ThreadPoolExecutor(1, thread_name_prefix="hvt-explain")
     yield
-    app.state.explainer.shutdown(cancel_futures=True)
+    app.state.explainer.shutdown(wait=False, cancel_futures=True)
 
 
 router = APIRouter(lifespan=_lifespan)
@@ -101,7 +99,7 @@ def _sent(request: Request, part: Part) -> Response:
 @router.post(
     "/explain",
     response_model=Explanation,
-    responses=problems(413, 415, 422, 503, 504),
+    responses=problems(408, 413, 415, 421, 422, 503, 504),
     openapi_extra=request_body(Settings(max_pictures=1)),
     summary="The tokens of one picture stage by stage, and what each block costs",
 )
@@ -113,19 +111,15 @@ async def explain(request: Request) -> Response:
     """
     start = time.perf_counter()
     state = request.app.state
-    engine, settings = state.engine, state.settings
-    with Ticket(state.gate) as ticket:
-        try:
-            with anyio.fail_after(settings.timeout):
-                uploads = await receive_pictures(request, settings, ticket)
-                if len(uploads) > 1:
-                    raise TooLarge(f"the request has {len(uploads)} pictures: send one to explain")
-                loop = asyncio.get_running_loop()
-                work = functools.partial(_explained, engine, uploads[0], start)
-                found = await loop.run_in_executor(state.explainer, work)
-        except TimeoutError as error:
-            request.state.unread = True
-            raise TooSlow(f"there was no answer within {settings.timeout:g} seconds") from error
+
+    async def look(uploads: list[Upload]) -> str:
+        if len(uploads) > 1:
+            raise TooLarge(f"the request has {len(uploads)} pictures: send one to explain")
+        loop = asyncio.get_running_loop()
+        work = functools.partial(_explained, state.engine, uploads[0], start)
+        return await loop.run_in_executor(state.explainer, work)
+
+    _, found = await answer_pictures(request, look)
     return Response(found, media_type="application/json")
 
 

@@ -11,6 +11,12 @@ class Refusal(HVTError):
     status = 400
 
 
+class SlowBody(Refusal):
+    """A body that did not arrive in time."""
+
+    status = 408
+
+
 class TooLarge(Refusal):
     """A body, a picture or a number of pictures above a limit."""
 
@@ -27,6 +33,18 @@ class Unusable(Refusal):
     """A request or a picture of the right kind that is wrong in itself, or damaged."""
 
     status = 422
+
+
+class WrongHost(Refusal):
+    """A request under a name that is not the service's."""
+
+    status = 421
+
+
+class NotFinite(Refusal):
+    """An answer that is not a number, by the fault of the model."""
+
+    status = 500
 
 
 class Busy(Refusal):

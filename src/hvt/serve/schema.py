@@ -67,9 +67,12 @@ class Described(BaseModel):
 
 
 REASONS = {
+    408: "The body did not arrive in time",
     413: "The body, a picture or the number of pictures is above a limit",
     415: "Not a picture, or not a form in which pictures can be sent",
+    421: "The Host header has a name that is not the service's",
     422: "A damaged picture or request, or a value out of its range",
+    500: "The model's answer is not a finite number",
     503: "Too much is waiting, or the service is about to stop: Retry-After says when to come",
     504: "No answer within the time limit",
 }

@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from ..data.bounds import MOST_PIXELS
 from ..errors import HVTError
 
+NAME = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+")  # any, a host's name, an IPv6 address
 
-def _field(default: Any, help: str, least: float = 1, most: float = math.inf) -> Any:
-    limits = {"least": least, "most": most}
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+def _field(
+    default: Any, help: str, least: float = 1, most: float = math.inf, metavar: str | None = None
+) -> Any:
+    metadata = {"help": help, "least": least, "most": most, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,12 @@ class Settings:
     """Limits and sizes of a service; each worker has its own queue and threads."""
 
     host: str = _field("127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
+    allow_host: tuple[str, ...] = _field(
+        (),
+        "a name by which clients may call the service, besides localhost and its address; may be "
+        "given several times; * allows all",
+        metavar="NAME",
+    )
     port: int = _field(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
     workers: int = _field(1, "processes that answer")
     max_batch: int = _field(16, "pictures that the model sees at once, at most")
@@ -35,9 +46,17 @@ class Settings:
     max_body: int = _field(20_000_000, "bytes of a request, at most")
     max_pixels: int = _field(50_000_000, "pixels of a picture, at most", most=MOST_PIXELS)
     max_pictures: int = _field(64, "pictures of a request, at most")
+    max_header_bytes: int = _field(32_768, "bytes of a request's line and headers, at most")
+    max_header_count: int = _field(100, "headers of a request, at most")
+    max_connections: int = _field(
+        1000, "connections of a worker; then the one that waits longest for its client is closed"
+    )
     queue: int = _field(256, "pictures that a worker has accepted and not answered, at most")
     max_held: int = _field(
         500_000_000, "bytes of requests that a worker has accepted and not answered, at most"
+    )
+    header_timeout: float = _field(
+        10.0, "seconds for the headers of a request to arrive", least=0.001, most=86400
     )
     timeout: float = _field(
         30.0, "seconds for a request, from its headers to its answer", least=0.001, most=86400
@@ -50,9 +69,16 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "allow_host", tuple(map(str.lower, self.allow_host)))
+        for name in self.allow_host:
+            if not NAME.fullmatch(name):
+                raise HVTError(
+                    f"allow_host={name!r} must be a name such as pictures.example.org, without a "
+                    "scheme and a port, or * for all"
+                )
         for field in dataclasses.fields(self):
             value, limits = getattr(self, field.name), field.metadata
-            if isinstance(value, str):
+            if isinstance(value, (str, tuple)):
                 continue
             if not value >= limits["least"]:
                 raise HVTError(f"{field.name}={value} must be at least {limits['least']}")
