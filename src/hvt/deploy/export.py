@@ -146,9 +146,7 @@ def _calibrate(model: HVT, pictures: Tensor | None) -> tuple[Tensor, Calibration
     return pictures[1::2], calibrate(model, pictures[::2])
 
 
-def write(
-    model: HVT, path: Path, form: str, calibration: Calibration | None = None
-) -> None:
+def write(model: HVT, path: Path, form: str, calibration: Calibration | None = None) -> None:
     """Write a float32 model in evaluation mode in one of `FORMS`, without comparing anything.
 
     int8 needs a `Calibration` of the same model.
@@ -164,9 +162,7 @@ def write(
     else:
         # Retention looks at the attention weights, which the fused operator keeps to itself.
         heads = model.config.num_heads if model.config.retention is None else None
-        graph = quantise(
-            to_onnx(calibration.model), calibration.ranges, calibration.kept, heads
-        )
+        graph = quantise(to_onnx(calibration.model), calibration.ranges, calibration.kept, heads)
     helper = import_extra("onnx").helper
     graph.producer_name, graph.producer_version = "hvt", __version__
     precision = "int8" if form == "int8" else "float32"
