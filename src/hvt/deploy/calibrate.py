@@ -175,9 +175,10 @@ def rounded_weight(weight: Tensor) -> Tensor:
 
 def rounded(name: str, x: Tensor, ranges: Mapping[str, Range]) -> Tensor:
     """The input of a layer as 8 bits keep it."""
+    step: Tensor | float
     if name.endswith("mlp.fc2"):
-        step = (x.amax(dim=-1, keepdim=True) / (255 - ZERO)).clamp(min=-GELU_LEAST / ZERO)
-        zero = ZERO
+        step, zero = x.amax(dim=-1, keepdim=True) / (255 - ZERO), ZERO
+        step = step.clamp(min=-GELU_LEAST / ZERO)
     else:
         step, zero = scale_and_zero(ranges[name])
     return (((x / step).round() + zero).clamp(0, 255) - zero) * step
@@ -185,7 +186,7 @@ def rounded(name: str, x: Tensor, ranges: Mapping[str, Range]) -> Tensor:
 
 @contextlib.contextmanager
 def _watching(model: HVT, watch: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """While it is open, the name and the input of each linear layer of the blocks are told."""
+    """Call `watch` with the name and the input of each linear layer of the blocks that runs."""
 
     def watching(name: str) -> Any:
         return lambda _, given: watch(name, given[0])
