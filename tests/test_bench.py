@@ -18,6 +18,7 @@ from hvt.bench.measure import calls_in_turns, describe, in_turns
 from hvt.bench.peak import peak_memory
 from hvt.bench.plot import draw
 from hvt.bench.run import Row, measure, percentile
+from hvt.deploy.calibrate import Calibration, input_ranges
 from hvt.deploy.export import write
 from hvt.errors import HVTError
 
@@ -139,7 +140,9 @@ def test_peak_memory_that_cannot_be_measured() -> None:
 
 
 def test_the_command(command: Command, checkpoint: Path, build: Build, tmp_path: Path) -> None:
-    write(hvt.load(checkpoint), tmp_path / "small-int8.onnx", "int8")
+    model = hvt.load(checkpoint)
+    calibration = Calibration(model, input_ranges(model, torch.randn(2, 3, 64, 64)))
+    write(model, tmp_path / "small-int8.onnx", "int8", calibration)
     code, out, err = command(
         "bench", checkpoint, tmp_path / "small-int8.onnx", "--batch", "2", "--rounds", 1,
         "--device", "cpu", "--no-memory", "--json", "--csv", tmp_path / "speed.csv",

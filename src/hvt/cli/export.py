@@ -13,7 +13,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..deploy.export import Comparison
 
-PICTURES = 64  # that the two are compared on
+PICTURES = 64  # that the two are compared on; int8 is calibrated on as many others
 
 
 def register(commands: Any) -> None:
@@ -24,7 +24,8 @@ def register(commands: Any) -> None:
         description=(
             "Write a checkpoint as ONNX, as ONNX in int8, or as a torch.export program, and\n"
             "compare the file with the PyTorch model: logits, likeliest class, size and speed.\n"
-            "hvt predict, hvt eval and hvt bench take the file as they take the checkpoint."
+            "A file that does not agree is not written. hvt predict, hvt eval and hvt bench take\n"
+            "the file as they take the checkpoint."
         ),
         epilog=(
             "examples:\n  hvt export model.safetensors model.onnx --data PICTURES\n"
@@ -38,12 +39,21 @@ def register(commands: Any) -> None:
         "--to", choices=("onnx", "torch"), help="the format (default: by the file's ending)"
     )
     parser.add_argument(
-        "--int8", action="store_true", help="weights and activations in 8 bits (ONNX only)"
+        "--int8",
+        action="store_true",
+        help="weights and activations in 8 bits (ONNX only; needs --data)",
     )
     parser.add_argument(
         "--data",
         help=f"pictures to compare on, {PICTURES} of the training part: digits, cifar100, "
-        "imagenet or a folder; they also decide which layers int8 spares",
+        "imagenet or a folder; int8 takes as many others to calibrate on",
+    )
+    parser.add_argument(
+        "--max-error",
+        type=float,
+        metavar="ERROR",
+        help="the relative error of the logits above which an int8 file is not written "
+        "(default: 0.1)",
     )
     parser.add_argument("--root", help="folder that has the named data set in it")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -51,10 +61,11 @@ def register(commands: Any) -> None:
 
 
 def run_export(args: argparse.Namespace) -> None:
+    from ..bench.exported import compare_speed
     from ..checkpoint.save_load import load
     from ..data.evaluation import eval_transform
     from ..data.sample import sample_pictures
-    from ..deploy.export import check_name, export
+    from ..deploy.export import MAX_ERROR, check_name, export
     from ..errors import HVTError
 
     out = Path(args.out)
@@ -62,36 +73,43 @@ def run_export(args: argparse.Namespace) -> None:
     if args.int8 and form == "torch":
         raise HVTError("--int8 is for ONNX: leave it out, or name a file that ends in .onnx")
     form = "int8" if args.int8 else form
+    max_error = MAX_ERROR if args.max_error is None else args.max_error
+    if args.max_error is not None and not args.int8:
+        raise HVTError("--max-error is for --int8: float32 has a fixed tolerance")
+    if not max_error > 0:
+        raise HVTError(f"--max-error={max_error:g} must be above 0, such as {MAX_ERROR:g}")
+    if args.int8 and not args.data:
+        raise HVTError("--int8 is calibrated on pictures: name some with --data")
     check_name(out, form)
     model = load(args.checkpoint).float()
     pictures = None
     if args.data:
         transform, channels = eval_transform(model), model.config.in_chans
-        pictures = sample_pictures(
-            args.data, transform, PICTURES, root=args.root, in_chans=channels
-        )
-    found = export(model, out, form, pictures)
+        count = 2 * PICTURES if args.int8 else PICTURES
+        pictures = sample_pictures(args.data, transform, count, root=args.root, in_chans=channels)
+    found = export(model, out, form, pictures, max_error)
+    speed = compare_speed(model, out, form)
     if args.json:
-        described = {"checkpoint": args.checkpoint, "out": args.out, **found.to_dict()}
+        described = {"checkpoint": args.checkpoint, "out": args.out, **found.to_dict(), **speed}
         print(json.dumps(described, indent=2))
         return
-    Console().print(_table(found))
+    Console().print(_table(found, speed))
     for line in _remarks(found):
         print(line)
 
 
-def _table(found: Comparison) -> Table:
+def _table(found: Comparison, speed: dict[str, float]) -> Table:
     table = Table("", box=None, header_style="bold")
     for heading in ("MB", "images/s", "same top-1", "largest difference", "relative error"):
         table.add_column(heading, justify="right")
     table.add_row(
-        "PyTorch", f"{found.torch_bytes / 1e6:.1f}", f"{found.torch_images_per_second:.1f}"
+        "PyTorch", f"{found.torch_bytes / 1e6:.1f}", f"{speed['torch_images_per_second']:.1f}"
     )
     names = {"onnx": "ONNX", "int8": "ONNX, int8", "torch": "torch.export"}
     table.add_row(
         names[found.form],
         f"{found.bytes / 1e6:.1f}",
-        f"{found.images_per_second:.1f}",
+        f"{speed['images_per_second']:.1f}",
         f"{found.agreement:.1f} %",
         f"{found.difference:.1e}",
         f"{found.relative_error:.1e}",

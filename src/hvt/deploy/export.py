@@ -6,9 +6,8 @@ import contextlib
 import copy
 import io
 import logging
-import statistics
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ import torch
 from torch import Tensor
 
 from .._version import __version__
-from ..bench.measure import in_turns
 from ..checkpoint.archive import DESCRIPTION
 from ..checkpoint.description import describe
 from ..data.sample import drawn_pictures
 from ..errors import HVTError
 from ..files import whole_file
 from ..model import HVT
-from .quantise import balanced, quantise, sensitive
+from .calibrate import BATCH, Calibration, calibrate
+from .quantise import quantise
 from .runtime import INPUT, METADATA, OUTPUT, OnnxModel, import_extra
 
 FORMS = {"onnx": ".onnx", "int8": ".onnx", "torch": ".pt2"}
@@ -35,9 +34,9 @@ FORMS = {"onnx": ".onnx", "int8": ".onnx", "torch": ".pt2"}
 OPSET = 20
 TOLERANCE = 1e-4
 """The largest difference of a float32 export's logits, over the largest logit."""
-BATCH = 16  # pictures at a time for the comparison of speed
-CHOOSING = 16  # pictures that decide which layers stay in float32
-ROUNDS, LEAST = 3, 0.2  # turns of the comparison of speed, and seconds of each
+MAX_ERROR = 0.1
+"""The relative error of an int8 file's logits above which it is not written, unless asked to."""
+LEAST_PICTURES = 32  # for int8: half of them to calibrate on, half to compare on
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,6 @@ class Comparison:
     bytes: int
     torch_bytes: int
     """Of the model's parameters in float32."""
-    images_per_second: float
-    torch_images_per_second: float
     kept: tuple[str, ...] = ()
     """The layers that an int8 file has in float32 for accuracy's sake."""
 
@@ -67,14 +64,19 @@ class Comparison:
 
 
 def export(
-    model: HVT, path: str | Path, form: str = "onnx", pictures: Tensor | None = None
+    model: HVT,
+    path: str | Path,
+    form: str = "onnx",
+    pictures: Tensor | None = None,
+    max_error: float = MAX_ERROR,
 ) -> Comparison:
     """Write a model to a file that needs no hvt to run, and compare the two.
 
     `form` is `onnx`, `int8` (ONNX too) or `torch` (a `torch.export` program). `pictures`, prepared
-    as the model's inputs, are what the two are compared on, and by which int8 balances channels
-    and spares layers; without any, pictures are drawn and it does neither. A float32 file that
-    does not give the model's logits is not written.
+    as the model's inputs, are what the two are compared on; without any, pictures are drawn. int8
+    needs them: it is calibrated on every second one and compared on the others. A float32 file that
+    does not give the model's logits is not written, nor an int8 file with a relative error above
+    `max_error`.
     """
     path = Path(path)
     check_name(path, form)
@@ -84,20 +86,20 @@ def export(
         raise HVTError("only a model with a classifier over pooled tokens can be exported")
     model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     config, real = model.config, pictures is not None
-    if pictures is None:
+    calibration = None
+    if form == "int8":
+        pictures, calibration = _calibrate(model, pictures)
+    elif pictures is None:
         pictures = drawn_pictures(BATCH, config.in_chans, config.image)
     with whole_file(path) as temporary:
-        written, kept = model, tuple[str, ...]()
-        if form == "int8" and real:
-            written = balanced(model, pictures[:CHOOSING])
-            kept = sensitive(written, pictures[:CHOOSING])
-        write(written, temporary, form, kept)
-        run: Callable[[Tensor], Tensor]
-        if form == "torch":
-            run = _program(temporary)
-        else:
-            run = OnnxModel(temporary, "cpu", torch.get_num_threads())
-        found = _compare(model, run, pictures)
+        write(model, temporary, form, calibration)
+        found = _compare(model, open_exported(temporary, form), pictures)
+        if form == "int8" and not found["relative_error"] <= max_error:
+            raise HVTError(
+                f"the relative error of int8 is {found['relative_error']:.3f}, above the ceiling "
+                f"of {max_error:g}, so {path} was not written: export in float32, or raise the "
+                "ceiling with --max-error (max_error in Python)"
+            )
         if form != "int8" and not found["difference"] <= TOLERANCE:
             raise HVTError(
                 f"the exported model's logits differ by {found['difference']:.1e} of the largest, "
@@ -105,6 +107,7 @@ def export(
             )
         size = temporary.stat().st_size
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    kept = () if calibration is None else calibration.kept
     return Comparison(
         form, len(pictures), real, bytes=size, torch_bytes=parameters, kept=kept, **found
     )
@@ -121,20 +124,40 @@ def check_name(path: Path, form: str) -> None:
         raise HVTError(f"cannot write {path}: it is a folder")
 
 
-def write(model: HVT, path: Path, form: str, kept: Collection[str] = ()) -> None:
-    """Write a float32 model in evaluation mode in one of `FORMS`, without comparing anything."""
+def _calibrate(model: HVT, pictures: Tensor | None) -> tuple[Tensor, Calibration]:
+    """The pictures to compare on, and what int8 takes from the others."""
+    count = 0 if pictures is None else len(pictures)
+    if model.config.merge is not None:
+        raise HVTError("a model that merges tokens cannot be calibrated: export it in float32")
+    if pictures is None or count < LEAST_PICTURES:
+        raise HVTError(
+            f"int8 is calibrated on real pictures and compared on others: name a source of at "
+            f"least {LEAST_PICTURES} with --data (pictures in Python), not {count}"
+        )
+    # Every second one, as their order may be that of the classes.
+    return pictures[1::2], calibrate(model, pictures[::2])
+
+
+def write(model: HVT, path: Path, form: str, calibration: Calibration | None = None) -> None:
+    """Write a float32 model in evaluation mode in one of `FORMS`, without comparing anything.
+
+    int8 needs a `Calibration` of the same model.
+    """
+    if (form == "int8") != (calibration is not None):
+        raise HVTError("a calibration is what int8 needs, and int8 alone")
     description = describe(model)
     if form == "torch":
         _write_program(model, description, path)
         return
-    graph = to_onnx(model)
-    if form == "int8":
+    if calibration is None:
+        graph = to_onnx(model)
+    else:
         # Retention looks at the attention weights and merging at the keys, which the fused operator
-        # keeps to itself; it takes no bias of the keys either.
+        # keeps to itself; it takes no bias of the keys, and needs one of the projection.
         config = model.config
         fused = config.kept is None and not config.proportional_attention and config.qkv_bias
         heads = config.num_heads if fused else None
-        graph = quantise(graph, kept, heads)
+        graph = quantise(to_onnx(calibration.model), calibration.ranges, calibration.kept, heads)
     helper = import_extra("onnx").helper
     graph.producer_name, graph.producer_version = "hvt", __version__
     precision = "int8" if form == "int8" else "float32"
@@ -211,8 +234,10 @@ def _write_program(model: HVT, description: str, path: Path) -> None:
     path.write_bytes(content.getbuffer())
 
 
-def _program(path: Path) -> Callable[[Tensor], Tensor]:
-    """The program of a file that this process has just written, and may therefore unpickle."""
+def open_exported(path: Path, form: str) -> Callable[[Tensor], Tensor]:
+    """What a file that this process has just written computes; such a program may be unpickled."""
+    if form != "torch":
+        return OnnxModel(path, "cpu", torch.get_num_threads())
     with _quiet(), path.open("rb") as file:
         return torch.export.load(file).module()
 
@@ -235,18 +260,10 @@ def _compare(model: HVT, run: Callable[[Tensor], Tensor], images: Tensor) -> dic
     pieces = images.split(BATCH)
     truth = torch.cat([model(piece) for piece in pieces])
     logits = torch.cat([run(piece) for piece in pieces])
-    batch = images[torch.arange(BATCH) % len(images)]
-    times: dict[str, list[float]] = {}
-    runs = {"torch": lambda: model(batch), "exported": lambda: run(batch)}
-    for turn in range(ROUNDS):
-        in_turns(runs, torch.device("cpu"), turn, LEAST, times)
-    speed = {name: BATCH / statistics.median(seconds) for name, seconds in times.items()}
     largest = truth.abs().max().clamp(min=1e-12)
     same = truth.argmax(dim=1) == logits.argmax(dim=1)
     return {
         "difference": ((logits - truth).abs().max() / largest).item(),
         "relative_error": ((logits - truth).norm() / truth.norm().clamp(min=1e-12)).item(),
         "agreement": 100 * same.float().mean().item(),
-        "images_per_second": speed["exported"],
-        "torch_images_per_second": speed["torch"],
     }

@@ -1,98 +1,148 @@
-"""An ONNX graph in 8 bits: weights per output channel, activations as they come.
+"""An ONNX graph in 8 bits: weights with a scale per output, activations in fixed steps or by token.
 
-ONNX Runtime quantises. What is decided here is which matrix products: those of the blocks' linear
-layers. Attention's own products stay in float32, as do the patch embedding and the head, which are
-cheap, and the layers that cost the most accuracy for what they save (see `sensitive`). The copies
-around attention cost as much as its products, so `fuse` makes it one operator of ONNX Runtime's.
+Only the matrix products of the blocks' linear layers are quantised. Attention's own products stay
+in float32, as do the patch embedding and the head, which are cheap, and the layers that cost the
+most accuracy for what they save (see `calibrate.sensitive`). The copies around attention cost as
+much as its products, so it becomes one operator of ONNX Runtime's.
+
+No value has a scale in common with another picture's, so an answer does not depend on its batch.
+That is why ONNX Runtime's dynamic quantisation is not used: its scales are those of a whole batch.
 """
 
 from __future__ import annotations
 
-import copy
-import logging
-import tempfile
-from collections.abc import Collection
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from ..errors import HVTError
-from ..model import HVT, Block
 from .runtime import import_extra
 
 # Without VNNI, x86 adds pairs of u8 × s8 products in 16 bits; 7-bit weights cannot overflow them.
 LEVELS = 64
 RUNTIMES_OWN = "com.microsoft"  # the domain of operators that ONNX Runtime adds to ONNX's
-FLOAT_SHARE = 0.1
-"""The share of the blocks' work and weights that may stay in float32 for accuracy's sake."""
+
+Range = tuple[float, float]
+"""The smallest and the largest value that 8 bits stand for; what is outside is clipped to them."""
+
+# What GELU gives is not bounded above as what LayerNorm gives is, and differs most from token to
+# token, so each token has its own step: its largest value is 255, zero is ZERO, and no step is so
+# small that GELU's least value would be below 0.
+GELU_LEAST = -0.17
+ZERO = 32
 
 
-def quantise(graph: Any, keep: Collection[str] = (), heads: int | None = None) -> Any:
+def quantise(
+    graph: Any, ranges: Mapping[str, Range], keep: Collection[str] = (), heads: int | None = None
+) -> Any:
     """The same ONNX graph with its blocks' linear layers in int8, but for those in `keep`.
 
-    With `heads` their attention is fused, where nothing else needs its weights.
+    `ranges` are those of the layers' inputs; `mlp.fc2` has steps by token instead. With `heads`
+    attention is fused, where nothing else needs its weights; that gives the same to the last bit.
     """
-    quantisation = import_extra("onnxruntime.quantization")
     onnx = import_extra("onnx")
-    nodes = [node for layer, node in linear_nodes(graph).items() if layer not in keep]
-    if not nodes:
+    quantised = onnx.ModelProto()
+    quantised.CopyFrom(graph)
+    layers = linear_nodes(quantised)
+    if not set(layers) - set(keep):
         raise HVTError("the exported graph has no linear layer of a block to quantise")
-    shown = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # its advice is about preparing graphs, as ours are
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "int8.onnx"
-            quantisation.quantize_dynamic(
-                graph,
-                str(path),
-                nodes_to_quantize=nodes,
-                weight_type=quantisation.QuantType.QInt8,
-                per_channel=True,
-                reduce_range=True,
-            )
-            quantised = onnx.load(str(path))
-    finally:
-        logging.disable(shown)
-    if heads is not None:
-        fuse(graph, quantised, heads)
+    nodes = {node.name: node for node in quantised.graph.node}
+    makers = {name: node for node in quantised.graph.node for name in node.output}
+    additions = {n.input[0]: n for n in quantised.graph.node if n.op_type == "Add"}
+    tensors = {tensor.name: tensor for tensor in quantised.graph.initializer}
+    constants: dict[str, np.ndarray] = {}
+    replaced: dict[str, list[Any]] = {}
+    for layer, name in layers.items():
+        if layer in keep:
+            continue
+        product = nodes[name]
+        integers, scales = integer_weight(onnx.numpy_helper.to_array(tensors[product.input[1]]).T)
+        constants[f"{layer}.weight"] = np.ascontiguousarray(integers.T)  # (in, out)
+        constants[f"{layer}.weight_scale"] = scales[:, 0]
+        if layer.endswith("mlp.fc2"):
+            constants |= TOKEN_CONSTANTS
+            replaced[name] = _by_token(layer, product.input[0], product.output[0])
+            continue
+        scale, zero = scale_and_zero(ranges[layer])
+        constants[f"{layer}.scale"] = np.array(scale, np.float32)
+        constants[f"{layer}.zero"] = np.array(zero, np.uint8)
+        last = addition = additions[product.output[0]]  # of the bias, which the operators add too
+        attention = heads is not None and layer.endswith("attn.qkv")
+        if attention:
+            last = makers[nodes[layers[layer.replace("qkv", "proj")]].input[0]]
+        replaced[last.name] = _in_range(
+            layer, product.input[0], addition.input[1], last.output[0], heads if attention else None
+        )
+    changed = [one for node in quantised.graph.node for one in replaced.get(node.name, [node])]
+    del quantised.graph.node[:]
+    quantised.graph.node.extend(changed)
+    quantised.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, name) for name, value in constants.items()
+    )
+    _prune(quantised.graph)
+    quantised.opset_import.append(onnx.helper.make_opsetid(RUNTIMES_OWN, 1))
     return quantised
 
 
-def fuse(graph: Any, quantised: Any, heads: int) -> None:
-    """Make attention a `QAttention` in each block that has `attn.qkv` in int8.
+def _in_range(layer: str, x: str, bias: str, result: str, heads: int | None) -> list[Any]:
+    """Nodes of a linear layer, and with `heads` of the attention after it: `x` → `result`."""
+    make = import_extra("onnx").helper.make_node
+    codes, weight, weight_scale, scale, zero = (
+        f"{layer}.{name}" for name in ("codes", "weight", "weight_scale", "scale", "zero")
+    )
+    nodes = [make("QuantizeLinear", [x, scale, zero], [codes], f"{layer}_codes")]
+    if heads is None:
+        inputs, operator, fields = [scale, weight_scale, zero, "", bias], "MatMulIntegerToFloat", {}
+    else:
+        inputs, operator = [bias, scale, weight_scale, "", zero], "QAttention"
+        fields = {"num_heads": heads}
+    inputs = [codes, weight, *inputs]
+    nodes.append(make(operator, inputs, [result], layer, domain=RUNTIMES_OWN, **fields))
+    return nodes
 
-    It gives the same to the last bit. It puts queries, keys and values where attention reads them,
-    which saves cutting them apart and turning them round.
+
+TOKEN_CONSTANTS = {
+    "last_axis": np.array([-1]),
+    "one": np.array(1, np.float32),
+    "token_zero": np.array(ZERO, np.uint8),
+    "token_share": np.array(1 / (255 - ZERO), np.float32),
+    "least_step": np.array(-GELU_LEAST / ZERO, np.float32),
+}
+
+
+def _by_token(layer: str, x: str, result: str) -> list[Any]:
+    """Nodes of a linear layer without its bias: `x`, which GELU gave, → `result`."""
+    make = import_extra("onnx").helper.make_node
+    largest, share, step, over, codes, product = (
+        f"{layer}.{name}" for name in ("largest", "share", "step", "over", "codes", "product")
+    )
+    weight = [f"{layer}.weight", "one", f"{layer}.weight_scale", "token_zero"]
+    return [
+        make("ReduceMax", [x, "last_axis"], [largest], f"{layer}_largest"),  # (B, N, 1)
+        make("Mul", [largest, "token_share"], [share], f"{layer}_share"),
+        make("Max", [share, "least_step"], [step], f"{layer}_step"),
+        make("Div", [x, step], [over], f"{layer}_over"),
+        make("QuantizeLinear", [over, "one", "token_zero"], [codes], f"{layer}_codes"),
+        make("MatMulIntegerToFloat", [codes, *weight], [product], layer, domain=RUNTIMES_OWN),
+        make("Mul", [product, step], [result], f"{layer}_scaled"),
+    ]
+
+
+def integer_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A weight `(out, in)` as integers, and the scale of each output, `(out, 1)`."""
+    scale = np.abs(weight).max(axis=1, keepdims=True).clip(min=1e-12) / np.float32(LEVELS)
+    return np.rint(weight / scale).astype(np.int8), scale.astype(np.float32)
+
+
+def scale_and_zero(bounds: Range) -> tuple[float, int]:
+    """The step between two of the 256 values of a range, and which of them is zero.
+
+    Zero is always one of them, as ONNX asks.
     """
-    helper = import_extra("onnx").helper
-    before = {node.name: node for node in graph.graph.node}
-    after = {node.name: node for node in quantised.graph.node}
-    makers = {name: node for node in quantised.graph.node for name in node.output}
-    layers = linear_nodes(graph)
-    for layer, name in layers.items():
-        product = after.get(f"{name}_quant")
-        if product is None or not layer.endswith("attn.qkv"):
-            continue
-        x, weight, zero, weight_zero = product.input
-        scales = after[f"{name}_quant_scales_mul"].input
-        (bias,) = (n.input[1] for n in after.values() if n.input[:1] == before[name].output)
-        result = before[layers[layer.replace("qkv", "proj")]].input[0]
-        makers[result].CopyFrom(
-            helper.make_node(
-                "QAttention",
-                [x, weight, bias, *scales, "", zero, weight_zero],
-                [result],
-                name=f"{layer}_fused",
-                domain=RUNTIMES_OWN,
-                num_heads=heads,
-            )
-        )
-    _prune(quantised.graph)
-    if RUNTIMES_OWN not in {known.domain for known in quantised.opset_import}:
-        quantised.opset_import.append(helper.make_opsetid(RUNTIMES_OWN, 1))
+    low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
+    scale = max((high - low) / 255, 1e-12)
+    return scale, round(-low / scale)
 
 
 def _prune(graph: Any) -> None:
@@ -124,131 +174,3 @@ def linear_nodes(graph: Any) -> dict[str, str]:
     nodes = nodes[len(nodes) % len(LAYERS) :]  # the patch embedding, where it is such a product
     layers = [f"blocks.{at // len(LAYERS)}.{LAYERS[at % len(LAYERS)]}" for at in range(len(nodes))]
     return dict(zip(layers, nodes, strict=True))
-
-
-@torch.inference_mode()
-def balanced(model: HVT, images: Tensor) -> HVT:
-    """A copy that computes the same from activations that lose less when they are rounded.
-
-    A few channels of a layer's input are far larger than the others, and all share one scale. What
-    such a channel is divided by, the weights that meet it are multiplied by, as they have scales
-    to spare: the square root of how much larger the channel is than those weights (SmoothQuant).
-    The LayerNorm before it divides, or for the projection after attention the values' weights.
-    """
-    model = copy.deepcopy(model)
-    largest: dict[str, Tensor] = {}
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and "blocks" in n}
-    hooks = [
-        layer.register_forward_pre_hook(_measuring(name, largest)) for name, layer in layers.items()
-    ]
-    model(images)
-    for hook in hooks:
-        hook.remove()
-    for index, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        attention, width = block.attn, block.attn.proj.in_features
-        values = attention.qkv.weight[2 * width :], attention.qkv.bias[2 * width :]
-        for name, layer, before in (
-            ("attn.qkv", attention.qkv, (block.norm1.weight, block.norm1.bias)),
-            ("attn.proj", attention.proj, values),
-            ("mlp.fc1", block.mlp.fc1, (block.norm2.weight, block.norm2.bias)),
-        ):
-            meets = layer.weight.abs().amax(dim=0).clamp(min=1e-8)
-            factor = (largest[f"blocks.{index}.{name}"].clamp(min=1e-8) / meets).sqrt()
-            layer.weight.mul_(factor)
-            for part in before:
-                part.div_(factor if part.ndim == 1 else factor[:, None])
-    return model
-
-
-@dataclass(frozen=True)
-class Sensitivity:
-    """What one layer in int8 does to the logits, and what it saves."""
-
-    layer: str
-    error: float
-    """Squared error of the logits, over the squared logits."""
-    share: float
-    """Of the blocks' linear layers: of their multiply-adds or of their weights, which is more."""
-
-
-@torch.inference_mode()
-def sensitivities(model: HVT, images: Tensor) -> list[Sensitivity]:
-    """Each linear layer of the blocks quantised alone, as `quantise` would, on some pictures."""
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and "blocks" in n}
-    macs: dict[str, int] = {}
-    inputs: list[Tensor] = []
-    hooks = [
-        layer.register_forward_pre_hook(_counting(name, macs)) for name, layer in layers.items()
-    ]
-    hooks += [
-        block.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-        for block in model.blocks
-    ]
-    truth = model(images)
-    for hook in hooks:
-        hook.remove()
-    weights = sum(layer.weight.numel() for layer in layers.values())
-    found = []
-    for name, layer in layers.items():
-        first = int(name.split(".")[1])
-        weight = layer.weight.data
-        hook = layer.register_forward_pre_hook(lambda _, given: (rounded_activations(given[0]),))
-        layer.weight.data = rounded_weights(weight)
-        try:
-            x = inputs[first]  # the blocks before it are as they were
-            for block in model.blocks[first:]:
-                x = block(x)
-            logits = model.forward_head(model.norm(x))
-        finally:
-            hook.remove()
-            layer.weight.data = weight
-        error = ((logits - truth).square().sum() / truth.square().sum()).item()
-        # After pooling a layer has little work and as many weights as before.
-        share = max(macs[name] / sum(macs.values()), weight.numel() / weights)
-        found.append(Sensitivity(name, error, share))
-    return found
-
-
-def sensitive(model: HVT, images: Tensor, share: float = FLOAT_SHARE) -> tuple[str, ...]:
-    """The layers to leave in float32: the greatest error for what they save, up to a share."""
-    kept, left = [], share
-    ranked = sorted(
-        sensitivities(model, images), key=lambda one: one.error / one.share, reverse=True
-    )
-    for one in ranked:
-        if one.share <= left:
-            kept.append(one.layer)
-            left -= one.share
-    return tuple(kept)
-
-
-def rounded_weights(weight: Tensor) -> Tensor:
-    """Weights as int8 keeps them with a scale per output: `(out, in)` → the same."""
-    scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / LEVELS
-    return (weight / scale).round() * scale
-
-
-def rounded_activations(x: Tensor) -> Tensor:
-    """Activations as 8 bits keep them, from their smallest to their largest value and zero.
-
-    Zero is one of the 256 values, as in ONNX's `DynamicQuantizeLinear`.
-    """
-    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
-    scale = ((high - low) / 255).clamp(min=1e-12)
-    zero = (-low / scale).round()
-    return (((x / scale).round() + zero).clamp(0, 255) - zero) * scale
-
-
-def _measuring(name: str, into: dict[str, Tensor]) -> Any:
-    def measure(layer: nn.Linear, given: tuple[Tensor, ...]) -> None:
-        into[name] = given[0].flatten(0, -2).abs().amax(dim=0)
-
-    return measure
-
-
-def _counting(name: str, into: dict[str, int]) -> Any:
-    def count(layer: nn.Linear, given: tuple[Tensor, ...]) -> None:
-        into[name] = given[0].numel() * layer.out_features
-
-    return count

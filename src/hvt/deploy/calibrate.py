@@ -1,0 +1,204 @@
+"""What int8 takes from pictures: ranges of activations, balanced channels, layers to spare."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import HVTError
+from ..model import HVT, Block
+from .quantise import GELU_LEAST, ZERO, Range, integer_weight, scale_and_zero
+
+CHOOSING = 16  # pictures that balance channels and decide which layers stay in float32
+BATCH = 16  # pictures at a time
+FLOAT_SHARE = 0.1
+"""The share of the blocks' work and weights that may stay in float32 for accuracy's sake."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A model that is ready to be quantised, and how."""
+
+    model: HVT
+    """It computes what the calibrated one does, from `balanced` channels."""
+    ranges: Mapping[str, Range]
+    """Of the inputs of the blocks' linear layers."""
+    kept: tuple[str, ...] = ()
+    """The layers to leave in float32."""
+
+
+def calibrate(model: HVT, images: Tensor, share: float = FLOAT_SHARE) -> Calibration:
+    """Balance a model's channels, and find its ranges and which layers to spare, on pictures."""
+    model = balanced(model, images[:CHOOSING])
+    ranges = input_ranges(model, images)
+    return Calibration(model, ranges, sensitive(model, images[:CHOOSING], ranges, share))
+
+
+@torch.inference_mode()
+def input_ranges(model: HVT, images: Tensor) -> dict[str, Range]:
+    """The smallest and the largest input of each linear layer of the blocks, on some pictures."""
+    ranges: dict[str, Range] = {}
+
+    def widen(name: str, x: Tensor) -> None:
+        low, high = ranges.get(name, (0.0, 0.0))
+        ranges[name] = min(low, x.min().item()), max(high, x.max().item())
+        if not x.isfinite().all():
+            raise HVTError(f"the inputs of {name} are not finite: the model cannot be quantised")
+
+    with _watching(model, widen):
+        for batch in images.split(BATCH):
+            model(batch)
+    return ranges
+
+
+@torch.inference_mode()
+def balanced(model: HVT, images: Tensor) -> HVT:
+    """A copy that computes the same from activations that lose less when they are rounded.
+
+    A few channels of a layer's input are far larger than the others, and all share one scale. What
+    such a channel is divided by, the weights that meet it are multiplied by, as they have scales
+    to spare: the square root of how much larger the channel is than those weights (SmoothQuant).
+    The LayerNorm before it divides, or for the projection after attention the values' weights.
+    """
+    model = copy.deepcopy(model)
+    largest: dict[str, Tensor] = {}
+
+    def measure(name: str, x: Tensor) -> None:
+        largest[name] = x.flatten(0, -2).abs().amax(dim=0)
+
+    with _watching(model, measure):
+        model(images)
+    for index, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        attention, width = block.attn, block.attn.proj.in_features
+        values = [attention.qkv.weight[2 * width :]]
+        if attention.qkv.bias is not None:
+            values.append(attention.qkv.bias[2 * width :])
+        for name, layer, before in (
+            ("attn.qkv", attention.qkv, (block.norm1.weight, block.norm1.bias)),
+            ("attn.proj", attention.proj, values),
+            ("mlp.fc1", block.mlp.fc1, (block.norm2.weight, block.norm2.bias)),
+        ):
+            meets = layer.weight.abs().amax(dim=0).clamp(min=1e-8)
+            factor = (largest[f"blocks.{index}.{name}"].clamp(min=1e-8) / meets).sqrt()
+            layer.weight.mul_(factor)
+            for part in before:
+                part.div_(factor if part.ndim == 1 else factor[:, None])
+    return model
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What one layer in int8 does to the logits, and what it saves."""
+
+    layer: str
+    error: float
+    """Squared error of the logits, over the squared logits."""
+    share: float
+    """Of the blocks' linear layers: of their multiply-adds or of their weights, which is more."""
+
+
+@torch.inference_mode()
+def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> list[Sensitivity]:
+    """Each linear layer of the blocks quantised alone, as `quantise` would, on some pictures."""
+    layers = linear_layers(model)
+    macs: dict[str, int] = {}
+    inputs: list[Tensor] = []
+
+    def count(name: str, x: Tensor) -> None:
+        macs[name] = x.numel() * layers[name].out_features
+
+    hooks = [
+        block.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        for block in model.blocks
+    ]
+    with _watching(model, count):
+        truth = model(images)
+    for hook in hooks:
+        hook.remove()
+    weights = sum(layer.weight.numel() for layer in layers.values())
+    found = []
+    for name, layer in layers.items():
+        first = int(name.split(".")[1])
+        weight = layer.weight.data
+        hook = layer.register_forward_pre_hook(
+            lambda _, given, name=name: (rounded(name, given[0], ranges),)
+        )
+        layer.weight.data = rounded_weight(weight)
+        try:
+            x = inputs[first]  # the blocks before it are as they were
+            for block in model.blocks[first:]:
+                x = block(x)
+            logits = model.forward_head(model.norm(x))
+        finally:
+            hook.remove()
+            layer.weight.data = weight
+        error = ((logits - truth).square().sum() / truth.square().sum()).item()
+        # After pooling a layer has little work and as many weights as before.
+        share = max(macs[name] / sum(macs.values()), weight.numel() / weights)
+        found.append(Sensitivity(name, error, share))
+    return found
+
+
+def sensitive(
+    model: HVT, images: Tensor, ranges: Mapping[str, Range], share: float = FLOAT_SHARE
+) -> tuple[str, ...]:
+    """The layers to leave in float32: the greatest error for what they save, up to a share."""
+    kept, left = [], share
+    alone = sensitivities(model, images, ranges)
+    ranked = sorted(alone, key=lambda one: one.error / one.share, reverse=True)
+    for one in ranked:
+        if one.share <= left:
+            kept.append(one.layer)
+            left -= one.share
+    return tuple(kept)
+
+
+def linear_layers(model: HVT) -> dict[str, nn.Linear]:
+    """The blocks' linear layers, by name."""
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and name.startswith("blocks")
+    }
+
+
+def rounded_weight(weight: Tensor) -> Tensor:
+    """A weight as int8 keeps it with a scale per output: `(out, in)` → the same."""
+    integers, scale = integer_weight(weight.numpy())
+    return torch.from_numpy(integers * scale)
+
+
+def rounded(name: str, x: Tensor, ranges: Mapping[str, Range]) -> Tensor:
+    """The input of a layer as 8 bits keep it."""
+    step: Tensor | float
+    if name.endswith("mlp.fc2"):
+        step, zero = x.amax(dim=-1, keepdim=True) / (255 - ZERO), ZERO
+        step = step.clamp(min=-GELU_LEAST / ZERO)
+    else:
+        step, zero = scale_and_zero(ranges[name])
+    return (((x / step).round() + zero).clamp(0, 255) - zero) * step
+
+
+@contextlib.contextmanager
+def _watching(model: HVT, watch: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Call `watch` with the name and the input of each linear layer of the blocks that runs."""
+
+    def watching(name: str) -> Any:
+        return lambda _, given: watch(name, given[0])
+
+    hooks = [
+        layer.register_forward_pre_hook(watching(name))
+        for name, layer in linear_layers(model).items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
