@@ -32,9 +32,9 @@ from hvt.deploy.export import CHOOSING, to_onnx, write
 from hvt.deploy.predict import built_in
 from hvt.deploy.quantise import balanced, linear_nodes, quantise, sensitive
 from hvt.deploy.runtime import INPUT, OUTPUT, OnnxModel
-from hvt.evaluate import evaluate
+from hvt.evaluation import evaluate
 from hvt.files import whole_file
-from hvt.train.pipeline import SMALL, as_files, eval_transform
+from hvt.training.pipeline import SMALL, as_files, eval_transform
 
 HERE = Path(__file__).parent
 PARTS = ("choices", "speed", "accuracy")

@@ -14,9 +14,9 @@ from rich.table import Table
 import hvt
 from hvt.data.sources import open_data
 from hvt.deploy.predict import Predictor
-from hvt.train.engine import Result, train
-from hvt.train.recipe import load_recipe
-from hvt.train.watch import clock, draw_curves
+from hvt.training.engine import Result, train
+from hvt.training.recipe import load_recipe
+from hvt.training.watch import clock, draw_curves
 
 # The same blocks on all 17 tokens cost as much at two thirds of the width.
 DEIT = {"class_token": True, "stages": 0, "num_heads": 2}

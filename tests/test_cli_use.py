@@ -23,9 +23,9 @@ from hvt.cli.flags import Parser, given_fields
 from hvt.config import HVTConfig
 from hvt.data.loader import EvalBatches
 from hvt.data.sources import open_eval
-from hvt.evaluate import evaluate
-from hvt.train.pipeline import eval_transform
-from hvt.train.recipe import Recipe, list_recipes, load_recipe
+from hvt.evaluation import evaluate
+from hvt.training.pipeline import eval_transform
+from hvt.training.recipe import Recipe, list_recipes, load_recipe
 
 Build = Callable[..., hvt.HVT]
 

@@ -41,7 +41,7 @@ from hvt.deploy.quantise import (
 from hvt.deploy.runtime import OnnxModel, open_model
 from hvt.errors import CheckpointError, HVTError
 from hvt.extraction import best, significance
-from hvt.train.pipeline import eval_transform
+from hvt.training.pipeline import eval_transform
 
 Build = Callable[..., hvt.HVT]
 FORMS = {"onnx": "model.onnx", "int8": "int8.onnx", "torch": "model.pt2"}

@@ -19,14 +19,14 @@ from hostile import repeated_scans
 from PIL import Image
 
 import hvt
-from hvt.cost import cost
+from hvt.costs import cost
 from hvt.see import token_sources
 from hvt.serve.app import create_app
 from hvt.serve.engine import Engine, export_to
 from hvt.serve.hierarchy import Box, hierarchy, seen_part
 from hvt.serve.page import HEADERS, PARTS, Explanation
 from hvt.serve.settings import Settings
-from hvt.train.pipeline import eval_transform
+from hvt.training.pipeline import eval_transform
 
 ROOT = Path(__file__).parents[1]
 STATIC = Path(hvt.__file__).parent / "serve/static"

@@ -29,8 +29,8 @@ from hvt.data.sources import ArrayPictures, open_digits, open_eval
 from hvt.deploy.inputs import find_pictures
 from hvt.deploy.predict import Answer, Predictor, built_in, find_device, is_checkpoint
 from hvt.errors import HVTError
-from hvt.evaluate import evaluate
-from hvt.train.pipeline import eval_transform
+from hvt.evaluation import evaluate
+from hvt.training.pipeline import eval_transform
 
 DOCS = Path(__file__).parents[1] / "docs"
 Build = Callable[..., hvt.HVT]

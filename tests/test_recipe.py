@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvt.config import HVTConfig
 from hvt.errors import HVTError
-from hvt.train.recipe import (
+from hvt.training.recipe import (
     FOLDER,
     RECIPE_FIELDS,
     Recipe,

@@ -37,7 +37,7 @@ from hvt.serve.app import create_app
 from hvt.serve.batcher import Batcher
 from hvt.serve.engine import Engine, Row, _steps, export_to
 from hvt.serve.settings import Settings
-from hvt.train.pipeline import eval_transform
+from hvt.training.pipeline import eval_transform
 
 FEW = {"img_size": 32, "depth": 2, "num_heads": 2}
 NAMES = [f"class {i}" for i in range(10)]

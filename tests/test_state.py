@@ -9,7 +9,7 @@ import torch
 from training import small_disk
 
 from hvt import HVTError
-from hvt.train.state import (
+from hvt.training.state import (
     Progress,
     newest_state,
     read_state,

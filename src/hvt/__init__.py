@@ -11,7 +11,7 @@ from ._version import __version__  # noqa: E402
 from .checkpoint.hub import from_pretrained  # noqa: E402
 from .checkpoint.save_load import load, save  # noqa: E402
 from .config import HVTConfig  # noqa: E402
-from .cost import Cost, cost  # noqa: E402
+from .costs import Cost, cost  # noqa: E402
 from .errors import CheckpointError, HVTError  # noqa: E402
 from .model import HVT  # noqa: E402
 from .zoo import create_model, get_config, list_models  # noqa: E402

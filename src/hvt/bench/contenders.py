@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..cost import cost
+from ..costs import cost
 from ..deploy.export import write
 from ..deploy.predict import is_checkpoint
 from ..deploy.runtime import OnnxModel, is_onnx, open_model

@@ -55,7 +55,7 @@ def run_export(args: argparse.Namespace) -> None:
     from ..data.sample import sample_pictures
     from ..deploy.export import check_name, export
     from ..errors import HVTError
-    from ..train.pipeline import eval_transform
+    from ..training.pipeline import eval_transform
 
     out = Path(args.out)
     form = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import HVTConfig
 from ..errors import HVTError
-from ..train.recipe import Recipe, list_recipes, load_recipe
+from ..training.recipe import Recipe, list_recipes, load_recipe
 from .flags import add_fields, given_fields
 
 _EXAMPLES = """\
@@ -39,7 +39,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # Training pulls in a good deal; `hvt models` should not wait for it.
-    from ..train.engine import Interrupted, resume, train
+    from ..training.engine import Interrupted, resume, train
 
     values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
     try:

@@ -111,8 +111,8 @@ def run_eval(args: argparse.Namespace) -> int:
     from ..data.loader import EvalBatches
     from ..data.sources import ArrayPictures, open_eval
     from ..deploy.runtime import is_onnx, open_model
-    from ..evaluate import draw_confusion, evaluate
-    from ..train.pipeline import SMALL, as_files, eval_transform
+    from ..evaluation import draw_confusion, evaluate
+    from ..training.pipeline import SMALL, as_files, eval_transform
 
     team, device = distributed.join(args.device)
     try:

@@ -16,7 +16,7 @@ from ..data.pictures import BrokenPicture
 from ..device import find_device
 from ..errors import HVTError
 from ..model import HVT
-from ..train.pipeline import eval_transform
+from ..training.pipeline import eval_transform
 from .inputs import InMemory, Picture, each_picture, is_one, open_picture, source_of
 from .runtime import OnnxModel, open_model
 

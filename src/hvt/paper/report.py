@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import HVTConfig
-from ..cost import cost
+from ..costs import cost
 from ..errors import HVTError
-from ..train.recipe import Recipe
-from ..train.watch import clock
+from ..training.recipe import Recipe
+from ..training.watch import clock
 from .claims import BUDGETS, CLAIMS, Claim, Outcome, Verdict, judge, pooled_spread
 from .protocol import CURVE_EPOCHS, SEEDS, Plan, Protocol, macs_of, note, plan
 from .results import Finished

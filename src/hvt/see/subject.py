@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint.save_load import load, read
-from ..cost import Cost, cost
+from ..costs import Cost, cost
 from ..errors import HVTError, nearest
 from ..model import HVT
 from ..zoo import MODELS, create_model, get_config
@@ -109,7 +109,7 @@ def names_model(text: str) -> bool:
 
 
 def _ours(name: str, note: str, model: HVT) -> Subject:
-    from ..train.pipeline import eval_transform
+    from ..training.pipeline import eval_transform
 
     return Subject(name, note, model.eval(), eval_transform(model), model.config.in_chans)
 

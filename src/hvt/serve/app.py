@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from .._version import __version__
 from ..checkpoint.description import PREPROCESSING
-from ..cost import cost
+from ..costs import cost
 from . import page
 from .batcher import Batcher, Gate, Ticket
 from .body import receive_pictures

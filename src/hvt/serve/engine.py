@@ -21,7 +21,7 @@ from ..deploy.predict import built_in
 from ..deploy.runtime import OnnxModel, is_onnx
 from ..errors import HVTError
 from ..model import HVT
-from ..train.pipeline import eval_transform
+from ..training.pipeline import eval_transform
 from .pictures import finish_safely, known_formats, open_safely, read_safely
 from .settings import Settings
 

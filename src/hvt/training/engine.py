@@ -15,9 +15,9 @@ from rich.console import Console
 
 from .. import distributed
 from ..checkpoint.save_load import save
-from ..cost import arrow
+from ..costs import arrow
 from ..errors import HVTError
-from ..evaluate import Score, evaluate
+from ..evaluation import Score, evaluate
 from ..files import whole_file
 from ..model import HVT
 from ..terminal import printable
