@@ -25,11 +25,11 @@ from torch import Tensor
 
 import hvt
 from hvt.bench.measure import describe, in_turns, portable_command
+from hvt.checkpoint.builtin import built_in
 from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
 from hvt.deploy.export import CHOOSING, to_onnx, write
-from hvt.deploy.predict import built_in
 from hvt.deploy.quantise import balanced, linear_nodes, quantise, sensitive
 from hvt.deploy.runtime import INPUT, OUTPUT, OnnxModel
 from hvt.evaluation import evaluate

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..config import HVTConfig
 from ..errors import CheckpointError
-from ..pooling import pooled_length
+from ..lengths import pooled_length
 
 State = dict[str, Tensor]
 

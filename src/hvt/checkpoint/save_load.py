@@ -20,6 +20,7 @@ from ..files import whole_file
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
 from .archive import is_archive, read_archive
+from .builtin import find_checkpoint
 from .description import (
     NOT_AS_EXPECTED,
     describe,
@@ -94,7 +95,7 @@ def load_into(model: HVT, path: str | Path) -> None:
 
 def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     """What a file or directory says; `hints` settle what a foreign file leaves open."""
-    path, hints = Path(path), hints or {}
+    path, hints = find_checkpoint(path), hints or {}
     if path.is_dir():
         return _read_directory(path, hints)
     if path.suffix.lower() == ".onnx":

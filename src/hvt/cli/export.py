@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from ..checkpoint.builtin import DEFAULT
+from ..errors import HVTError
+from .weights import add_pretrained, open_weights
+
 if TYPE_CHECKING:
     from ..deploy.export import Comparison
 
@@ -27,13 +31,20 @@ def register(commands: Any) -> None:
             "hvt predict, hvt eval and hvt bench take the file as they take the checkpoint."
         ),
         epilog=(
-            "examples:\n  hvt export model.safetensors model.onnx --data PICTURES\n"
+            "examples:\n  hvt export cifar100.onnx                  the built-in model\n"
+            "  hvt export model.safetensors model.onnx --data PICTURES\n"
             "  hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
             "  hvt export model.safetensors model.pt2 --to torch"
         ),
     )
-    parser.add_argument("checkpoint", help="a checkpoint, in any form that hvt.load reads")
-    parser.add_argument("out", help="the file to write: OUT.onnx, or OUT.pt2 for torch")
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="[MODEL] OUT",
+        help="what to write: a checkpoint in any form that hvt.load reads, a built-in one or a "
+        f"model's name (default: the built-in {DEFAULT}); and the file: OUT.onnx, or OUT.pt2",
+    )
+    add_pretrained(parser)
     parser.add_argument(
         "--to", choices=("onnx", "torch"), help="the format (default: by the file's ending)"
     )
@@ -51,19 +62,20 @@ def register(commands: Any) -> None:
 
 
 def run_export(args: argparse.Namespace) -> None:
-    from ..checkpoint.save_load import load
     from ..data.sample import sample_pictures
     from ..deploy.export import check_name, export
-    from ..errors import HVTError
     from ..training.pipeline import eval_transform
 
-    out = Path(args.out)
+    if len(args.words) > 2:
+        raise HVTError(f"{args.words[2]!r} is one argument too many: use hvt export MODEL OUT")
+    source, name = args.words if len(args.words) == 2 else (DEFAULT, args.words[0])
+    out = Path(name)
     form = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")
     if args.int8 and form == "torch":
         raise HVTError("--int8 is for ONNX: leave it out, or name a file that ends in .onnx")
     form = "int8" if args.int8 else form
     check_name(out, form)
-    model = load(args.checkpoint).float()
+    model = open_weights(source, args.pretrained)
     pictures = None
     if args.data:
         transform, channels = eval_transform(model), model.config.in_chans
@@ -72,7 +84,7 @@ def run_export(args: argparse.Namespace) -> None:
         )
     found = export(model, out, form, pictures)
     if args.json:
-        described = {"checkpoint": args.checkpoint, "out": args.out, **found.to_dict()}
+        described = {"checkpoint": source, "out": name, **found.to_dict()}
         print(json.dumps(described, indent=2))
         return
     Console().print(_table(found))

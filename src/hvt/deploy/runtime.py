@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..checkpoint.description import read_description
 from ..checkpoint.save_load import load
-from ..config import HVTConfig
+from ..config import HVTConfig, default_cfg
 from ..device import find_device
 from ..errors import CheckpointError, HVTError
-from ..model import HVT, default_cfg
+from ..model import HVT
 
 INPUT, OUTPUT = "images", "logits"
 METADATA = "hvt"
