@@ -3,7 +3,8 @@
 `import hvt` promises that timm knows our names, and `hvt --help` must not wait for torch. Both
 import this package first, which cannot know who asks: a program, `python -m hvt`, a worker process.
 So where timm is not imported yet, an import hook waits for it: whoever imports timm first, in
-whatever order, finds the names registered.
+whatever order, finds the names registered. It sees to a torchvision without operators as well, see
+`hvt._compat`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def register() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds timm as the other finders do, and gives it a loader that registers our names."""
+    """Finds timm and torchvision as the other finders do, and lends them a loader."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "timm":
+        if name not in ("timm", "torchvision"):
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
@@ -42,7 +43,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads timm by its own loader, between a torchvision that works and our registration."""
+    """Loads a module by its own loader, and then has no part in it any more."""
 
     def __init__(self, finder: _Finder, loader: Loader) -> None:
         self.finder, self.loader = finder, loader
@@ -51,12 +52,21 @@ class _Loader(Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        from ._compat import import_torchvision
-
         assert module.__spec__ is not None
         module.__loader__ = module.__spec__.loader = self.loader  # resources are read through it
-        import_torchvision()
-        self.loader.exec_module(module)
+        if module.__name__ == "torchvision":
+            self._load_torchvision(module)
+            return
+        self.loader.exec_module(module)  # which imports torchvision
         if self.finder in sys.meta_path:
             sys.meta_path.remove(self.finder)
         import_module("hvt.registry")
+
+    def _load_torchvision(self, module: ModuleType) -> None:
+        from ._compat import twice
+
+        def load() -> None:
+            sys.modules["torchvision"] = module
+            self.loader.exec_module(module)
+
+        twice(load)

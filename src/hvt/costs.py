@@ -120,7 +120,7 @@ def cost(model: HVTConfig | HVT | str, **overrides: Any) -> Cost:
     config = get_config(model) if isinstance(model, str) else getattr(model, "config", model)
     if not isinstance(config, HVTConfig):
         raise HVTError(
-            f"a {type(model).__name__} cannot be priced: give a model of hvt, its config or its name"
+            f"a {type(model).__name__} cannot be priced: give a model, its config or its name"
         )
     config = config.replace(**overrides)
     layers = _layers(config)

@@ -24,7 +24,6 @@ from ..model import HVT
 from ..registry import create_model
 from ..zoo import MODELS
 
-MODES = ("eager", "compiled", "onnx", "int8")
 EXPORTED = ("onnx", "int8")
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..checkpoint.builtin import DEFAULT
 from ..errors import HVTError
-from .weights import add_pretrained, open_weights
+from .weights import add_pretrained, check_pretrained, open_weights
 
 if TYPE_CHECKING:
     from ..deploy.export import Comparison
@@ -62,10 +62,6 @@ def register(commands: Any) -> None:
 
 
 def run_export(args: argparse.Namespace) -> None:
-    from ..data.sample import sample_pictures
-    from ..deploy.export import check_name, export
-    from ..training.pipeline import eval_transform
-
     if len(args.words) > 2:
         raise HVTError(f"{args.words[2]!r} is one argument too many: use hvt export MODEL OUT")
     source, name = args.words if len(args.words) == 2 else (DEFAULT, args.words[0])
@@ -74,6 +70,12 @@ def run_export(args: argparse.Namespace) -> None:
     if args.int8 and form == "torch":
         raise HVTError("--int8 is for ONNX: leave it out, or name a file that ends in .onnx")
     form = "int8" if args.int8 else form
+    check_pretrained(source, args.pretrained)
+
+    from ..data.sample import sample_pictures
+    from ..deploy.export import check_name, export
+    from ..training.pipeline import eval_transform
+
     check_name(out, form)
     model = open_weights(source, args.pretrained)
     pictures = None

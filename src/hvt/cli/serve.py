@@ -49,6 +49,10 @@ def register(commands: Any) -> None:
 
 
 def run_serve(args: argparse.Namespace) -> int:
+    from ..serve.settings import Settings
+
+    settings = dataclasses.replace(Settings(), **given_fields(args, Settings))
+    check_pretrained(args.checkpoint, args.pretrained)
     for name in NEEDED:
         try:
             importlib.import_module(name)
@@ -56,10 +60,7 @@ def run_serve(args: argparse.Namespace) -> int:
             raise HVTError(f"hvt serve needs {name}: pip install 'hvt[serve]'") from error
     from ..checkpoint.save_load import save
     from ..serve.server import serve
-    from ..serve.settings import Settings
 
-    settings = dataclasses.replace(Settings(), **given_fields(args, Settings))
-    check_pretrained(args.checkpoint, args.pretrained)
     if args.checkpoint not in MODELS:
         return serve(args.checkpoint, settings)
     # As a file, which every worker process can read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..config import HVTConfig
@@ -53,23 +54,26 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Training pulls in a good deal; `hvt models` should not wait for it.
+    values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
+    recipe = None
+    if args.resume:
+        if args.recipe or set(values) - {"epochs"} or overrides:
+            raise HVTError(
+                "--resume goes on with the run's own recipe: give it alone, or with --epochs "
+                "to make the run longer"
+            )
+    elif args.recipe:
+        recipe = load_recipe(args.recipe).replace(overrides, **values)
+    else:
+        raise HVTError(f"no recipe is named: use one of {', '.join(list_recipes())}")
+
     from ..training.engine import Interrupted, resume, train
 
-    values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
     try:
-        if args.resume:
-            if args.recipe or set(values) - {"epochs"} or overrides:
-                raise HVTError(
-                    "--resume goes on with the run's own recipe: give it alone, or with --epochs "
-                    "to make the run longer"
-                )
+        if recipe is None:
             resume(args.resume, **values)
-        elif args.recipe:
-            recipe = load_recipe(args.recipe).replace(overrides, **values)
-            train(recipe, name=args.recipe.removesuffix(".toml").rsplit("/", 1)[-1])
         else:
-            raise HVTError(f"no recipe is named: use one of {', '.join(list_recipes())}")
+            train(recipe, name=Path(args.recipe).name.removesuffix(".toml"))
     except Interrupted as stopped:
         print(f"hvt: {stopped}", file=sys.stderr)
         return 130

@@ -24,7 +24,6 @@ def open_weights(word: str, pretrained: bool) -> HVT:
     """The model of a checkpoint or of a name; of a name's new weights a line on stderr tells."""
     from ..checkpoint.save_load import load
 
-    check_pretrained(word, pretrained)
     return named_model(word, pretrained) if word in MODELS else load(word).float()
 
 

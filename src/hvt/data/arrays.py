@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
+from torchvision import datasets
+from torchvision.datasets.utils import check_integrity
 
-from .._compat import import_torchvision
 from ..errors import HVTError
 from .splits import split_stratified
 
-datasets = import_torchvision().datasets
 CIFAR = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
 _DIGITS_SEED = 0  # of the one split that everybody shares
 
@@ -92,7 +92,7 @@ def _what_is_wrong(source: Any, root: Path) -> str | None:
     for file, md5 in sums:
         if folder.exists() and not (folder / file).is_file():
             return f"{folder / file} is missing: pass --download (download=True) to fetch it"
-        if folder.exists() and not datasets.utils.check_integrity(folder / file, md5):
+        if folder.exists() and not check_integrity(folder / file, md5):
             return (
                 f"{folder / file} is damaged, its MD5 sum is wrong: "
                 "pass --download (download=True) to fetch it again"

@@ -273,9 +273,9 @@ class Trainer:
         config = self.learner.model.config
         self._say(
             f"{recipe.model or recipe.init}{self._weights()}: "
-            f"{config.image[0]}×{config.image[1]}, tokens {arrow(list(config.tokens))}; {self.data.name}: {len(self.data.train)} "
-            f"training and {len(self.data.val)} validation pictures, "
-            f"{len(self.data.class_names)} classes"
+            f"{config.image[0]}×{config.image[1]}, tokens {arrow(list(config.tokens))}; "
+            f"{self.data.name}: {len(self.data.train)} training and {len(self.data.val)} "
+            f"validation pictures, {len(self.data.class_names)} classes"
             + (" (held out of the training data)" if self.data.held_out else "")
         )
         left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)

@@ -172,8 +172,9 @@ def list_recipes() -> list[str]:
 
 def load_recipe(name: str | Path) -> Recipe:
     """A built-in recipe by name, or a recipe file by path."""
+    text = recipe_text(name)
     try:
-        values = tomllib.loads(recipe_text(name))
+        values = tomllib.loads(text)
     except ValueError as error:
         raise HVTError(f"the recipe {name} is not valid TOML: {error}") from error
     return from_dict(values, f"the recipe {name}")
@@ -192,9 +193,7 @@ def recipe_text(name: str | Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise HVTError(
-            f"there is no recipe file {name}: hvt recipes lists the named ones"
-        ) from error
+        raise HVTError(f"there is no file {name}: hvt recipes lists the built-in ones") from error
     except OSError as error:
         raise HVTError(f"cannot read the recipe {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:

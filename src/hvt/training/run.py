@@ -26,8 +26,8 @@ def train(
     `recipe` is a name of `hvt recipes`, the path of a `.toml` file or a `Recipe`. `values` replace
     fields of the recipe (`hvt train --help` lists them) or of `HVTConfig`. The run leaves a folder,
     `output`, with weights, metrics and curves; without one it is `runs/RECIPE-MODEL`, with a number
-    if that is taken. `resume` is the folder of a run to go on with instead, to which `epochs` may be
-    given to make it longer. `quiet` prints nothing. Ctrl-C raises `Interrupted` after a checkpoint.
+    if that is taken. `resume` is the folder of a run to go on with instead; `epochs` makes it
+    longer. `quiet` prints nothing. Ctrl-C raises `Interrupted` after a checkpoint.
     """
     console = Console(quiet=True) if quiet else None
     if resume is not None:
