@@ -23,8 +23,8 @@ from pathlib import Path
 from hvt import distributed
 from hvt.bench.measure import describe, portable_command
 from hvt.data.loader import Batch
-from hvt.train.engine import Trainer
-from hvt.train.recipe import load_recipe
+from hvt.training.engine import Trainer
+from hvt.training.recipe import load_recipe
 
 
 def main() -> None:

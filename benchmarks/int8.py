@@ -25,16 +25,16 @@ from torch import Tensor
 
 import hvt
 from hvt.bench.measure import describe, in_turns, portable_command
+from hvt.checkpoint.builtin import built_in
 from hvt.data.evaluation import SMALL, as_files, eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
 from hvt.deploy.calibrate import CHOOSING, balanced, calibrate
 from hvt.deploy.export import to_onnx, write
-from hvt.deploy.predict import built_in
 from hvt.deploy.quantise import linear_nodes, quantise
 from hvt.deploy.runtime import INPUT, OUTPUT, OnnxModel
-from hvt.evaluate import evaluate
+from hvt.evaluation import evaluate
 from hvt.files import whole_file
 
 HERE = Path(__file__).parent

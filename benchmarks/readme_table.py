@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import hvt
-from hvt.cost import arrow
+from hvt.costs import arrow
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

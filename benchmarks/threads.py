@@ -25,7 +25,7 @@ def measure(threads: int, seconds: float) -> float:
     import torch
 
     import hvt
-    from hvt.train.recipe import load_recipe
+    from hvt.training.recipe import load_recipe
 
     torch.set_num_threads(threads)
     recipe = load_recipe("digits")

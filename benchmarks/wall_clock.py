@@ -24,9 +24,9 @@ from rich.console import Console
 from hvt import cost, distributed
 from hvt.bench.measure import describe, portable_command
 from hvt.files import whole_file
-from hvt.train.engine import Trainer, train
-from hvt.train.recipe import Recipe, load_recipe
-from hvt.train.watch import draw_curves
+from hvt.training.engine import Trainer, train
+from hvt.training.recipe import Recipe, load_recipe
+from hvt.training.watch import draw_curves
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -6,23 +6,27 @@ make quickstart
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-import hvt
-from hvt.data.sources import open_data
-from hvt.deploy.predict import Predictor
-from hvt.train.engine import Result, train
-from hvt.train.recipe import load_recipe
-from hvt.train.watch import clock, draw_curves
+from hvt.training.interrupt import Interrupted
 
 # The same blocks on all 17 tokens cost as much at two thirds of the width.
 DEIT = {"class_token": True, "stages": 0, "num_heads": 2}
 
 
 def main() -> None:
+    # Here and not at the top, so that Ctrl-C is quiet while torch is imported.
+    from rich.console import Console
+    from rich.table import Table
+
+    import hvt
+    from hvt.data.sources import open_data
+    from hvt.deploy.predict import Predictor
+    from hvt.training.engine import Result, train
+    from hvt.training.recipe import load_recipe
+    from hvt.training.watch import clock, draw_curves
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", default="runs/quickstart", help="folder for the results")
     parser.add_argument("--epochs", type=int, help="instead of the recipe's")
@@ -74,4 +78,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(130)

@@ -16,8 +16,8 @@ from training import quiet, tiny
 from hvt import distributed
 from hvt.cli import main
 from hvt.data.loader import Batch
-from hvt.evaluate import evaluate
-from hvt.train.engine import Trainer
+from hvt.evaluation import evaluate
+from hvt.training.engine import Trainer
 
 
 def spoiled(batches: Iterator[Batch], rank: int) -> Iterator[Batch]:

@@ -18,14 +18,14 @@ from conftest import Command
 from PIL import Image
 
 import hvt
-from hvt.cli import GROUPS, main
-from hvt.cli.flags import Parser, given_fields
+from hvt.cli import build_parser, main
+from hvt.cli.flags import given_fields
 from hvt.config import HVTConfig
 from hvt.data.evaluation import eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sources import open_eval
-from hvt.evaluate import evaluate
-from hvt.train.recipe import Recipe, list_recipes, load_recipe
+from hvt.evaluation import evaluate
+from hvt.training.recipe import Recipe, list_recipes, load_recipe
 
 Build = Callable[..., hvt.HVT]
 
@@ -495,10 +495,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "training.md"
 
 @pytest.mark.skipif(not DOCS.exists(), reason="a source distribution has no docs/")
 def test_commands_in_the_documentation_are_understood() -> None:
-    parser = Parser(prog="hvt")
-    commands = parser.add_subparsers(parser_class=Parser)
-    for group in GROUPS:
-        group.register(commands)
+    parser = build_parser()
     blocks = re.findall(r"^```\w*\n(.*?)^```", DOCS.read_text(encoding="utf-8"), flags=re.M | re.S)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     found = [line.split("hvt ", 1)[1] for line in lines if re.search(r"(^|-m )hvt ", line)]

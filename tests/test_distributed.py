@@ -18,10 +18,10 @@ from training import quiet, said, tiny, weights, write_recipe
 
 import hvt
 from hvt.distributed import Team, join, restarted
-from hvt.evaluate import evaluate
-from hvt.train.engine import Result, Trainer, resume, train
-from hvt.train.interrupt import Interrupted
-from hvt.train.state import states
+from hvt.evaluation import evaluate
+from hvt.training.engine import Result, Trainer, resume, train
+from hvt.training.interrupt import Interrupted
+from hvt.training.state import states
 
 CPU = torch.device("cpu")
 

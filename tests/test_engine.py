@@ -32,11 +32,11 @@ from hvt import HVTError
 from hvt.cli import main
 from hvt.data.sources import open_data
 from hvt.distributed import Team
-from hvt.evaluate import evaluate
-from hvt.train.engine import Result, Trainer, resume, train
-from hvt.train.optimize import make_optimizer, make_schedule
-from hvt.train.recipe import Recipe
-from hvt.train.state import newest_state
+from hvt.evaluation import evaluate
+from hvt.training.engine import Result, Trainer, resume, train
+from hvt.training.optimize import make_optimizer, make_schedule
+from hvt.training.recipe import Recipe
+from hvt.training.state import newest_state
 
 CPU = torch.device("cpu")
 

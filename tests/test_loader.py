@@ -34,8 +34,8 @@ from hvt.data.loader import ArrayTransform, Batch, EvalBatches, TrainBatches, ro
 from hvt.data.pictures import BrokenPicture
 from hvt.data.sources import open_data, open_eval
 from hvt.errors import HVTError
-from hvt.train.engine import train
-from hvt.train.recipe import load_recipe
+from hvt.training.engine import train
+from hvt.training.recipe import load_recipe
 
 SIDE = 16
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import hvt
 from hvt import HVTError
-from hvt.train.losses import Teacher, find_teacher, label_loss
+from hvt.training.losses import Teacher, find_teacher, label_loss
 
 Build = Callable[..., hvt.HVT]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from training import PLAIN, quiet, run, tiny
 
 from hvt.distributed import Team
-from hvt.train.engine import Trainer
-from hvt.train.muon import Muon, orthogonal
+from hvt.training.engine import Trainer
+from hvt.training.muon import Muon, orthogonal
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from hostile import repeated_scans
 from PIL import Image
 
 import hvt
-from hvt.cost import cost
+from hvt.costs import cost
 from hvt.data.evaluation import eval_transform
 from hvt.see import token_sources
 from hvt.serve.app import create_app

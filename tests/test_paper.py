@@ -23,8 +23,8 @@ from hvt.paper.protocol import SEEDS, Protocol, Training, adapt, load_protocol, 
 from hvt.paper.report import render, verdicts
 from hvt.paper.results import Finished
 from hvt.paper.tables import Row, entries, get_row, get_table
-from hvt.train.interrupt import Interrupted
-from hvt.train.recipe import Recipe
+from hvt.training.interrupt import Interrupted
+from hvt.training.recipe import Recipe
 
 Captured = pytest.CaptureFixture[str]
 

@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hvt.lengths import KINDS, padding, pooled_length
 from hvt.pooling import (
-    KINDS,
     Pool,
     as_picture,
     as_tokens,
     max_sources,
-    padding,
     pool_tokens,
-    pooled_length,
     to_grid,
 )
 

@@ -39,8 +39,8 @@ from hvt.power import (
     survivors,
 )
 from hvt.power.search import Searcher
-from hvt.train.pipeline import build_model, open_pipeline
-from hvt.train.recipe import Recipe
+from hvt.training.pipeline import build_model, open_pipeline
+from hvt.training.recipe import Recipe
 
 SMALL = HVTConfig(
     img_size=32, patch_size=8, num_heads=2, head_dim=4, depth=3, num_classes=5, class_token=True,

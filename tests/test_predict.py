@@ -22,15 +22,16 @@ from hostile import repeated_scans
 from PIL import Image
 
 import hvt
+from hvt.checkpoint.builtin import built_in, is_checkpoint
 from hvt.data.evaluation import eval_transform
 from hvt.data.folders import FilePictures
 from hvt.data.loader import EvalBatches
 from hvt.data.pictures import BrokenPicture
 from hvt.data.sources import ArrayPictures, open_digits, open_eval
 from hvt.deploy.inputs import find_pictures
-from hvt.deploy.predict import Answer, Predictor, built_in, find_device, is_checkpoint
+from hvt.deploy.predict import Answer, Predictor, find_device
 from hvt.errors import HVTError
-from hvt.evaluate import evaluate
+from hvt.evaluation import evaluate
 
 DOCS = Path(__file__).parents[1] / "docs"
 Build = Callable[..., hvt.HVT]

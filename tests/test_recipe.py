@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvt.config import HVTConfig
 from hvt.errors import HVTError
-from hvt.train.recipe import (
+from hvt.training.recipe import (
     FOLDER,
     RECIPE_FIELDS,
     Recipe,
@@ -150,7 +150,7 @@ def test_a_recipe_file_by_path(tmp_path: Path) -> None:
 def test_unknown_recipe_names() -> None:
     with pytest.raises(HVTError, match=r"unknown recipe 'digit': did you mean digits\?"):
         load_recipe("digit")
-    with pytest.raises(HVTError, match=r"unknown recipe 'nowhere/mine\.toml'"):
+    with pytest.raises(HVTError, match=r"there is no file nowhere/mine\.toml"):
         load_recipe("nowhere/mine.toml")
     with pytest.raises(HVTError, match=r"unknown recipe '\.\./recipes/digits'"):
         load_recipe("../recipes/digits")
@@ -158,7 +158,7 @@ def test_unknown_recipe_names() -> None:
 
 def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").mkdir()
-    with pytest.raises(HVTError, match="unknown recipe"):
+    with pytest.raises(HVTError, match="Is a directory"):
         load_recipe(str(tmp_path / "mine.toml"))
 
 

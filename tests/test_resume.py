@@ -22,10 +22,10 @@ from training import assert_same_run, quiet, said, tiny, write_recipe
 
 from hvt import HVTError
 from hvt.cli import main
-from hvt.train.engine import resume, train
-from hvt.train.interrupt import Interrupted
-from hvt.train.recipe import Recipe
-from hvt.train.state import read_state, states
+from hvt.training.engine import resume, train
+from hvt.training.interrupt import Interrupted
+from hvt.training.recipe import Recipe
+from hvt.training.state import read_state, states
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are killed as POSIX does it")
 
@@ -43,7 +43,7 @@ def lively(folder: Path, **values: Any) -> Recipe:
 
 def start(target: Callable[..., Any], *args: Any) -> BaseProcess:
     assert PROCESSES is not None
-    PROCESSES.set_forkserver_preload(["hvt.train.engine", "sklearn.datasets"])
+    PROCESSES.set_forkserver_preload(["hvt.training.engine", "sklearn.datasets"])
     process = PROCESSES.Process(target=target, args=args)
     process.start()
     return process

@@ -11,7 +11,7 @@ from training import small_disk
 
 from hvt import HVTError
 from hvt.files import whole_file
-from hvt.train.state import (
+from hvt.training.state import (
     Misfit,
     Progress,
     newest_state,

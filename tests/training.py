@@ -16,8 +16,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hvt.train.engine import Result, train
-from hvt.train.recipe import Recipe
+from hvt.training.engine import Result, train
+from hvt.training.recipe import Recipe
 
 TINY = {"img_size": 8, "patch_size": 2, "num_heads": 1, "head_dim": 16, "depth": 4}
 

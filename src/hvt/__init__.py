@@ -1,24 +1,31 @@
-"""hvt: vision transformers that get cheaper as they get deeper."""
+"""hvt: vision transformers that get cheaper as they get deeper.
+
+Nothing is imported before it is used, so that the command line need not wait for torch. timm learns
+the models' names all the same, see `hvt._timm`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ._compat import import_torchvision
-
-import_torchvision()
-
-from ._version import __version__  # noqa: E402
-from .checkpoint.hub import from_pretrained  # noqa: E402
-from .checkpoint.save_load import load, save  # noqa: E402
-from .config import HVTConfig  # noqa: E402
-from .cost import Cost, cost  # noqa: E402
-from .errors import CheckpointError, HVTError  # noqa: E402
-from .model import HVT  # noqa: E402
-from .zoo import create_model, get_config, list_models  # noqa: E402
+from ._timm import register
+from ._version import __version__
 
 if TYPE_CHECKING:
     from . import power
+    from .checkpoint.hub import from_pretrained
+    from .checkpoint.save_load import load, save
+    from .config import HVTConfig
+    from .costs import Cost, cost
+    from .deploy.evaluate import evaluate
     from .deploy.predict import Predictor
+    from .errors import CheckpointError, HVTError
+    from .evaluation import Score
+    from .model import HVT
+    from .registry import create_model
+    from .training.engine import Result
+    from .training.recipe import Recipe
+    from .training.run import train
+    from .zoo import get_config, list_models
 
 __all__ = [
     "HVT",
@@ -27,23 +34,55 @@ __all__ = [
     "HVTConfig",
     "HVTError",
     "Predictor",
+    "Recipe",
+    "Result",
+    "Score",
     "__version__",
     "cost",
     "create_model",
+    "evaluate",
     "from_pretrained",
     "get_config",
     "list_models",
     "load",
     "power",
     "save",
+    "train",
 ]
+
+# Where each name is, for the first time it is asked for.
+_HOMES = {
+    "HVT": "model",
+    "CheckpointError": "errors",
+    "Cost": "costs",
+    "HVTConfig": "config",
+    "HVTError": "errors",
+    "Predictor": "deploy.predict",
+    "Recipe": "training.recipe",
+    "Result": "training.engine",
+    "Score": "evaluation",
+    "cost": "costs",
+    "create_model": "registry",
+    "evaluate": "deploy.evaluate",
+    "from_pretrained": "checkpoint.hub",
+    "get_config": "zoo",
+    "list_models": "zoo",
+    "load": "checkpoint.save_load",
+    "save": "checkpoint.save_load",
+    "train": "training.run",
+}
+
+register()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Predictor":  # its own imports would slow down `hvt models`
-        from .deploy.predict import Predictor
-
-        return Predictor
     if name == "power":
         return import_module(".power", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

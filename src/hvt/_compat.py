@@ -9,31 +9,40 @@ schemas exist, every part written in Python works.
 
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
-
-import torch
+from typing import Any
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _OPERATORS = ("nms", "qnms")
 
 # A schema lives as long as the Library that declared it.
-_library: torch.library.Library | None = None
+_library: Any = None
 
 
 def import_torchvision() -> ModuleType:
     """Return torchvision, declaring its missing operators only if their absence is what fails."""
+    return twice(lambda: importlib.import_module("torchvision"))
+
+
+def twice(load: Callable[[], Any]) -> Any:
+    """Load torchvision, and once more with its operators declared if their absence is what fails.
+
+    What the first attempt has imported is forgotten, torchvision itself too.
+    """
     global _library
     try:
-        return importlib.import_module("torchvision")
+        return load()
     except RuntimeError as error:
         missing = {f"operator torchvision::{name} does not exist" for name in _OPERATORS}
         # With TORCH_SHOW_CPP_STACKTRACES=1 a stack trace follows the first line.
         if _library is not None or str(error).partition("\n")[0] not in missing:
             raise
+    import torch
 
     for name in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
         del sys.modules[name]
     _library = torch.library.Library("torchvision", "FRAGMENT")
     for name in _OPERATORS:
         _library.define(name + _SIGNATURE)
-    return importlib.import_module("torchvision")
+    return load()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import HVTError, nearest
-from .pooling import KINDS, padding, pooled_length, window
+from .lengths import KINDS, padding, pooled_length, window
 
 MOST = 10_000
 """Blocks, and tokens of a pooling window. Checking a config takes time in proportion to its depth,
@@ -422,6 +422,9 @@ class HVTConfig:
 
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
+# timm's IMAGENET_DEFAULT_MEAN and _STD; importing them would import torch.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(HVTConfig))
 
 
@@ -434,3 +437,20 @@ def check_fields(values: dict[str, Any]) -> None:
     for name in values:
         if name not in FIELDS:
             raise HVTError(f"unknown override {name!r}: {nearest(name, FIELDS)}")
+
+
+def default_cfg(config: HVTConfig) -> dict[str, Any]:
+    """timm's description of a model's input and head: ImageNet's statistics, DeiT's evaluation."""
+    return {
+        "num_classes": config.num_classes,
+        "input_size": (config.in_chans, *config.image),
+        "fixed_input_size": True,
+        "interpolation": "bicubic",
+        "crop_pct": 0.875,
+        "crop_mode": "center",
+        "mean": IMAGENET_MEAN,
+        "std": IMAGENET_STD,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "license": "apache-2.0",
+    }

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from .config import HVTConfig
 from .errors import HVTError
-from .pooling import as_tokens, to_grid, window
+from .lengths import window
+from .pooling import as_tokens, to_grid
 
 
 def feature_info(config: HVTConfig) -> list[dict[str, Any]]:

@@ -11,19 +11,19 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerScale, Mlp, get_act_layer, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
-from .config import HVTConfig
+from .config import HVTConfig, default_cfg
 from .errors import HVTError
 from .extraction import Extract, shared_softmax
 from .features import feature_info
+from .lengths import Grid, window
 from .merging import Merge
-from .pooling import Grid, Pool, as_picture, to_grid, window
+from .pooling import Pool, as_picture, to_grid
 from .resize import resize_patches, resize_positions
 
 
@@ -500,23 +500,6 @@ class Classifier(Protocol):
     def class_names(self) -> tuple[str, ...] | None: ...
 
     def __call__(self, images: Tensor, /) -> Any: ...
-
-
-def default_cfg(config: HVTConfig) -> dict[str, Any]:
-    """timm's description of a model's input and head: ImageNet's statistics, DeiT's evaluation."""
-    return {
-        "num_classes": config.num_classes,
-        "input_size": (config.in_chans, *config.image),
-        "fixed_input_size": True,
-        "interpolation": "bicubic",
-        "crop_pct": 0.875,
-        "crop_mode": "center",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        "license": "apache-2.0",
-    }
 
 
 def _moved(parameter: Tensor, data: Tensor) -> nn.Parameter:

@@ -1,17 +1,12 @@
-"""The paper's models by name, and the same names for timm."""
+"""The paper's models by name: a table of configs, which needs no torch."""
 
 from __future__ import annotations
 
 import fnmatch
 from typing import Any
-from urllib.error import URLError
-
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from .config import HVTConfig
 from .errors import HVTError, nearest
-from .features import FeatureMaps, check_feature_class
-from .model import HVT, default_cfg
 
 # One line per model: what differs from HVTConfig's defaults (224 px, patch 16, 12 blocks, M = 0).
 _TI, _S, _B = 3, 6, 12  # heads of 64 channels
@@ -59,16 +54,6 @@ WEIGHTS: dict[str, str] = {
     "hvt_s_3": f"{_AUTHORS}/v1.0/hvt_s_3.pth",
 }
 
-default_cfgs = generate_default_cfgs(
-    {
-        name: default_cfg(config)
-        | {"paper_ids": "arXiv:2103.10619", "custom_load": True}
-        | ({"url": WEIGHTS[name]} if name in WEIGHTS else {})
-        | ({"notes": (NOTES[name],)} if name in NOTES else {})
-        for name, config in MODELS.items()
-    }
-)
-
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names that match a shell pattern, in the order of size: `list_models("hvt_s_*")`."""
@@ -80,59 +65,3 @@ def get_config(name: str, **overrides: Any) -> HVTConfig:
     if name not in MODELS:
         raise HVTError(f"unknown model {name!r}: {nearest(name, MODELS)}")
     return MODELS[name].replace(**overrides)
-
-
-def create_model(name: str, pretrained: bool = False, **overrides: Any) -> HVT:
-    """A named model, any field of `HVTConfig` replaced: `create_model("hvt_s_4", depth=24)`.
-
-    `pretrained` fetches the published ImageNet weights, resized to the asked image size; another
-    number of classes gets a new head.
-    """
-    get_config(name, **overrides)  # refuses what is wrong before anything is built
-    return _build(name, pretrained, **overrides)
-
-
-def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
-    if pretrained and name not in WEIGHTS and not _has_other_source(kwargs):
-        raise HVTError(
-            f"no weights are published for {name}: use pretrained=False, "
-            f"or one of {', '.join(WEIGHTS)}"
-        )
-    if "feature_cls" in kwargs:
-        check_feature_class(kwargs.pop("feature_cls"))
-    try:
-        model = build_model_with_cfg(
-            lambda **overrides: HVT(get_config(name, **overrides)),
-            name,
-            pretrained,
-            feature_cfg={"out_indices": None, "feature_cls": FeatureMaps},
-            **kwargs,
-        )
-    except (URLError, OSError) as error:
-        raise HVTError(
-            f"the pretrained weights of {name} could not be fetched from {WEIGHTS.get(name)} "
-            f"({error}): check the network, or download the file and use hvt.load"
-        ) from error
-    built = getattr(model, "model", model)  # features_only wraps it
-    if isinstance(built, HVT):  # timm describes the named model's input, not the one asked for
-        model.pretrained_cfg["input_size"] = (built.config.in_chans, *built.config.image)
-    return model
-
-
-def _has_other_source(kwargs: dict[str, Any]) -> bool:
-    return bool(kwargs.get("pretrained_cfg") or kwargs.get("pretrained_cfg_overlay"))
-
-
-def _register(name: str) -> None:
-    def entrypoint(pretrained: bool = False, **kwargs: Any) -> HVT:
-        return _build(name, pretrained, **kwargs)
-
-    entrypoint.__name__ = entrypoint.__qualname__ = name
-    entrypoint.__doc__ = f"{name}; keyword arguments are fields of HVTConfig."
-    register_model(entrypoint)
-
-
-__all__ = ["MODELS", "NOTES", "WEIGHTS", "create_model", "get_config", "list_models"]
-
-for _name in MODELS:
-    _register(_name)

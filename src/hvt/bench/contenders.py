@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..cost import cost
+from ..checkpoint.builtin import is_checkpoint
+from ..costs import cost
 from ..data.sample import drawn_pictures
 from ..deploy.calibrate import Calibration, input_ranges
 from ..deploy.export import write
-from ..deploy.predict import is_checkpoint
 from ..deploy.runtime import OnnxModel, is_onnx, open_model
 from ..errors import HVTError, nearest
 from ..model import HVT
-from ..zoo import MODELS, create_model
+from ..registry import create_model
+from ..zoo import MODELS
 
-MODES = ("eager", "compiled", "onnx", "int8")
 EXPORTED = ("onnx", "int8")
 
 

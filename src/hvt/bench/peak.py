@@ -23,7 +23,7 @@ import torch
 from ..deploy.runtime import is_onnx
 from ..device import find_device
 from ..errors import HVTError
-from . import contenders
+from . import MODES, contenders
 from .measure import memory_held, memory_peak
 
 
@@ -88,7 +88,7 @@ def training_peaks(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Peak memory of one model.")
     parser.add_argument("model", help="a model of hvt or timm, a checkpoint or an exported file")
-    parser.add_argument("--mode", default="eager", choices=(*contenders.MODES, "train"))
+    parser.add_argument("--mode", default="eager", choices=(*MODES, "train"))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16], help="batch sizes")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda …")
     parser.add_argument("--threads", type=int, help="CPU threads")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..config import HVTConfig
 from ..errors import CheckpointError
-from ..pooling import pooled_length
+from ..lengths import pooled_length
 from .container import BAD_ZIP, Unfit
 from .description import NOT_AS_EXPECTED, shown
 from .pickles import Foreign, TensorEntry, TorchFile

@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import HfApi, snapshot_download
 
 from ..config import HVTConfig
-from ..cost import cost
+from ..costs import cost
 from ..errors import HVTError
 from ..files import whole_file
 from ..model import HVT

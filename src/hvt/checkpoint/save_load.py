@@ -21,6 +21,7 @@ from ..files import whole_file
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
 from .archive import is_archive, read_archive
+from .builtin import find_checkpoint
 from .container import file_size
 from .description import (
     MAX_TEXT,
@@ -116,7 +117,7 @@ def load_into(model: HVT, path: str | Path) -> None:
 
 def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     """What a file or directory says; `hints` settle what a foreign file leaves open."""
-    path, hints = Path(path), hints or {}
+    path, hints = find_checkpoint(path), hints or {}
     if os.path.isdir(path):  # noqa: PTH112 - False for a name that cannot be
         return _read_directory(path, hints)
     if path.suffix.lower() == ".onnx":

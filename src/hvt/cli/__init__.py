@@ -6,11 +6,11 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from .._version import __version__
 from ..errors import HVTError
 from ..terminal import printable
-from . import bench, data, export, models, paper, power, see, serve, train, use
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -28,11 +28,27 @@ examples:
   hvt paper costs                   every cost that the paper prints, and ours
 """
 
-GROUPS = (models, data, train, use, export, bench, serve, see, power, paper)
+# Command → the module that has it. Only that of the command at hand is imported, or all for a list.
+COMMANDS = {
+    "models": "models",
+    "cost": "models",
+    "recipes": "train",
+    "check": "data",
+    "train": "train",
+    "eval": "use",
+    "predict": "use",
+    "export": "export",
+    "bench": "bench",
+    "serve": "serve",
+    "see": "see",
+    "power": "power",
+    "paper": "paper",
+    "completion": "completion",
+}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; bad input is one sentence on stderr and exit code 2."""
+def build_parser(words: Sequence[str] = ()) -> Parser:
+    """The parser of a command line: with the command that it begins with, or else with all."""
     parser = Parser(
         prog="hvt",
         description="Vision transformers that get cheaper as they get deeper.",
@@ -40,15 +56,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"hvt {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
-    for group in GROUPS:
-        group.register(commands)
+    first = words[0] if words else ""
+    if first == "--version":
+        return parser
+    wanted = [COMMANDS[first]] if first in COMMANDS else dict.fromkeys(COMMANDS.values())
+    for module in wanted:
+        import_module(f".{module}", __name__).register(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; bad input is one sentence on stderr and exit code 2."""
+    words = sys.argv[1:] if argv is None else list(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
-    args = parser.parse_args(argv)
-    if not hasattr(args, "run"):
-        parser.print_help()
-        return 0
     try:
+        parser = build_parser(words)
+        args = parser.parse_args(words)
+        if not hasattr(args, "run"):
+            parser.print_help()
+            return 0
         return args.run(args) or 0
     except HVTError as error:
         rank = os.environ.get("RANK", "0")  # torchrun's: the others may have reasons of their own

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..bench import MODES
 from ..errors import HVTError, nearest
 
 if TYPE_CHECKING:
@@ -63,6 +64,12 @@ def register(commands: Any) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> None:
+    modes = _modes(args.modes)
+    batches = _whole("--batch", args.batch.split(","))
+    _whole("--rounds", [str(args.rounds)])
+    if args.threads is not None:
+        _whole("--threads", [str(args.threads)])
+
     import torch
 
     from ..bench.contenders import check_name, library, modes_of, open_contender
@@ -70,14 +77,10 @@ def run_bench(args: argparse.Namespace) -> None:
     from ..bench.peak import peak_memory
     from ..bench.plot import check_picture, draw
     from ..bench.run import measure, write_csv
-    from ..deploy.predict import is_checkpoint
+    from ..checkpoint.builtin import is_checkpoint
     from ..device import find_device
 
-    modes = _modes(args.modes)
-    batches = _whole("--batch", args.batch.split(","))
-    _whole("--rounds", [str(args.rounds)])
     if args.threads is not None:
-        _whole("--threads", [str(args.threads)])
         torch.set_num_threads(args.threads)
     device = find_device(args.device)
     for path in filter(None, (args.csv, args.plot)):  # before minutes are spent on measuring
@@ -117,8 +120,6 @@ def run_bench(args: argparse.Namespace) -> None:
 
 
 def _modes(text: str) -> list[str]:
-    from ..bench.contenders import MODES
-
     modes = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for mode in modes:
         if mode not in MODES:

@@ -6,14 +6,16 @@ import argparse
 import json
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ..data.check import TINY, Report, Twins, check
 from ..terminal import printable
+
+if TYPE_CHECKING:
+    from ..data.check import Report, Twins
 
 _SHOWN = 20  # classes and repeated pictures listed without --json
 
@@ -40,6 +42,8 @@ def register(commands: Any) -> None:
 
 
 def run_check(args: argparse.Namespace) -> int:
+    from ..data.check import check
+
     screen = Console(stderr=True)
 
     def progress(items: Iterable[Any], total: int) -> Iterable[Any]:
@@ -55,6 +59,8 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def _print(report: Report) -> None:
+    from ..data.check import TINY
+
     table = Table("part", box=None, header_style="bold")
     for heading in ("pictures", "broken", "classes", "smallest class", "median", "largest"):
         table.add_column(heading, justify="right")

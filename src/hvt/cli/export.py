@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from ..checkpoint.builtin import DEFAULT
+from ..errors import HVTError
+from .weights import add_pretrained, check_pretrained, open_weights
+
 if TYPE_CHECKING:
     from ..deploy.export import Comparison
 
@@ -28,13 +32,20 @@ def register(commands: Any) -> None:
             "the file as they take the checkpoint."
         ),
         epilog=(
-            "examples:\n  hvt export model.safetensors model.onnx --data PICTURES\n"
+            "examples:\n  hvt export cifar100.onnx                  the built-in model\n"
+            "  hvt export model.safetensors model.onnx --data PICTURES\n"
             "  hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
             "  hvt export model.safetensors model.pt2 --to torch"
         ),
     )
-    parser.add_argument("checkpoint", help="a checkpoint, in any form that hvt.load reads")
-    parser.add_argument("out", help="the file to write: OUT.onnx, or OUT.pt2 for torch")
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="[MODEL] OUT",
+        help="what to write: a checkpoint in any form that hvt.load reads, a built-in one or a "
+        f"model's name (default: the built-in {DEFAULT}); and the file: OUT.onnx, or OUT.pt2",
+    )
+    add_pretrained(parser)
     parser.add_argument(
         "--to", choices=("onnx", "torch"), help="the format (default: by the file's ending)"
     )
@@ -61,27 +72,30 @@ def register(commands: Any) -> None:
 
 
 def run_export(args: argparse.Namespace) -> None:
-    from ..bench.exported import compare_speed
-    from ..checkpoint.save_load import load
-    from ..data.evaluation import eval_transform
-    from ..data.sample import sample_pictures
-    from ..deploy.export import MAX_ERROR, check_name, export
-    from ..errors import HVTError
-
-    out = Path(args.out)
+    if len(args.words) > 2:
+        raise HVTError(f"{args.words[2]!r} is one argument too many: use hvt export MODEL OUT")
+    source, name = args.words if len(args.words) == 2 else (DEFAULT, args.words[0])
+    out = Path(name)
     form = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")
     if args.int8 and form == "torch":
         raise HVTError("--int8 is for ONNX: leave it out, or name a file that ends in .onnx")
     form = "int8" if args.int8 else form
-    max_error = MAX_ERROR if args.max_error is None else args.max_error
     if args.max_error is not None and not args.int8:
         raise HVTError("--max-error is for --int8: float32 has a fixed tolerance")
-    if not max_error > 0:
-        raise HVTError(f"--max-error={max_error:g} must be above 0, such as {MAX_ERROR:g}")
+    if args.max_error is not None and not args.max_error > 0:
+        raise HVTError(f"--max-error={args.max_error:g} must be above 0, such as 0.1")
     if args.int8 and not args.data:
         raise HVTError("--int8 is calibrated on pictures: name some with --data")
+    check_pretrained(source, args.pretrained)
+
+    from ..bench.exported import compare_speed
+    from ..data.evaluation import eval_transform
+    from ..data.sample import sample_pictures
+    from ..deploy.export import MAX_ERROR, check_name, export
+
+    max_error = MAX_ERROR if args.max_error is None else args.max_error
     check_name(out, form)
-    model = load(args.checkpoint).float()
+    model = open_weights(source, args.pretrained)
     pictures = None
     if args.data:
         transform, channels = eval_transform(model), model.config.in_chans
@@ -90,7 +104,7 @@ def run_export(args: argparse.Namespace) -> None:
     found = export(model, out, form, pictures, max_error)
     speed = compare_speed(model, out, form)
     if args.json:
-        described = {"checkpoint": args.checkpoint, "out": args.out, **found.to_dict(), **speed}
+        described = {"checkpoint": source, "out": name, **found.to_dict(), **speed}
         print(json.dumps(described, indent=2))
         return
     Console().print(_table(found, speed))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import HVTConfig
-from ..cost import Cost, arrow, cost
+from ..costs import Cost, arrow, cost
 from ..errors import HVTError, nearest
 from ..zoo import MODELS, NOTES, get_config, list_models
 from .flags import add_fields, given_fields, parse_pairs

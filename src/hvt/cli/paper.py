@@ -263,7 +263,7 @@ def run_run(args: argparse.Namespace) -> int:
     from ..paper import long, run
     from ..paper.claims import BUDGETS
     from ..paper.results import read_all
-    from ..train.interrupt import Interrupted
+    from ..training.interrupt import Interrupted
 
     is_long = "long" in args.tables
     _check_long(args, is_long)
@@ -332,7 +332,7 @@ def _announce(
 ) -> None:
     """What there is to train, what is done, and how long the rest takes."""
     from ..paper import run
-    from ..train.watch import clock
+    from ..training.watch import clock
 
     finished = [one for found in known.values() for one in found]
     estimate = run.estimate(protocol, jobs, finished)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import HVTConfig
 from ..errors import HVTError
-from ..train.recipe import Recipe, list_recipes, load_recipe
+from ..training.recipe import Recipe, list_recipes, load_recipe
 from .flags import Parser, add_fields, given_fields
 
 _SEARCH = """\
@@ -100,7 +100,7 @@ def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
 
 def run_search(args: argparse.Namespace) -> int:
     from ..power.search import EPOCHS, search
-    from ..train.interrupt import Interrupted
+    from ..training.interrupt import Interrupted
 
     recipe = _recipe(args, {}, epochs=EPOCHS)
     output = Path(args.file) if args.file else _beside(args.checkpoint)
@@ -126,7 +126,7 @@ def run_search(args: argparse.Namespace) -> int:
 
 def run_retrain(args: argparse.Namespace) -> int:
     from ..checkpoint.save_load import read
-    from ..train.engine import Interrupted, train
+    from ..training.engine import Interrupted, train
 
     overrides = given_fields(args, HVTConfig)
     if read(args.checkpoint).config.retention is None and overrides.get("retention") is None:

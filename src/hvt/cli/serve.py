@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import tempfile
+from pathlib import Path
 from typing import Any
 
+from ..checkpoint.builtin import DEFAULT
 from ..errors import HVTError
+from ..zoo import MODELS
 from .flags import add_fields, given_fields
+from .weights import add_pretrained, check_pretrained, named_model
 
 NEEDED = (
     "fastapi", "uvicorn", "httptools", "python_multipart", "prometheus_client", "onnx", "onnxscript"
@@ -36,20 +41,32 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "checkpoint",
         nargs="?",
-        metavar="CHECKPOINT|ONNX",
-        help="who is to look (default: the built-in model)",
+        metavar="MODEL",
+        help="a checkpoint, an .onnx file, a built-in model or a model's name (default: the "
+        f"built-in {DEFAULT})",
     )
+    add_pretrained(parser)
     add_fields(parser.add_argument_group("settings"), Settings)
     parser.set_defaults(run=run_serve, parser=parser)
 
 
 def run_serve(args: argparse.Namespace) -> int:
+    from ..serve.settings import Settings
+
+    settings = dataclasses.replace(Settings(), **given_fields(args, Settings))
+    check_pretrained(args.checkpoint, args.pretrained)
     for name in NEEDED:
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise HVTError(f"hvt serve needs {name}: pip install 'hvt[serve]'") from error
+    from ..checkpoint.save_load import save
     from ..serve.server import serve
-    from ..serve.settings import Settings
 
-    return serve(args.checkpoint, dataclasses.replace(Settings(), **given_fields(args, Settings)))
+    if args.checkpoint not in MODELS:
+        return serve(args.checkpoint, settings)
+    # As a file, which every worker process can read.
+    with tempfile.TemporaryDirectory(prefix="hvt-serve-") as folder:
+        path = Path(folder) / f"{args.checkpoint}.safetensors"
+        save(named_model(args.checkpoint, args.pretrained), path)
+        return serve(path, settings)

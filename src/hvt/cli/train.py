@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..config import HVTConfig
 from ..errors import HVTError
-from ..train.recipe import Recipe, list_recipes, load_recipe
+from ..training.recipe import Recipe, list_recipes, load_recipe, recipe_text
 from .flags import add_fields, given_fields
 
 _EXAMPLES = """\
@@ -17,7 +19,9 @@ examples:
   hvt train cifar100-cpu --root DATA --download          real pictures, seven minutes on two cores
   hvt train cifar100 --model hvt_s_4 --root DATA         the paper's recipe, on a GPU
   hvt train finetune --init best.safetensors --data PICTURES
+  hvt train folder --data PICTURES                       your own pictures, from scratch
   hvt train --resume runs/digits-hvt_ti_2                go on with a run
+  hvt train --resume runs/digits-hvt_ti_2 --epochs 80    make it longer
   torchrun --nproc-per-node 8 -m hvt train imagenet --model hvt_s_1 --root IMAGENET
 """
 
@@ -36,23 +40,62 @@ def register(commands: Any) -> None:
     add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
     parser.set_defaults(run=run, parser=parser)
 
+    parser = commands.add_parser(
+        "recipes",
+        help="list the recipes, or print one",
+        description="List the recipes of hvt train, or print one as a file to start your own from.",
+        epilog=(
+            "examples:\n  hvt recipes\n  hvt recipes digits > mine.toml && hvt train mine.toml"
+        ),
+    )
+    parser.add_argument("recipe", nargs="?", help="the recipe to print")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.set_defaults(run=run_recipes, parser=parser)
+
 
 def run(args: argparse.Namespace) -> int:
-    # Training pulls in a good deal; `hvt models` should not wait for it.
-    from ..train.engine import Interrupted, resume, train
-
     values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
+    recipe = None
+    if args.resume:
+        if args.recipe or set(values) - {"epochs"} or overrides:
+            raise HVTError(
+                "--resume goes on with the run's own recipe: give it alone, or with --epochs "
+                "to make the run longer"
+            )
+    elif args.recipe:
+        recipe = load_recipe(args.recipe).replace(overrides, **values)
+    else:
+        raise HVTError(f"no recipe is named: use one of {', '.join(list_recipes())}")
+
+    from ..training.engine import Interrupted, resume, train
+
     try:
-        if args.resume:
-            if args.recipe or values or overrides:
-                raise HVTError("--resume goes on with the run's own recipe: give it alone")
-            resume(args.resume)
-        elif args.recipe:
-            recipe = load_recipe(args.recipe).replace(overrides, **values)
-            train(recipe, name=args.recipe.removesuffix(".toml").rsplit("/", 1)[-1])
+        if recipe is None:
+            resume(args.resume, **values)
         else:
-            raise HVTError(f"no recipe is named: use one of {', '.join(list_recipes())}")
+            train(recipe, name=Path(args.recipe).name.removesuffix(".toml"))
     except Interrupted as stopped:
         print(f"hvt: {stopped}", file=sys.stderr)
         return 130
     return 0
+
+
+def run_recipes(args: argparse.Namespace) -> None:
+    if args.recipe is not None:
+        if args.json:
+            print(json.dumps(load_recipe(args.recipe).to_dict(), indent=2))
+        else:
+            print(recipe_text(args.recipe), end="")
+        return
+    texts = {name: recipe_text(name) for name in list_recipes()}
+    # The first line of a recipe is its command, the second says what it is for.
+    rows = [
+        {"name": name, "command": first, "about": second}
+        for name, text in texts.items()
+        for first, second in [[line.lstrip("# ") for line in text.splitlines()[:2]]]
+    ]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        print(f"{row['command']}\n    {row['about']}")

@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,47 +108,24 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def run_eval(args: argparse.Namespace) -> int:
-    from .. import distributed
-    from ..data.evaluation import SMALL, as_files, eval_transform
-    from ..data.loader import EvalBatches
-    from ..data.sources import ArrayPictures, open_eval
-    from ..deploy.runtime import is_onnx, open_model
-    from ..evaluate import draw_confusion, evaluate
+    from ..deploy.evaluate import evaluate
+    from ..evaluation import draw_confusion
 
-    team, device = distributed.join(args.device)
-    try:
-        # "auto" is for ONNX Runtime to settle: it may know other devices than torch.
-        model = open_model(args.checkpoint, args.device if is_onnx(args.checkpoint) else device)
-        if not model.num_classes:
-            raise HVTError(f"{args.checkpoint} has no classifier, so there is nothing to measure")
-        data = open_eval(
-            args.data,
-            root=args.root,
-            download=args.download,
-            class_names=model.class_names,
-            num_classes=model.num_classes,
-            match_by_order=args.match_by_order,
-            in_chans=model.config.in_chans,
-        )
-        match = data.match
-        assert match is not None
-        names = data.class_names or tuple(map(str, range(model.num_classes)))
-        height, width = model.config.image
-        small = isinstance(data.val, ArrayPictures) and height == width <= SMALL
-        batches = EvalBatches(
-            data.val if small else as_files(data.val),
-            eval_transform(model, arrays=small),
-            batch_size=args.batch_size,
-            rank=team.rank,
-            size=team.size,
-            workers=args.workers,
-            skip_broken=args.skip_broken,
-        )
-        score = evaluate(model, batches, model.num_classes, device, team)
-    finally:
-        distributed.leave()
-    if not team.leads:
+    score = evaluate(
+        args.checkpoint,
+        args.data,
+        root=args.root,
+        download=args.download,
+        match_by_order=args.match_by_order,
+        skip_broken=args.skip_broken,
+        device=args.device,
+        batch_size=args.batch_size,
+        workers=args.workers,
+    )
+    if os.environ.get("RANK", "0") != "0":  # torchrun's: one process prints
         return 0
+    names, match = score.class_names, score.match
+    assert match is not None
     if args.confusion:
         draw_confusion(Path(args.confusion), score, names)
     if args.json:
@@ -155,7 +133,7 @@ def run_eval(args: argparse.Namespace) -> int:
             "checkpoint": args.checkpoint,
             "data": args.data,
             "matched_by": match.by,
-            **score.to_dict(names),
+            **score.to_dict(),
         }
         if match.by == "order":
             described["matched"] = [{"data": data, "name": name} for data, name in match.pairs]
@@ -163,7 +141,7 @@ def run_eval(args: argparse.Namespace) -> int:
         return 0
     print(
         f"top-1 {score.top1:.2f} %   top-5 {score.top5:.2f} %   loss {score.loss:.4f}   "
-        f"{score.pictures} pictures   {score.images_per_second:.0f} images/s on {device}"
+        f"{score.pictures} pictures   {score.images_per_second:.0f} images/s on {score.device}"
     )
     print(printable(match.describe()))
     if score.skipped:
@@ -182,8 +160,9 @@ def run_eval(args: argparse.Namespace) -> int:
 
 
 def run_predict(args: argparse.Namespace) -> int:
+    from ..checkpoint.builtin import is_checkpoint
     from ..deploy.inputs import find_pictures
-    from ..deploy.predict import Predictor, is_checkpoint
+    from ..deploy.predict import Predictor
 
     inputs, checkpoint = [args.first, *args.others], None
     if is_checkpoint(inputs[0]):

@@ -12,6 +12,7 @@ from typing import Any, overload
 
 import torch
 
+from ..checkpoint.builtin import DEFAULT
 from ..data.evaluation import eval_transform
 from ..data.pictures import BrokenPicture
 from ..device import find_device
@@ -77,7 +78,7 @@ class Predictor:
         elif isinstance(checkpoint, OnnxModel):
             self.model = checkpoint
         else:
-            self.model = open_model(checkpoint or built_in(), device, threads)
+            self.model = open_model(checkpoint or DEFAULT, device, threads)
         # Where pictures are put; ONNX Runtime takes them from the CPU wherever it runs.
         self.device = find_device(device if isinstance(self.model, HVT) else "cpu")
         if not self.model.num_classes:
@@ -159,16 +160,3 @@ def _at_least_1(name: str, value: int) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise HVTError(f"{name}={value!r} must be a whole number of at least 1")
     return int(value)
-
-
-def built_in() -> Path:
-    """The checkpoint that comes with the package."""
-    return Path(__file__).parents[1] / "assets" / "cifar100.safetensors"
-
-
-def is_checkpoint(path: str) -> bool:
-    """Whether a command's argument names weights rather than a picture, by its form."""
-    found = Path(path)
-    if found.suffix.lower() in (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx"):
-        return True
-    return any((found / name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))

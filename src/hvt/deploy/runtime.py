@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ..checkpoint.description import read_description, shown
 from ..checkpoint.save_load import load
+from ..config import default_cfg
 from ..device import find_device
 from ..errors import CheckpointError, HVTError
-from ..model import HVT, default_cfg
+from ..model import HVT
 from .graph import not_onnx, read_graph
 
 INPUT, OUTPUT = "images", "logits"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import HVTError
 from ..files import whole_file
-from ..train.watch import draw_curves
+from ..training.watch import draw_curves
 from .claims import BUDGETS
 from .filled import NAMES, READINGS, Filled, Known, fill
 from .protocol import Protocol

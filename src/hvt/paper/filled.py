@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config import HVTConfig
-from ..cost import cost
-from ..train.watch import clock
+from ..costs import cost
+from ..training.watch import clock
 from .claims import BUDGETS, LEAST_EPOCHS, Spread, pooled_spread
 from .protocol import Plan, Protocol, macs_of, plan
 from .results import Finished

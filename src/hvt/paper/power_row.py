@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ..cost import cost
+from ..costs import cost
 from ..errors import HVTError
 from ..power import search
-from ..train.engine import Result, resume, train
+from ..training.engine import Result, resume, train
 from .protocol import Training
 
 

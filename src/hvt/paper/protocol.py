@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config import HVTConfig
-from ..cost import cost
+from ..costs import cost
 from ..errors import HVTError, nearest
-from ..train.recipe import Recipe, load_recipe
+from ..training.recipe import Recipe, load_recipe
 from ..zoo import get_config
 from .claims import BUDGETS
 from .tables import FIGURE4, Row, Table

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import HVTError
-from ..train.recipe import Recipe
-from ..train.watch import clock
+from ..training.recipe import Recipe
+from ..training.watch import clock
 from .claims import BUDGETS, CLAIMS, Claim, Outcome, Verdict, judge
 from .filled import (
     NAMES,

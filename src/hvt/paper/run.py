@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import HVTError, nearest
-from ..train.engine import Result, resume, train
-from ..train.interrupt import Interrupted
+from ..training.engine import Result, resume, train
+from ..training.interrupt import Interrupted
 from . import power_row, results
 from .protocol import SEEDS, Protocol, Training, plan
 from .results import Finished

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..cost import cost
+from ..costs import cost
 from ..errors import HVTError, nearest
 from ..zoo import MODELS
 

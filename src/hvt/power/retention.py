@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..config import HVTConfig
-from ..cost import attention_macs, mlp_macs
+from ..costs import attention_macs, mlp_macs
 from ..errors import HVTError
 from ..zoo import get_config
 

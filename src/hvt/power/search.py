@@ -20,20 +20,20 @@ from torch import Tensor
 
 from .. import distributed
 from ..checkpoint.save_load import read, save
-from ..cost import cost
+from ..costs import cost
 from ..data.classes import ClassMatch, match_classes
 from ..data.loader import Batch
 from ..data.sources import Data, relabel
 from ..errors import HVTError
-from ..evaluate import evaluate
+from ..evaluation import evaluate
 from ..model import HVT
 from ..terminal import printable
-from ..train.interrupt import Interrupted, StopSignals
-from ..train.learner import Learner, Step
-from ..train.optimize import seed_all
-from ..train.pipeline import Pipeline, build_model, open_pipeline
-from ..train.recipe import Recipe
-from ..train.watch import clock
+from ..training.interrupt import Interrupted, StopSignals
+from ..training.learner import Learner, Step
+from ..training.optimize import seed_all
+from ..training.pipeline import Pipeline, build_model, open_pipeline
+from ..training.recipe import Recipe
+from ..training.watch import clock
 from .retention import (
     Retention,
     check_budget,

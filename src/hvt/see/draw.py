@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cost import Cost
+from ..costs import Cost
 from ..errors import HVTError
 from ..files import whole_file
 from .maps import FeatureMap, strongest

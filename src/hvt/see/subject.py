@@ -14,11 +14,14 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from ..checkpoint.builtin import BUILT_IN as BUILT_IN_NAMES
+from ..checkpoint.builtin import DEFAULT, find_checkpoint, is_checkpoint
 from ..checkpoint.save_load import load, read
-from ..cost import Cost, cost
+from ..costs import Cost, cost
 from ..errors import HVTError, nearest
 from ..model import HVT
-from ..zoo import MODELS, create_model, get_config
+from ..registry import create_model
+from ..zoo import MODELS, get_config
 
 if TYPE_CHECKING:
     from ..deploy.inputs import Picture
@@ -103,8 +106,6 @@ def open_price(name: str | None = None) -> tuple[str, Cost]:
 
 def names_model(text: str) -> bool:
     """Whether a command's argument is a model's name or has the form of a checkpoint."""
-    from ..deploy.predict import is_checkpoint
-
     return is_checkpoint(text) or timm.is_model(text.removeprefix(TIMM))
 
 
@@ -118,17 +119,13 @@ def _is_path(name: str) -> bool:
     """Names win over files of the same name, which `./` before them asks for."""
     if name in MODELS or name.startswith(TIMM):
         return False
-    from ..deploy.predict import is_checkpoint
-
     return is_checkpoint(name) or "/" in name or (Path(name).exists() and not timm.is_model(name))
 
 
 def _checkpoint(name: str | None) -> tuple[Path, str]:
     """A checkpoint's path, and a title for it."""
-    from ..deploy.predict import built_in
-
-    if name is None:
-        return built_in(), BUILT_IN
+    if name is None or name in BUILT_IN_NAMES:
+        return find_checkpoint(name or DEFAULT), BUILT_IN if name is None else name
     path = Path(name).expanduser()
     label = path.name if path.is_dir() else path.stem
     return path, f"{path.resolve().parent.name}/{label}" if label in _PLAIN else label

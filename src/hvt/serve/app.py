@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .._version import __version__
 from ..checkpoint.description import PREPROCESSING
-from ..cost import cost
+from ..costs import cost
 from . import page
 from .batcher import Batcher, Gate
 from .body import answer_pictures

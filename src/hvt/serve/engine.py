@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..checkpoint.builtin import DEFAULT, find_checkpoint
 from ..checkpoint.save_load import load
 from ..config import HVTConfig
 from ..data.bounds import Bounds
 from ..data.evaluation import eval_transform
 from ..deploy.export import write
-from ..deploy.predict import built_in
 from ..deploy.runtime import OnnxModel, is_onnx
 from ..errors import HVTError
 from ..model import HVT
@@ -48,7 +48,7 @@ class Engine:
         exported: str | Path | None = None,
     ) -> None:
         self.settings = settings = settings or Settings()
-        path = Path(source or built_in())
+        path = find_checkpoint(source or DEFAULT)
         self.name = valid_text(path.name or path.resolve().name)
         self.model = None
         if is_onnx(path):
@@ -112,7 +112,7 @@ def valid_text(text: str) -> str:
 
 def export_to(folder: str | Path, source: str | Path | None) -> Path | None:
     """The export of a checkpoint for many processes to share; None if it is exported already."""
-    path = Path(source or built_in())
+    path = find_checkpoint(source or DEFAULT)
     if is_onnx(path):
         return None
     model = load(path).float().eval()

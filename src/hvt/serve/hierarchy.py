@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from ..config import HVTConfig
-from ..cost import cost
+from ..costs import cost
 from ..errors import HVTError
 from ..model import HVT
 from ..see import token_sources

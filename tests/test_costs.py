@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hvt
 from hvt import HVT, HVTConfig, HVTError, cost
-from hvt.cost import arrow, attention_macs, block_macs, mlp_macs
+from hvt.costs import arrow, attention_macs, block_macs, mlp_macs
 
 TABLES = Path(hvt.__file__).parent / "paper" / "tables.csv"
 

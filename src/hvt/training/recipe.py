@@ -40,7 +40,10 @@ class Recipe:
     """A training from beginning to end; the defaults are DeiT's recipe, which the paper uses."""
 
     model: str | None = _field(None, "model's name (hvt models); the checkpoint's own with --init")
-    init: str | None = _field(None, "checkpoint to start from, or 'pretrained'")
+    init: str | None = _field(
+        None, "checkpoint to start from: a path, a built-in name, or a model's for new weights"
+    )
+    pretrained: bool = _field(False, "start from the published weights of the named model")
     data: str | None = _field(None, "digits, cifar10, cifar100, imagenet or a folder")
     root: str | None = _field(None, "folder that has the named data set in it")
     download: bool = _field(False, "fetch the named data set if it is absent")
@@ -169,21 +172,32 @@ def list_recipes() -> list[str]:
 
 def load_recipe(name: str | Path) -> Recipe:
     """A built-in recipe by name, or a recipe file by path."""
+    text = recipe_text(name)
+    try:
+        values = tomllib.loads(text)
+    except ValueError as error:
+        raise HVTError(f"the recipe {name} is not valid TOML: {error}") from error
+    return from_dict(values, f"the recipe {name}")
+
+
+def recipe_text(name: str | Path) -> str:
+    """The file of a recipe, as it is written."""
     path = FOLDER / f"{name}.toml"
     if str(name) not in list_recipes():
         path = Path(name)
-        if path.suffix != ".toml" or not path.is_file():
+        if path.suffix != ".toml":
             raise HVTError(
                 f"unknown recipe {str(name)!r}: {nearest(str(name), list_recipes())} "
                 "(or give the path of a .toml file)"
             )
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise HVTError(f"there is no file {name}: hvt recipes lists the built-in ones") from error
     except OSError as error:
         raise HVTError(f"cannot read the recipe {name}: {error.strerror}") from error
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
+    except UnicodeDecodeError as error:
         raise HVTError(f"the recipe {name} is not valid TOML: {error}") from error
-    return from_dict(values, f"the recipe {name}")
 
 
 def from_dict(values: dict[str, Any], where: str) -> Recipe:

@@ -7,12 +7,15 @@ softmax, pooling and additions are not counted.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .config import HVTConfig
-from .model import HVT
-from .pooling import window
+from .errors import HVTError
+from .lengths import window
 from .zoo import get_config
+
+if TYPE_CHECKING:
+    from .model import HVT
 
 FLOAT32 = 4  # bytes
 
@@ -114,10 +117,11 @@ def cost(model: HVTConfig | HVT | str, **overrides: Any) -> Cost:
     >>> round(cost("hvt_s_4").gflops, 2)
     1.39
     """
-    if isinstance(model, str):
-        config = get_config(model)
-    else:
-        config = model.config if isinstance(model, HVT) else model
+    config = get_config(model) if isinstance(model, str) else getattr(model, "config", model)
+    if not isinstance(config, HVTConfig):
+        raise HVTError(
+            f"a {type(model).__name__} cannot be priced: give a model, its config or its name"
+        )
     config = config.replace(**overrides)
     layers = _layers(config)
     unpooled = config.replace(stages=0, retention=None, merge=None)

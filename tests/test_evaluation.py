@@ -19,7 +19,7 @@ from hvt.data.classes import match_classes
 from hvt.data.loader import Batch, EvalBatches
 from hvt.distributed import Team
 from hvt.errors import HVTError
-from hvt.evaluate import Score, draw_confusion, evaluate
+from hvt.evaluation import Score, draw_confusion, evaluate
 
 
 class Lookup(nn.Module):

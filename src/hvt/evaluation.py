@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .data.classes import ClassMatch
 from .data.loader import Batch
 from .distributed import Team
 from .errors import HVTError
@@ -36,6 +37,11 @@ class Score:
     num_classes: int
     confusion: Counter[tuple[int, int]]
     """How many pictures have this label and this answer; a dense table would grow with classes²."""
+    class_names: tuple[str, ...] = ()
+    """The names of the classes, where they are known."""
+    match: ClassMatch | None = None
+    """How the data's classes were matched with the model's, where they were."""
+    device: str = "cpu"
 
     @property
     def per_class(self) -> list[float | None]:
@@ -55,8 +61,9 @@ class Score:
     def images_per_second(self) -> float:
         return self.pictures / self.seconds if self.seconds else 0.0
 
-    def to_dict(self, class_names: Sequence[str]) -> dict[str, Any]:
+    def to_dict(self, class_names: Sequence[str] | None = None) -> dict[str, Any]:
         """Plain values; classes without pictures are left out, and two may have the same name."""
+        class_names = class_names or self.class_names or [*map(str, range(self.num_classes))]
         rows = enumerate(zip(class_names, self.per_class, self.class_pictures, strict=True))
         return {
             "top1": self.top1,

@@ -15,12 +15,14 @@ from rich.console import Console
 
 from .. import distributed
 from ..checkpoint.save_load import save
-from ..cost import arrow
+from ..costs import arrow
+from ..data.sources import Pictures
 from ..errors import HVTError
-from ..evaluate import Score, evaluate
+from ..evaluation import Score, evaluate
 from ..files import open_regular, whole_file
 from ..model import HVT
 from ..terminal import printable
+from ..zoo import MODELS
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all
@@ -64,12 +66,15 @@ class Result:
 
 
 def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> Result:
-    """Train from the beginning in a new folder."""
+    """Train from the beginning in a new folder; the default one gets a number if it is taken."""
     team, device = distributed.join(recipe.device)
     try:
         model_name = recipe.model or Path(recipe.init or "model").stem
-        folder = Path(recipe.output or f"runs/{name}-{model_name}")
         restarted = any(team.any(device, distributed.restarted()))
+        if recipe.output is None:
+            folder = team.share(_numbered(Path(f"runs/{name}-{model_name}"), new=not restarted))
+        else:
+            folder = Path(recipe.output)
         goes_on = restarted and team.share(bool(states(folder / "checkpoints")))
         if not goes_on and team.share(_holds_run(folder)):
             raise HVTError(
@@ -81,8 +86,14 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
         distributed.leave()
 
 
-def resume(folder: str | Path, console: Console | None = None) -> Result:
-    """Go on with a run where its newest good checkpoint left it."""
+def resume(
+    folder: str | Path, console: Console | None = None, epochs: float | None = None
+) -> Result:
+    """Go on with a run where its newest good checkpoint left it.
+
+    `epochs` makes it longer, a finished one too. The learning rate is then that of a run of so many
+    epochs, so a finished one goes on with a higher rate than it ended with.
+    """
     folder = Path(folder)
     described = folder / "recipe.json"
     try:
@@ -92,10 +103,17 @@ def resume(folder: str | Path, console: Console | None = None) -> Result:
         raise HVTError(
             f"{folder} is not the folder of a run: it has no readable recipe.json"
         ) from error
-    recipe = from_dict(values, str(described))
+    longer = recipe = from_dict(values, str(described))
+    if epochs is not None:
+        if epochs < recipe.epochs:
+            raise HVTError(
+                f"epochs={epochs:g} is less than the {recipe.epochs:g} of {folder}: a run can be "
+                "made longer, not shorter"
+            )
+        longer = recipe.replace(epochs=epochs)
     team, device = distributed.join(recipe.device)
     try:
-        return Trainer(recipe, folder, team, device, console).run(resume=True)
+        return Trainer(longer, folder, team, device, console).run(True, planned=recipe.epochs)
     finally:
         distributed.leave()
 
@@ -117,6 +135,7 @@ class Trainer:
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1)
         model, self.data = build_model(recipe)
+        self.recipe = recipe = self._fit_batch(recipe)
         self.pipeline = open_pipeline(recipe, model, self.data, team, device)
         self.learner = Learner(recipe, model, self.pipeline, team, device)
         self.steps = self.pipeline.train.steps
@@ -125,12 +144,28 @@ class Trainer:
         self.progress = Progress()
         self.signals = StopSignals()
 
+    def _fit_batch(self, recipe: Recipe) -> Recipe:
+        """The recipe with a batch that the data can fill, which a line tells."""
+        unit = 2 * self.team.size * recipe.accumulate
+        if not isinstance(self.data.train, Pictures):
+            return recipe
+        most = len(self.data.train) // unit * unit
+        if not most or recipe.batch_size <= most:
+            return recipe
+        self._say(
+            f"batch_size={recipe.batch_size} is more than the {len(self.data.train)} training "
+            f"pictures: lowered to {most}, and the learning rate with it"
+        )
+        return recipe.replace(batch_size=most)
+
     # ── the run ─────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, resume: bool) -> Result:
-        """Train until the last epoch, or until asked to stop."""
+    def run(self, resume: bool, planned: float | None = None) -> Result:
+        """Train until the last epoch, or until asked to stop; a run may be longer than planned."""
         if resume:
             self._restore()
+            if planned is not None and planned != self.recipe.epochs:
+                self._lengthen(self.recipe.replace(epochs=planned).total_steps(self.steps))
         elif self.team.leads:
             self._open_folder()
         self.team.wait()
@@ -255,10 +290,10 @@ class Trainer:
         recipe, shares = self.recipe, self.pipeline.train.share_of[2]
         config = self.learner.model.config
         self._say(
-            f"{recipe.model or recipe.init}: {config.image[0]}×{config.image[1]}, tokens "
-            f"{arrow(list(config.tokens))}; {self.data.name}: {len(self.data.train)} "
-            f"training and {len(self.data.val)} validation pictures, "
-            f"{len(self.data.class_names)} classes"
+            f"{recipe.model or recipe.init}{self._weights()}: "
+            f"{config.image[0]}×{config.image[1]}, tokens {arrow(list(config.tokens))}; "
+            f"{self.data.name}: {len(self.data.train)} training and {len(self.data.val)} "
+            f"validation pictures, {len(self.data.class_names)} classes"
             + (" (held out of the training data)" if self.data.held_out else "")
         )
         left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
@@ -269,6 +304,13 @@ class Trainer:
             f"{self.steps} steps an epoch, {left} to go; about {clock(each * left)} "
             f"({recipe.batch_size / each:.0f} images/s) on {self.device}, without evaluation"
         )
+
+    def _weights(self) -> str:
+        """Where the weights are from, if not from the checkpoint that is named."""
+        recipe = self.recipe
+        if recipe.pretrained or recipe.init == "pretrained":
+            return " (published weights)"
+        return " (new weights)" if recipe.init is None or recipe.init in MODELS else ""
 
     def _say(self, text: str) -> None:
         if self.team.leads:
@@ -283,12 +325,24 @@ class Trainer:
         except OSError as error:
             raise HVTError(f"cannot write {self.folder}: {error.strerror}") from error
         remove_leftovers(self.folder)
+        self._write_recipe()
+        with whole_file(self.folder / "config.json") as temporary:
+            temporary.write_text(json.dumps(self.learner.model.config.to_dict(), indent=2) + "\n")
+
+    def _lengthen(self, planned: int) -> None:
+        if self.progress.epoch * self.steps > planned:
+            raise HVTError(
+                f"{self.folder} ended within its last epoch, so it cannot be made longer: start a "
+                f"new run with --init {self.folder / 'model.safetensors'}"
+            )
+        if self.team.leads:
+            self._write_recipe()
+
+    def _write_recipe(self) -> None:
         described = self.recipe.replace(output=str(self.folder)).to_dict()
         described = {k: v for k, v in described.items() if v is not None}
         with whole_file(self.folder / "recipe.json") as temporary:
             temporary.write_text(json.dumps(described, indent=2) + "\n")
-        with whole_file(self.folder / "config.json") as temporary:
-            temporary.write_text(json.dumps(self.learner.model.config.to_dict(), indent=2) + "\n")
 
     def _due(self) -> bool:
         """Whether it is time for a checkpoint by the leader's clock."""
@@ -340,6 +394,16 @@ class Trainer:
                 raise Misfit(f"it was written with another {name}{now}")
         self.learner.check(state)
         check_progress(state.get("progress"), step_of(path), self.steps, self.epochs)
+
+
+def _numbered(folder: Path, new: bool) -> Path:
+    """A folder that holds no run: this one, or it with -2, -3 …; else the newest that does."""
+    number, last = 1, folder
+    path = folder
+    while _holds_run(path):
+        last, number = path, number + 1
+        path = folder.with_name(f"{folder.name}-{number}")
+    return path if new else last
 
 
 def _holds_run(folder: Path) -> bool:

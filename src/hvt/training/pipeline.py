@@ -20,7 +20,8 @@ from ..data.sources import ArrayPictures, Data, open_data
 from ..distributed import Team
 from ..errors import HVTError
 from ..model import HVT
-from ..zoo import create_model, get_config
+from ..registry import create_model
+from ..zoo import MODELS, get_config
 from .recipe import Recipe
 
 
@@ -49,7 +50,12 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
     """The data, and the model for its classes: new, or from a checkpoint."""
     if recipe.data is None:
         raise HVTError("no data is named: use --data with digits, cifar100 or a folder")
-    checkpoint = recipe.init if recipe.init not in (None, "pretrained") else None
+    named, checkpoint = _named_model(recipe), recipe.init
+    pretrained = recipe.pretrained or recipe.init == "pretrained"
+    if recipe.init in MODELS or recipe.init == "pretrained":
+        checkpoint = None
+    if checkpoint and recipe.pretrained:
+        raise HVTError(f"{checkpoint} has its own weights: leave --pretrained out, or name a model")
     found = read(checkpoint, recipe.overrides).config if checkpoint else None
     data = open_data(
         recipe.data,
@@ -71,8 +77,8 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
         if recipe.model is not None:
             _check_architecture(checkpoint, found, recipe.model, overrides)
         model = load(checkpoint, **overrides).float().train()
-    elif recipe.model is not None:
-        model = create_model(recipe.model, pretrained=recipe.init == "pretrained", **overrides)
+    elif named is not None:
+        model = create_model(named, pretrained=pretrained, **overrides)
     else:
         raise HVTError("no model is named: use --model (see hvt models) or --init CHECKPOINT")
     model.pretrained_cfg["label_names"] = data.class_names
@@ -84,6 +90,15 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
             values = model.pretrained_cfg[name]
             model.pretrained_cfg[name] = (sum(values) / len(values),)
     return model, data
+
+
+def _named_model(recipe: Recipe) -> str | None:
+    """The model that `model` or `init` names; both may, if they name the same one."""
+    if recipe.init not in MODELS:
+        return recipe.model
+    if recipe.model not in (None, recipe.init):
+        raise HVTError(f"--model {recipe.model} and --init {recipe.init} are two models: name one")
+    return recipe.init
 
 
 def _check_architecture(path: str, found: HVTConfig, name: str, overrides: dict[str, Any]) -> None:

@@ -1,0 +1,57 @@
+"""`hvt completion`: a script that completes commands, flags and names in a shell."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+SHELLS = ("bash", "zsh", "tcsh", "fish")
+
+
+def register(commands: Any) -> None:
+    """Add the commands of this group."""
+    parser = commands.add_parser(
+        "completion",
+        help="complete commands and flags in a shell",
+        description="Print a script that completes hvt's commands, flags and names in a shell.",
+        epilog=(
+            'examples:\n  eval "$(hvt completion bash)"    in ~/.bashrc\n'
+            '  eval "$(hvt completion zsh)"     in ~/.zshrc, after compinit\n'
+            "  hvt completion fish | source     in ~/.config/fish/config.fish"
+        ),
+    )
+    parser.add_argument("shell", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+    parser.set_defaults(run=run_completion, parser=parser)
+
+
+def run_completion(args: argparse.Namespace) -> None:
+    import shtab
+
+    from . import build_parser
+
+    parser = build_parser()
+    _add_names(parser)
+    print(shtab.complete(parser, args.shell))
+
+
+def _add_names(parser: argparse.ArgumentParser) -> None:
+    """Offer names and files where there are any; this parser will parse nothing."""
+    import shtab
+
+    from ..training.recipe import list_recipes
+    from ..zoo import list_models
+
+    names = {"name": list_models(), "pattern": list_models(), "model": list_models()}
+    names |= {"recipe": list_recipes()}
+    files = ("checkpoint", "first", "others", "out", "data", "root", "output", "resume", "init",
+             "file", "csv", "plot", "confusion")  # fmt: skip
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                _add_names(child)
+        elif action.nargs == 0 or action.choices:
+            continue
+        elif action.dest in names:
+            action.choices = names[action.dest]
+        elif action.dest in files:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]

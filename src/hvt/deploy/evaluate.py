@@ -1,0 +1,75 @@
+"""`hvt.evaluate`: a checkpoint, an exported file or a model on the pictures of a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from .. import distributed
+from ..data.loader import EvalBatches
+from ..data.sources import ArrayPictures, open_eval
+from ..errors import HVTError
+from ..evaluation import Score
+from ..evaluation import evaluate as evaluate_batches
+from ..model import HVT
+from ..training.pipeline import SMALL, as_files, eval_transform
+from .runtime import OnnxModel, is_onnx, open_model
+
+
+def evaluate(
+    model: str | Path | HVT | OnnxModel,
+    data: str | Path,
+    *,
+    root: str | Path | None = None,
+    download: bool = False,
+    match_by_order: bool = False,
+    skip_broken: bool = False,
+    device: str = "auto",
+    batch_size: int = 64,
+    workers: int = 1,
+) -> Score:
+    """Measure a model: `hvt.evaluate("best.safetensors", "path/to/pictures").top1`.
+
+    `model` is a checkpoint's path, a built-in name, an exported file or a model. `data` is digits,
+    cifar10, cifar100, imagenet or a folder, of which the validation part is taken; `root` is where
+    a named data set lies. Classes are matched by name, or with `match_by_order` by their order. A
+    broken picture is an `HVTError`, or with `skip_broken` passed over and counted. Under torchrun
+    each process evaluates its share and gets the whole score.
+    """
+    team, place = distributed.join(device)
+    try:
+        what = "the model" if isinstance(model, HVT | OnnxModel) else str(model)
+        if isinstance(model, HVT):
+            opened: HVT | OnnxModel = model.to(place)
+        elif isinstance(model, OnnxModel):
+            opened = model
+        else:
+            # "auto" is for ONNX Runtime to settle: it may know other devices than torch.
+            opened = open_model(model, device if is_onnx(model) else place)
+        if not opened.num_classes:
+            raise HVTError(f"{what} has no classifier, so there is nothing to measure")
+        source = open_eval(
+            data,
+            root=root,
+            download=download,
+            class_names=opened.class_names,
+            num_classes=opened.num_classes,
+            match_by_order=match_by_order,
+            in_chans=opened.config.in_chans,
+        )
+        height, width = opened.config.image
+        small = isinstance(source.val, ArrayPictures) and height == width <= SMALL
+        batches = EvalBatches(
+            source.val if small else as_files(source.val),
+            eval_transform(opened, arrays=small),
+            batch_size=batch_size,
+            rank=team.rank,
+            size=team.size,
+            workers=workers,
+            skip_broken=skip_broken,
+        )
+        score = evaluate_batches(opened, batches, opened.num_classes, place, team)
+    finally:
+        distributed.leave()
+    names = source.class_names or tuple(map(str, range(opened.num_classes)))
+    return dataclasses.replace(score, class_names=names, match=source.match, device=str(place))

@@ -1,0 +1,86 @@
+"""The same names for timm: importing this module registers them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+
+from .config import default_cfg
+from .errors import HVTError
+from .zoo import MODELS, NOTES, WEIGHTS, get_config
+
+if TYPE_CHECKING:
+    from .model import HVT
+
+default_cfgs = generate_default_cfgs(
+    {
+        name: default_cfg(config)
+        | {"paper_ids": "arXiv:2103.10619", "custom_load": True}
+        | ({"url": WEIGHTS[name]} if name in WEIGHTS else {})
+        | ({"notes": (NOTES[name],)} if name in NOTES else {})
+        for name, config in MODELS.items()
+    }
+)
+
+
+def create_model(name: str, pretrained: bool = False, **overrides: Any) -> HVT:
+    """A named model, any field of `HVTConfig` replaced: `create_model("hvt_s_4", depth=24)`.
+
+    `pretrained` fetches the published ImageNet weights, resized to the asked image size; another
+    number of classes gets a new head.
+    """
+    get_config(name, **overrides)  # refuses what is wrong before anything is built
+    return _build(name, pretrained, **overrides)
+
+
+def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
+    if pretrained and name not in WEIGHTS and not _has_other_source(kwargs):
+        raise HVTError(
+            f"no weights are published for {name}: use pretrained=False, "
+            f"or one of {', '.join(WEIGHTS)}"
+        )
+    # Not at the top: timm is told these names as soon as it is imported, and the first to import it
+    # may be hvt.model.
+    from .features import FeatureMaps, check_feature_class
+    from .model import HVT
+
+    if "feature_cls" in kwargs:
+        check_feature_class(kwargs.pop("feature_cls"))
+    try:
+        model = build_model_with_cfg(
+            lambda **overrides: HVT(get_config(name, **overrides)),
+            name,
+            pretrained,
+            feature_cfg={"out_indices": None, "feature_cls": FeatureMaps},
+            **kwargs,
+        )
+    except (URLError, OSError) as error:
+        raise HVTError(
+            f"the pretrained weights of {name} could not be fetched from {WEIGHTS.get(name)} "
+            f"({error}): check the network, or download the file and use hvt.load"
+        ) from error
+    built = getattr(model, "model", model)  # features_only wraps it
+    if isinstance(built, HVT):  # timm describes the named model's input, not the one asked for
+        model.pretrained_cfg["input_size"] = (built.config.in_chans, *built.config.image)
+    return model
+
+
+def _has_other_source(kwargs: dict[str, Any]) -> bool:
+    return bool(kwargs.get("pretrained_cfg") or kwargs.get("pretrained_cfg_overlay"))
+
+
+def _register(name: str) -> None:
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> HVT:
+        return _build(name, pretrained, **kwargs)
+
+    entrypoint.__name__ = entrypoint.__qualname__ = name
+    entrypoint.__doc__ = f"{name}; keyword arguments are fields of HVTConfig."
+    register_model(entrypoint)
+
+
+__all__ = ["create_model"]  # timm adds the names
+
+for _name in MODELS:
+    _register(_name)

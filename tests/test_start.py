@@ -1,0 +1,177 @@
+"""What a start costs: commands that need no torch do not import it, and timm knows our names.
+
+What an interpreter has imported cannot be taken back, so each case has one of its own.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvt
+from hvt.cli import COMMANDS, build_parser
+
+COMPAT = Path(__file__).parents[1] / "src" / "hvt" / "_compat.py"
+HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "sklearn", "matplotlib", "onnxruntime")
+
+RUN = f"""
+import sys
+sys.argv = ["hvt", *sys.argv[1:]]
+from hvt.__main__ import main
+try:
+    code = main()
+except SystemExit as stop:
+    code = stop.code
+heavy = [name for name in {HEAVY} if name in sys.modules]
+assert not heavy, heavy
+raise SystemExit(code)
+"""
+
+
+def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([], 0),
+        (["--version"], 0),
+        (["--help"], 0),
+        (["models"], 0),
+        (["models", "--json"], 0),
+        (["cost", "hvt_s_4", "--img-size", "384"], 0),
+        (["recipes"], 0),
+        (["recipes", "digits", "--json"], 0),
+        (["train", "--help"], 0),
+        (["completion", "bash"], 0),
+        (["paper", "costs"], 0),
+        (["cost", "hvt_s_9"], 2),
+        (["modles"], 2),
+        (["train", "digits", "--epoch", "3"], 2),
+        (["predict", "--top", "0", "cat.jpg"], 2),
+        (["train", "absent.toml"], 2),
+        (["train", "digit"], 2),
+        (["train"], 2),
+        (["train", "--resume", "nowhere", "--lr", "1"], 2),
+        (["serve", "--port", "-1"], 2),
+        (["serve", "model.onnx", "--pretrained"], 2),
+        (["export", "model.safetensors", "model.pt2", "--int8"], 2),
+        (["export", "a", "b", "c"], 2),
+        (["bench", "hvt_s_4", "--modes", "egaer"], 2),
+        (["bench", "hvt_s_4", "--batch", "0"], 2),
+        (["see", "tokens"], 2),
+        (["power", "search", "model.pth"], 2),
+    ],
+)
+def test_no_command_imports_torch_before_it_computes(words: list[str], code: int) -> None:
+    done = python(RUN, *words)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_command_is_found_where_the_table_says() -> None:
+    (commands,) = [a for a in build_parser()._actions if a.choices is not None]
+    assert set(commands.choices) == set(COMMANDS)
+    for name in COMMANDS:
+        (commands,) = [a for a in build_parser([name])._actions if a.choices is not None]
+        assert name in commands.choices
+
+
+# timm alone, where torchvision's operators may be missing: what `import hvt` would see to.
+ALONE = f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("compat", {str(COMPAT)!r})
+compat = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compat)
+compat.import_torchvision()
+"""
+KNOWN = "import timm; assert timm.create_model('hvt_ti_4', depth=4).config.depth == 4\n"
+# As it was: found without being imported, read by its own loader, and no hook left behind.
+UNTOUCHED = """
+import importlib.util, sys, hvt
+assert importlib.util.find_spec("timm") is not None and "timm" not in sys.modules
+hooks = len(sys.meta_path)
+import torchvision, timm, importlib.resources
+assert len(sys.meta_path) == hooks - 1
+for module in (torchvision, timm):
+    assert "hvt" not in type(module.__spec__.loader).__module__
+    assert importlib.resources.files(module).joinpath("version.py").is_file()
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        UNTOUCHED + KNOWN,
+        ALONE + "from timm.layers import Mlp\nimport hvt\n" + KNOWN,
+        "import hvt.model\n" + KNOWN,
+        "import hvt.data.arrays, hvt.registry\n" + KNOWN,
+    ],
+    ids=["hvt first", "timm first", "model first", "torchvision first"],
+)
+def test_timm_knows_the_names_in_whatever_order(code: str) -> None:
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_public_names_are_what_dir_shows() -> None:
+    assert dir(hvt) == sorted(hvt.__all__)
+    assert set(hvt._HOMES) | {"power", "__version__"} == set(hvt.__all__)
+    for name in hvt.__all__:
+        assert getattr(hvt, name) is not None
+    assert callable(hvt.train)
+    assert callable(hvt.evaluate)
+    assert callable(hvt.cost)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        hvt.trian  # noqa: B018
+
+
+INTERRUPT = """
+import builtins, os, signal, sys
+moment, sys.argv = sys.argv[1], ["hvt", *sys.argv[2:]]
+plain = builtins.__import__
+def interrupted(name, *rest):
+    if name == moment:
+        os.kill(os.getpid(), signal.SIGINT)
+    return plain(name, *rest)
+builtins.__import__ = interrupted
+from hvt.__main__ import main
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "words"),
+    [("argparse", ["models"]), ("rich.table", ["models"]), ("torch", ["predict", "cat.jpg"])],
+)
+def test_ctrl_c_is_quiet_while_modules_are_imported(moment: str, words: list[str]) -> None:
+    done = python(INTERRUPT, moment, *words)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == "hvt: stopped\n"
+
+
+QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.py"
+
+
+def test_ctrl_c_is_quiet_in_the_quickstart(tmp_path: Path) -> None:
+    if not QUICKSTART.exists():
+        pytest.skip("a source distribution has no examples/")
+    process = subprocess.Popen(
+        [sys.executable, QUICKSTART, "--output", tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # the rule above the first training
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in err
