@@ -264,7 +264,10 @@ def test_how_a_picture_is_cropped_is_the_checkpoints_to_say(tmp_path: Path, mode
 def test_a_picture_that_is_too_much_work_is_broken(tmp_path: Path, model: hvt.HVT) -> None:
     path = tmp_path / "scans.jpg"
     path.write_bytes(repeated_scans(20_000, (6928, 6928)))
-    assert Predictor(model)(path).error == "it has more than the 500 scans that a JPEG may have"
+    with pytest.raises(BrokenPicture, match="more than the 500 scans that a JPEG may have"):
+        Predictor(model)(path)
+    (answer,) = Predictor(model)([path])
+    assert answer.error == "it has more than the 500 scans that a JPEG may have"
 
 
 def test_a_broken_picture_stops_nothing(
