@@ -33,7 +33,7 @@ def register(commands: Any) -> None:
         epilog=(
             "examples:\n  hvt serve\n  hvt serve model.onnx --port 8080 --workers 4\n"
             "  hvt serve model.safetensors --host 0.0.0.0 --max-batch 32 --max-wait-ms 5\n"
-            "  curl -T cat.jpg -X POST http://127.0.0.1:8000/predict"
+            "  curl --data-binary @cat.jpg http://127.0.0.1:8000/predict"
         ),
     )
     parser.add_argument(

@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from .._version import __version__
 from ..checkpoint.description import PREPROCESSING
 from ..costs import cost
-from . import page
+from . import docs, page
 from .batcher import Batcher, Gate, Ticket
 from .body import receive_pictures
 from .engine import Engine
@@ -72,7 +72,7 @@ def create_app(
         version=__version__,
         summary="What pictures show, by a vision transformer with hierarchical pooling.",
         lifespan=lifespan,
-        # The usual pages load scripts from elsewhere.
+        # /docs is ours: the usual pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
     )
@@ -85,6 +85,7 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, _gone)
     _add_routes(app, engine, settings, metrics)
     app.include_router(page.router)
+    app.include_router(docs.router)
     return app
 
 

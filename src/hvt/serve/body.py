@@ -15,6 +15,8 @@ from .refusals import Busy, Refusal, TooLarge, Unusable, WrongType
 from .settings import Settings
 
 FIELD = "pictures"
+# What a client sends that does not know the type: the last is what `curl --data-binary` says.
+UNTYPED = (b"", b"application/octet-stream", b"application/x-www-form-urlencoded")
 LINGER = 1.0  # seconds for a client to finish sending what is refused already
 
 
@@ -34,9 +36,7 @@ async def receive_pictures(request: Request, settings: Settings, ticket: Ticket)
         raise
     kind, options = parse_options_header(request.headers.get("content-type"))
     multipart = kind == b"multipart/form-data"
-    if not multipart and not (
-        kind in (b"", b"application/octet-stream") or kind.startswith(b"image/")
-    ):
+    if not multipart and not (kind in UNTYPED or kind.startswith(b"image/")):
         await refuse(request, settings)
         raise WrongType(
             "the body's type is not understood: send a picture as image/* or "
