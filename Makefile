@@ -7,7 +7,9 @@ CONSTRAINTS ?= constraints.txt
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-STAMP := $(VENV)/.hvt-installed
+# What `make quickstart` needs, and what the tests need beside it: each is installed when first asked.
+RUN_STAMP := $(VENV)/.hvt-train-installed
+STAMP := $(VENV)/.hvt-dev-installed
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-slow lint format types clean
@@ -15,7 +17,7 @@ STAMP := $(VENV)/.hvt-installed
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-quickstart: $(STAMP) ## Train an HVT and a DeiT of equal cost on digits, compare, predict
+quickstart: $(RUN_STAMP) ## Train an HVT and a DeiT of equal cost on digits, compare, predict
 	@$(BIN)/python examples/quickstart.py
 
 test: lint types ## Everything that must pass: lint, types, tests
@@ -40,18 +42,27 @@ clean: ## Remove build output and caches, and keep the environment
 	@find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp goes first and comes back last, so an install that stopped half-way is done again.
+$(RUN_STAMP): pyproject.toml $(CONSTRAINTS) | environment
+	@rm -f $@
+	@echo "Installing hvt and what training needs into $(VENV); the first time takes a few minutes."
+	@$(PIP) install -qq $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[train]'
+	@touch $@
+
+$(STAMP): pyproject.toml $(CONSTRAINTS) | environment
+	@rm -f $@
+	@echo "Installing hvt and what its tests need into $(VENV); the first time takes a few minutes."
+	@$(PIP) install -qq $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev]'
+	@touch $@ $(RUN_STAMP)
+
 # An environment whose pip does not run is one whose creation stopped half-way.
 # An editable install from pyproject.toml needs pip 21.3. At -qq pip prints errors alone.
-$(STAMP): pyproject.toml $(CONSTRAINTS)
-	@rm -f $@
+.PHONY: environment
+environment:
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 	    echo "hvt needs Python 3.10 or later, and '$(PYTHON)' is not: name one that is, as in 'make PYTHON=python3.12 $(or $(firstword $(MAKECMDGOALS)),test)'." >&2; exit 1; }; \
 	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "'$(PYTHON)' cannot make virtual environments: install its venv module (on Debian and Ubuntu the package python3-venv)." >&2; exit 1; }; \
 	  $(PYTHON) -m venv --clear $(VENV); }
-	@echo "Installing hvt and its dependencies into $(VENV); the first time takes a few minutes."
 	@$(BIN)/python -c 'import pip, sys; sys.exit([int(n) for n in pip.__version__.split(".")[:2]] < [21, 3])' \
 	  || $(PIP) install -qq --upgrade pip
-	@$(PIP) install -qq $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev]'
-	@touch $@

@@ -2,15 +2,18 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hvt
 from hvt.cli import main
-from hvt.zoo import NOTES
+from hvt.training.recipe import list_recipes, load_recipe
+from hvt.zoo import NOTES, WEIGHTS
 
 Captured = pytest.CaptureFixture[str]
 
@@ -53,9 +56,11 @@ def help_of(capsys: Captured, *command: str) -> str:
 
 
 def test_models_lists_every_model_on_a_line_of_its_own(capsys: Captured) -> None:
-    table, note = run(capsys, "models").split("\n\n")
-    lines = table.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == hvt.list_models()
+    table, built_in, note = run(capsys, "models").split("\n\n")
+    assert built_in == "cifar100 is built in and knows CIFAR-100's classes"
+    lines = [line for line in table.splitlines() if "GFLOPs" not in line and "params" not in line]
+    names = [line.split()[0] for line in lines if line[1] != " "]
+    assert names == [*hvt.list_models(), "cifar100"]
     assert note.startswith("deit_ti_power, deit_s_power: the paper prints")
     assert "hvt.power.retention_for" in note
     (row,) = [line for line in lines if line.split()[0] == "hvt_s_4"]
@@ -78,12 +83,16 @@ def test_models_lists_every_model_on_a_line_of_its_own(capsys: Captured) -> None
 
 def test_models_takes_a_pattern(capsys: Captured) -> None:
     lines = run(capsys, "models", "hvt_s_?").splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [f"hvt_s_{m}" for m in range(5)]
+    assert [line.split()[0] for line in lines if " hvt_s" in line] == [
+        f"hvt_s_{m}" for m in range(5)
+    ]
 
 
 def test_models_as_json(capsys: Captured) -> None:
-    rows = run_json(capsys, "models")
+    *rows, built_in = run_json(capsys, "models")
     assert [row["name"] for row in rows] == hvt.list_models()
+    assert (built_in["name"], built_in["weights"]) == ("cifar100", "built-in")
+    assert built_in["params_m"] == hvt.cost(hvt.load("cifar100")).params_m
     for row in rows:
         priced = hvt.cost(row["name"])
         assert row == {
@@ -91,6 +100,7 @@ def test_models_as_json(capsys: Captured) -> None:
             "gflops": priced.gflops,
             "params_m": priced.params_m,
             "tokens": priced.tokens,
+            "weights": "published" if row["name"] in WEIGHTS else None,
         } | ({"note": NOTES[row["name"]]} if row["name"].endswith("_power") else {})
 
 
@@ -312,3 +322,61 @@ def test_version() -> None:
         [sys.executable, "-m", "hvt", "--version"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"hvt {hvt.__version__}\n", "")
+
+
+# ── names, recipes, completion ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("words", [["models"], ["cost", "hvt_s_4"], ["paper", "costs"]])
+def test_no_name_is_cut_in_a_narrow_terminal(
+    words: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    out = run(capsys, *words)
+    assert "…" not in out.replace("→ …", "")
+    if words == ["models"]:
+        assert all(f" {name} " in out for name in hvt.list_models())
+
+
+def test_recipes_lists_each_with_its_command(capsys: Captured) -> None:
+    rows = run_json(capsys, "recipes")
+    assert [row["name"] for row in rows] == list_recipes()
+    for row in rows:
+        assert row["command"].startswith(f"hvt train {row['name']}")
+        assert row["about"]
+    assert run(capsys, "recipes").count("\n") == 2 * len(rows)
+
+
+def test_a_printed_recipe_is_the_recipe(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(run(capsys, "recipes", "digits"))
+    assert load_recipe(tmp_path / "mine.toml") == load_recipe("digits")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish"])
+def test_completion_knows_commands_flags_and_names(shell: str, capsys: Captured) -> None:
+    script = run(capsys, "completion", shell)
+    for word in ("predict", "batch-size", "hvt_s_2_2d", "cifar100-built-in", "retrain"):
+        assert word in script
+
+
+def test_bash_completes(capsys: Captured, tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash here")
+    (tmp_path / "hvt.sh").write_text(run(capsys, "completion", "bash"))
+    ask = (
+        "source hvt.sh; function=$(complete -p hvt | sed 's/.*-F \\([^ ]*\\).*/\\1/'); "
+        'COMP_WORDS=(hvt cost hvt_b_); COMP_CWORD=2; "$function" hvt hvt_b_ cost; '
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run([bash, "-c", ask], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == hvt.list_models("hvt_b_*"), done.stderr
+
+
+def test_a_cost_is_a_short_table_in_a_session() -> None:
+    shown = repr(hvt.cost("hvt_s_4"))
+    assert shown.startswith("1.39 GFLOPs (multiply-adds), 3.28× cheaper")
+    assert "22.12 M parameters" in shown
+    assert len(shown.splitlines()) == 4 + 12
+    assert "cheaper" not in repr(hvt.cost("deit_s"))

@@ -48,9 +48,9 @@ class Compression:
     """The same ratio at the true lengths: φ(n, d) / φ(n', d)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost:
-    """Totals and a row per layer for one image."""
+    """Totals and a row per layer for one image; a short table of them in an interactive session."""
 
     layers: list[Layer]
     tokens: list[int]
@@ -100,6 +100,22 @@ class Cost:
     def mlp_tokens(self) -> list[int]:
         """Tokens that the MLP of each block sees: with PoWER, fewer than its attention."""
         return [layer.tokens_in for layer in self.layers if layer.name.endswith(".mlp")]
+
+    def __repr__(self) -> str:
+        rows = [f"{'block':>5}  {'tokens':>6}  {'M multiply-adds':>15}"]
+        rows += [
+            f"{i:>5}  {n:>6}  {macs / 1e6:>15.1f}" for i, (n, macs) in enumerate(self.blocks())
+        ]
+        cheaper = f", {self.ratio:.2f}× cheaper than with all tokens" if self.ratio > 1 else ""
+        return "\n".join(
+            [
+                f"{self.gflops:.2f} GFLOPs (multiply-adds){cheaper}",
+                f"{self.params_m:.2f} M parameters, "
+                f"{self.activation_mb:.1f} MB activations per image",
+                f"tokens {arrow(self.tokens)}",
+                *rows,
+            ]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -20,6 +20,9 @@ from .errors import HVTError
 from .files import whole_file
 from .terminal import printable
 
+NUMBERED = 30
+"""Classes up to which the cells of a drawn confusion have their numbers, in per cent."""
+
 CELLS = 1000
 """Rows of a drawn confusion; more could not be told apart."""
 
@@ -147,6 +150,7 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import PercentFormatter
     except ImportError as error:
         raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
     shown = [i for i, n in enumerate(score.class_pictures) if n]
@@ -162,16 +166,23 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     shares = counts / counts.sum(dim=1, keepdim=True)
     if shares.shape[1] > side:
         answers.append("another class")
-    inches = min(14.0, 3 + 0.28 * len(names))
+    inches = min(14.0, 3.5 + 0.3 * len(names))
     figure = Figure(figsize=(inches, inches), layout="constrained")
     axes = figure.subplots()
     drawn = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    if len(names) <= NUMBERED:
+        for row, column in (counts > 0).nonzero().tolist():
+            share = float(shares[row, column])
+            axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7,
+                      color="white" if share > 0.5 else "black")  # fmt: skip
     if len(names) <= 40:
         axes.set_xticks(range(len(answers)), answers, rotation=90, fontsize=8, parse_math=False)
         axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     axes.set_xlabel("answer")
     axes.set_ylabel("true class")
     axes.set_title(f"top-1 {score.top1:.1f} %")
-    figure.colorbar(drawn, ax=axes, shrink=0.7)
+    figure.colorbar(
+        drawn, ax=axes, shrink=0.7, format=PercentFormatter(1), label="of the true class"
+    )
     with whole_file(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)

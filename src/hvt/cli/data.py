@@ -27,7 +27,8 @@ def register(commands: Any) -> None:
         help="find the broken pictures of a data set",
         description=(
             "Read every picture of a data set and list those that are broken, with the reason.\n"
-            "The exit code is 0 if there are none and 1 if there are."
+            "It also says what training would refuse, and which folder would do instead.\n"
+            "The exit code is 0 if all is well and 1 if it is not."
         ),
         epilog=(
             "examples:\n  hvt check digits\n  hvt check path/to/pictures --workers 8\n"
@@ -85,8 +86,11 @@ def _print(report: Report) -> None:
         print(f"classes with fewer than {TINY} training pictures ({len(few)}): {_some(few)}")
     _print_twins("in more than one part", report.shared)
     _print_twins("in more than one class", report.contradicting)
-    if report.clean:
+    if not report.broken:
         print("every picture can be read")
+    if report.refused is not None:
+        print(printable(f"training would refuse this: {report.refused}"))
+    if not report.broken:
         return
     print(f"cannot be read ({len(report.broken)}):")
     for one in report.broken:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ..checkpoint.builtin import BUILT_IN, built_in_config
 from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
 from ..errors import HVTError, nearest
-from ..zoo import MODELS, NOTES, get_config, list_models
+from ..zoo import MODELS, NOTES, WEIGHTS, get_config, list_models
 from .flags import add_fields, given_fields, parse_pairs
 
 
@@ -53,26 +55,37 @@ def register(commands: Any) -> None:
 
 def run_models(args: argparse.Namespace) -> None:
     names = list_models(args.pattern)
-    if not names:
-        raise HVTError(f"no model matches {args.pattern!r}: {nearest(args.pattern, MODELS)}")
+    built_in = fnmatch.filter(BUILT_IN, args.pattern)
+    if not names and not built_in:
+        known = [*MODELS, *BUILT_IN]
+        raise HVTError(f"no model matches {args.pattern!r}: {nearest(args.pattern, known)}")
     priced = {name: cost(name) for name in names}
+    weights = {name: "published" for name in names if name in WEIGHTS}
+    for name in built_in:
+        priced[name], weights[name] = cost(built_in_config(name)), "built-in"
     if args.json:
         rows = [
             {"name": n, "gflops": c.gflops, "params_m": c.params_m, "tokens": c.tokens}
+            | {"weights": weights.get(n)}
             | ({"note": NOTES[n]} if n in NOTES else {})
             for n, c in priced.items()
         ]
         print(json.dumps(rows, indent=2))
         return
-    table = Table("model", box=None, header_style="bold")
-    table.add_column("tokens", no_wrap=True)
+    table = Table(box=None, header_style="bold")
+    table.add_column("model", no_wrap=True)  # in a narrow window the tokens give way, not the name
+    table.add_column("tokens")
     for heading in ("GFLOPs", "params (M)", "cheaper by"):
         table.add_column(heading, justify="right")
+    table.add_column("weights", no_wrap=True)
     for name, c in priced.items():
         ratio = f"{c.ratio:.2f}×" if c.macs != c.unpooled_macs else ""
-        table.add_row(name, arrow(c.tokens), f"{c.gflops:.2f}", f"{c.params_m:.2f}", ratio)
+        table.add_row(name, arrow(c.tokens), f"{c.gflops:.2f}", f"{c.params_m:.2f}", ratio,
+                      weights.get(name, ""))  # fmt: skip
     console = Console()
     console.print(table)
+    for name in built_in:
+        console.print(f"\n{name} is built in and knows {BUILT_IN[name]}", highlight=False)
     for note in dict.fromkeys(NOTES[name] for name in names if name in NOTES):
         noted = [name for name in names if NOTES.get(name) == note]
         console.print(f"\n{', '.join(noted)}: {note}", highlight=False)

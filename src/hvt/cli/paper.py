@@ -211,7 +211,13 @@ def run_list(args: argparse.Namespace) -> None:
     grid.add_column("about", overflow="fold")
     for row in rows:
         trained = f"{row['done']} of {row['trainings']}" if row["trainings"] else "costs alone"
-        grid.add_row(row["table"], row["place"], str(len(row["rows"])), trained, row["about"])
+        grid.add_row(
+            Text(row["table"], overflow="fold"),
+            row["place"],
+            str(len(row["rows"])),
+            trained,
+            row["about"],
+        )
     _console().print(grid)
 
 
@@ -240,8 +246,8 @@ def run_costs(args: argparse.Namespace) -> int:
     for entry in found:
         ours = entry.computed
         grid.add_row(
-            entry.row.table,
-            Text(entry.row.name),
+            Text(entry.row.table, overflow="fold"),
+            Text(entry.row.name, overflow="fold"),
             entry.what,
             f"{entry.printed:.2f}",
             "" if ours is None else f"{ours:.2f}",
@@ -349,7 +355,7 @@ def _announce(
             state = "begun" if run.has_begun(job, place) else "to do"
             left += seconds or 0.0
         grid.add_row(
-            job.training.key,
+            Text(job.training.key, overflow="fold"),
             str(job.seed),
             f"{job.training.epochs:g}",
             f"{job.training.training_macs / 1e9:.0f}",
@@ -381,7 +387,7 @@ def _show(
         for index, heading in enumerate(headings):
             grid.add_column(heading, justify="right" if index else "left")
         for row in rows:
-            grid.add_row(*map(Text, row))
+            grid.add_row(*(Text(cell, overflow="fold") for cell in row))
         console.print(grid)
 
 

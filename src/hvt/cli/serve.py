@@ -35,7 +35,7 @@ def register(commands: Any) -> None:
         epilog=(
             "examples:\n  hvt serve\n  hvt serve model.onnx --port 8080 --workers 4\n"
             "  hvt serve model.safetensors --host 0.0.0.0 --allow-host pictures.example.org\n"
-            "  curl -T cat.jpg -X POST http://127.0.0.1:8000/predict"
+            "  curl --data-binary @cat.jpg http://127.0.0.1:8000/predict"
         ),
     )
     parser.add_argument(

@@ -37,7 +37,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "checkpoint",
-        help="a checkpoint, in any form that hvt.load reads, or an exported file",
+        help="a checkpoint in any form that hvt.load reads, an exported file or a built-in model",
     )
     parser.add_argument("--data", required=True, help="digits, cifar100, imagenet or a folder")
     parser.add_argument("--root", help="folder that has the named data set in it")
@@ -73,7 +73,11 @@ def register(commands: Any) -> None:
             "  hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json"
         ),
     )
-    parser.add_argument("first", metavar="CHECKPOINT|PICTURE", help="who is to look, or at what")
+    parser.add_argument(
+        "first",
+        metavar="MODEL|PICTURE",
+        help="a checkpoint, an exported file or a built-in model, if not the default; or a picture",
+    )
     parser.add_argument("others", nargs="*", metavar="PICTURE", help="what to look at")
     parser.add_argument(
         "--top", type=_at_least(1), default=5, metavar="N", help="classes to name (default: 5)"
@@ -154,7 +158,7 @@ def run_eval(args: argparse.Namespace) -> int:
     table.add_column("top-1", justify="right")
     table.add_column("pictures", justify="right")
     for top1, name, pictures in shown:
-        table.add_row(Text(printable(name)), f"{top1:.1f} %", str(pictures))
+        table.add_row(Text(printable(name), overflow="fold"), f"{top1:.1f} %", str(pictures))
     _console().print(table)
     return 0
 
@@ -168,7 +172,14 @@ def run_predict(args: argparse.Namespace) -> int:
     if is_checkpoint(inputs[0]):
         checkpoint = inputs.pop(0)
         if not inputs:
-            raise HVTError(f"no picture is named: use hvt predict {checkpoint} PICTURE")
+            hint = f" (./{checkpoint} is the folder)" if Path(checkpoint).is_dir() else ""
+            raise HVTError(f"no picture is named: use hvt predict {checkpoint} PICTURE{hint}")
+    elif (swapped := next(filter(is_checkpoint, inputs), None)) is not None:
+        first = [word for word in inputs if word != swapped]
+        raise HVTError(
+            f"{swapped} is a model, and the model comes first: use hvt predict {swapped} "
+            f"{' '.join(first)}"
+        )
     pictures = find_pictures(inputs)
     predictor = Predictor(checkpoint, args.device, args.top, args.batch_size)
     show = _print_json if args.json else _print_csv if args.csv else _print_table
@@ -214,7 +225,7 @@ def _print_table(answers: Iterable[Answer]) -> int:
             said = f"cannot be read: {answer.error}"
         # Text, not str: brackets in a file's name are no colours.
         source = Text(printable(str(answer.source)), overflow="fold")
-        table.add_row(source, Text(printable(said)))
+        table.add_row(source, Text(printable(said), overflow="fold"))
     _console().print(table)
     return broken
 

@@ -17,7 +17,7 @@ from ..files import encodable, open_regular
 from .arrays import ArrayPictures
 from .folders import FilePictures
 from .pictures import BrokenPicture, mode_of, read_with_mode, why
-from .sources import Pictures, open_parts
+from .sources import Pictures, open_parts, why_not_trainable
 
 TINY = 10
 """A class with fewer training pictures than this is pointed out."""
@@ -46,7 +46,7 @@ class Twins:
 
 @dataclass
 class Report:
-    """What a check found; `clean` if every picture can be read."""
+    """What a check found; `clean` if every picture can be read and training would take them."""
 
     name: str
     pictures: dict[str, int] = field(default_factory=dict)
@@ -67,10 +67,12 @@ class Report:
     """Pictures that are in more than one class."""
     tiny: dict[str, int] = field(default_factory=dict)
     """Classes with few training pictures."""
+    refused: str | None = None
+    """Why training would refuse the data even if every picture can be read."""
 
     @property
     def clean(self) -> bool:
-        return not self.broken
+        return not self.broken and self.refused is None
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "clean": self.clean, **asdict(self)}
@@ -104,7 +106,9 @@ def check(
     if source.val is None:
         parts = {"all": source.train}
     work: list[tuple[str, Pictures, int]] = []
-    report = Report(encodable(str(name)), ignored=sorted(map(encodable, source.ignored)))
+    refused = why_not_trainable(str(name), source, root)
+    ignored = sorted(map(encodable, source.ignored))
+    report = Report(encodable(str(name)), ignored=ignored, refused=refused)
     for part, pictures in parts.items():
         if pictures is None:
             continue

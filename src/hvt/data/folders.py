@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from ..errors import HVTError, nearest
 from .pictures import picture_extensions, read_picture
+from .suggest import better_folder
 
 _TRAIN = ("train", "training")
 _VAL = ("val", "validation", "valid", "test")
@@ -109,6 +110,7 @@ def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
             raise HVTError(
                 f"{folder} has pictures but no class folders: put the pictures of each class into "
                 f"a folder of its own, such as {folder / 'cat' / 'picture.jpg'}"
+                f"{better_folder(folder)}"
             )
         raise HVTError(f"{folder} is empty: expected class folders such as {folder / 'cat'}")
     places = {name: place for place, name in enumerate(names if known is None else known)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from .factory import FactoryPictures, is_factory_name, open_factory
 from .folders import FilePictures, class_folders, find_layout, scan
 from .pictures import mode_of
 from .splits import split_stratified
+from .suggest import better_folder
 
 SOURCES = ("cifar10", "cifar100", "digits", "imagenet")
 
@@ -108,13 +110,9 @@ def open_data(
         val_split=val_split,
     )
     train, val = parts.train, parts.val
-    if train is None:
-        raise HVTError(f"{name} has no train folder: add one with a folder for each class")
-    if len(parts.class_names) == 1:
-        raise HVTError(
-            f"{name} has the single class {parts.class_names[0]!r}: a classifier needs at least "
-            "two class folders"
-        )
+    if reason := why_not_trainable(name, parts, root):
+        raise HVTError(reason)
+    assert train is not None
     held_out = val is None or holdout > 0
     if val is None:
         train, val = _cut(name, train, val_fraction, seed)
@@ -130,6 +128,32 @@ def open_data(
         image_size=parts.image_size,
         held_out=held_out,
     )
+
+
+def why_not_trainable(name: str, parts: Parts, root: str | Path | None = None) -> str | None:
+    """Why training would refuse a source as it lies there, in a sentence; None if it would not."""
+    folder = Path(root or ".").expanduser() / Path(name).expanduser()
+    hint = better_folder(folder) if folder.is_dir() else ""
+    if parts.train is None:
+        return f"{name} has no train folder: add one with a folder for each class{hint}"
+    if len(parts.class_names) == 1:
+        return (
+            f"{name} has the single class {parts.class_names[0]!r}: a classifier needs at least "
+            f"two class folders{hint}"
+        )
+    if not parts.class_names:
+        return (
+            f"{name} does not name its classes: put their names, one in a line, into a file "
+            "classes.txt beside the shards"
+        )
+    if parts.val is None and isinstance(parts.train, Pictures) and parts.train.labels is not None:
+        counts = Counter(int(label) for label in parts.train.labels)
+        if max(counts.values()) < 2:
+            return (
+                f"{name} has one picture of each class, so none can be held out for validation: "
+                "add pictures, or a val folder"
+            )
+    return None
 
 
 def open_eval(

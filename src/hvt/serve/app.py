@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .._version import __version__
 from ..checkpoint.description import PREPROCESSING
 from ..costs import cost
-from . import page
+from . import docs, page
 from .batcher import Batcher, Gate
 from .body import answer_pictures
 from .engine import Engine
@@ -74,7 +74,7 @@ def create_app(
         version=__version__,
         summary="What pictures show, by a vision transformer with hierarchical pooling.",
         lifespan=lifespan,
-        # The usual pages load scripts from elsewhere.
+        # /docs is ours: the usual pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
     )
@@ -88,6 +88,7 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, _gone)
     _add_routes(app, engine, settings, metrics)
     app.include_router(page.router)
+    app.include_router(docs.router)
     app.add_middleware(Shortcut, service=app)
     return app
 

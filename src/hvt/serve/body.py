@@ -19,6 +19,8 @@ from .settings import Settings
 
 FIELD = "pictures"
 SMALL = 65_536  # bytes up to which a thread would cost more than it saves
+# What a client sends that does not know the type: the last is what `curl --data-binary` says.
+UNTYPED = (b"", b"application/octet-stream", b"application/x-www-form-urlencoded")
 Result = TypeVar("Result")
 
 
@@ -60,9 +62,7 @@ async def receive_pictures(request: Request, settings: Settings, ticket: Ticket)
     headers = dict(request.scope["headers"])
     kind, options = parse_options_header(headers.get(b"content-type"))
     multipart = kind == b"multipart/form-data"
-    if not multipart and not (
-        kind in (b"", b"application/octet-stream") or kind.startswith(b"image/")
-    ):
+    if not multipart and not (kind in UNTYPED or kind.startswith(b"image/")):
         raise WrongType(
             "the body's type is not understood: send a picture as image/* or "
             f"application/octet-stream, or several as multipart/form-data in the field {FIELD!r}"

@@ -66,16 +66,14 @@ class Watcher:
             self.bar = Progress(
                 TextColumn("epoch {task.fields[epoch]}"),
                 BarColumn(),
-                TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f} "
-                           "top-1 {task.fields[top1]:.1f} % {task.fields[speed]:.0f} images/s"),
+                TextColumn("{task.completed}/{task.total}{task.fields[figures]}"),
                 TimeRemainingColumn(),
                 console=console,
                 transient=True,
             )  # fmt: skip
             self.bar.start()
-            self.task = self.bar.add_task(
-                "train", total=1, epoch=0, loss=float("nan"), top1=0.0, speed=0.0
-            )
+            self.task = self.bar.add_task("train", total=1, epoch=0, figures="")
+        self.top1: float | None = None
         self.last_line = time.monotonic()
 
     def begin(self, epoch: int, epochs: int, done: int, total: int) -> None:
@@ -87,7 +85,10 @@ class Watcher:
     def step(self, step: int, steps: int, loss: float, speed: float) -> None:
         """A step is done."""
         if self.bar:
-            self.bar.update(self.task, completed=step, loss=loss, speed=speed)
+            # No accuracy before there is one.
+            top1 = "" if self.top1 is None else f" top-1 {self.top1:.1f} %"
+            figures = f" loss {loss:.3f}{top1} {speed:.0f} images/s"
+            self.bar.update(self.task, completed=step, figures=figures)
         elif not self.quiet and time.monotonic() - self.last_line > 60:
             self.last_line = time.monotonic()
             self.say(f"  step {step}/{steps}  loss {loss:.4f}  {speed:.0f} images/s")
@@ -105,8 +106,8 @@ class Watcher:
                 reason = error.strerror or error
                 self.say(f"cannot write {self.board.path}: {reason}; TensorBoard's log ends here")
                 self.board = None
-        if self.bar and row.get("val_top1") not in (None, ""):
-            self.bar.update(self.task, top1=row["val_top1"])
+        if row.get("val_top1") not in (None, ""):
+            self.top1 = row["val_top1"]
         parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['train_loss']:.4f}"]
         if row.get("val_top1") not in (None, ""):
             parts.append(f"top-1 {row['val_top1']:.2f} %")
@@ -149,15 +150,30 @@ def draw_curves(path: Path, runs: dict[str, list[Row]]) -> bool:
     for index, (name, rows) in enumerate(runs.items()):
         colour = f"C{index}"
         epochs = [row["epoch"] for row in rows]
-        left.plot(epochs, [row["train_loss"] for row in rows], "--", color=colour)
-        for key, label, width in (("val_top1", name, 1.8), ("ema_top1", f"{name}, averaged", 0.9)):
+        losses = [row["train_loss"] for row in rows]
+        # A line of one point would not be seen.
+        mark = "o" if len(rows) == 1 else None
+        left.plot(epochs, losses, "--", color=colour, marker=mark, label=f"{name}, training loss")
+        for key, label, width in (
+            ("val_top1", f"{name}, top-1", 1.8),
+            ("ema_top1", f"{name}, top-1 of averaged weights", 0.9),
+        ):
             points = [(r["epoch"], r[key]) for r in rows if r.get(key) not in (None, "")]
             if points:
-                right.plot(*zip(*points, strict=True), color=colour, linewidth=width, label=label)
+                x, y = zip(*points, strict=True)
+                mark = "o" if len(points) == 1 else None
+                right.plot(x, y, color=colour, linewidth=width, marker=mark, label=label)
+                last = (x[-1], y[-1])
+                if key == "val_top1":  # the number that is asked for
+                    right.annotate(f"{y[-1]:.1f} %", last, xytext=(-4, 4), ha="right", color=colour,
+                                   textcoords="offset points", fontsize=8)  # fmt: skip
     left.set_xlabel("epoch")
     left.set_ylabel("training loss (dashed)")
     right.set_ylabel("validation top-1, % (solid)")
-    right.legend(loc="center right", fontsize=8)
+    right.set_ylim(bottom=0)
+    lines = [*left.get_lines(), *right.get_lines()]
+    # Below the axes, where it covers no line.
+    figure.legend(handles=lines, loc="outside lower center", ncols=2, fontsize=8)
     left.grid(alpha=0.25)
     with whole_file(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)

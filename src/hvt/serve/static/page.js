@@ -138,6 +138,7 @@ function showProblem(error) {
   const detail = error.message ? ` (${error.message})` : "";
   at("problem").textContent = words + (refused && error.status in { 503: 1, 504: 1 } ? "" : detail);
   at("problem").hidden = false;
+  scrollToAnswer();
   if (!at("top").children.length) say("No answer.");
 }
 
@@ -155,8 +156,17 @@ function showPicture(bitmap, name) {
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
 }
 
+// On a phone the answer is below the picture, out of sight.
+function scrollToAnswer() {
+  const { top } = at("answer").getBoundingClientRect();
+  if (top < innerHeight / 2) return;
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  at("answer").scrollIntoView({ behavior: still ? "auto" : "smooth", block: "start" });
+}
+
 function showAnswer({ answers: [{ top }], milliseconds }, trip) {
   say(`${plain(top[0].name)}, ${percent(top[0].probability)}`, true);
+  scrollToAnswer();
   at("top").replaceChildren(
     ...top.map(({ name, probability }) => {
       const fill = element("i");
@@ -455,6 +465,13 @@ function mark(name) {
   }
 }
 
+// Only what the model can name: it would have to be wrong of the others.
+function offerSamples(classes) {
+  const buttons = [...document.querySelectorAll("[data-sample]")];
+  for (const button of buttons) button.hidden = !classes.has(button.dataset.sample);
+  at("samples").hidden = buttons.every((button) => button.hidden);
+}
+
 function take(files) {
   const [file] = files;
   if (!file) return;
@@ -509,5 +526,6 @@ fetch("model")
   .then(({ name, params_m: params, class_names: classes, precision }) => {
     at("model").textContent =
       `${name}, ${precision}, ${params.toPrecision(3)} M parameters, knows ${classes.length} classes`;
+    offerSamples(new Set(classes));
   })
   .catch(() => {});
