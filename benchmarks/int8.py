@@ -25,7 +25,7 @@ from torch import Tensor
 
 import hvt
 from hvt.bench.measure import describe, in_turns, portable_command
-from hvt.checkpoint.builtin import built_in
+from hvt.builtin import built_in
 from hvt.data.evaluation import SMALL, as_files, eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_pictures, sample_pictures

@@ -22,7 +22,7 @@ from hostile import repeated_scans
 from PIL import Image
 
 import hvt
-from hvt.checkpoint.builtin import built_in, is_checkpoint
+from hvt.builtin import built_in, is_checkpoint
 from hvt.data.evaluation import eval_transform
 from hvt.data.folders import FilePictures
 from hvt.data.loader import EvalBatches

@@ -52,7 +52,7 @@ __all__ = [
 
 # Where each name is, for the first time it is asked for.
 _HOMES = {
-    "HVT": "model",
+    "HVT": "checkpoint",  # which adds the methods that store it
     "CheckpointError": "errors",
     "Cost": "costs",
     "HVTConfig": "config",

@@ -42,9 +42,9 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
             f"or one of {', '.join(WEIGHTS)}"
         )
     # Not at the top: timm is told these names as soon as it is imported, and the first to import it
-    # may be hvt.model.
+    # may be hvt.model. From `checkpoint`, because timm asks the model to load its weights.
+    from .checkpoint import HVT
     from .features import FeatureMaps, check_feature_class
-    from .model import HVT
 
     if "feature_cls" in kwargs:
         check_feature_class(kwargs.pop("feature_cls"))

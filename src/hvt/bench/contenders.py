@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..checkpoint.builtin import is_checkpoint
+from ..builtin import is_checkpoint
 from ..costs import cost
 from ..data.sample import drawn_pictures
 from ..deploy.calibrate import Calibration, input_ranges

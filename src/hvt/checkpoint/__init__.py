@@ -13,4 +13,4 @@ HVT.save_pretrained = save_pretrained
 HVT.push_to_hub = push_to_hub
 HVT.from_pretrained = staticmethod(from_pretrained)
 
-__all__ = ["from_pretrained", "load", "push_to_hub", "save", "save_pretrained"]
+__all__ = ["HVT", "from_pretrained", "load", "push_to_hub", "save", "save_pretrained"]

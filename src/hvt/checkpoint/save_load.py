@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 from timm.models import adapt_input_conv
 from torch import Tensor
 
+from ..builtin import find_checkpoint
 from ..config import HVTConfig
 from ..errors import CheckpointError, HVTError
 from ..files import whole_file
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
 from .archive import is_archive, read_archive
-from .builtin import find_checkpoint
 from .container import file_size
 from .description import (
     MAX_TEXT,

@@ -77,7 +77,7 @@ def run_bench(args: argparse.Namespace) -> None:
     from ..bench.peak import peak_memory
     from ..bench.plot import check_picture, draw
     from ..bench.run import measure, write_csv
-    from ..checkpoint.builtin import is_checkpoint
+    from ..builtin import is_checkpoint
     from ..device import find_device
 
     if args.threads is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from ..checkpoint.builtin import DEFAULT
+from ..builtin import DEFAULT
 from ..errors import HVTError
 from .weights import add_pretrained, check_pretrained, open_weights
 

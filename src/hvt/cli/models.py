@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..checkpoint.builtin import BUILT_IN, built_in_config
+from ..builtin import BUILT_IN, built_in_config
 from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
 from ..errors import HVTError, nearest

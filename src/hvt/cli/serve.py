@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.builtin import DEFAULT
+from ..builtin import DEFAULT
 from ..errors import HVTError
 from ..zoo import MODELS
 from .flags import add_fields, given_fields

@@ -164,7 +164,7 @@ def run_eval(args: argparse.Namespace) -> int:
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    from ..checkpoint.builtin import is_checkpoint
+    from ..builtin import is_checkpoint
     from ..deploy.inputs import find_pictures
     from ..deploy.predict import Predictor
 

@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import torch
 
-from ..checkpoint.builtin import DEFAULT
+from ..builtin import DEFAULT
 from ..data.evaluation import eval_transform
 from ..data.pictures import BrokenPicture
 from ..device import find_device

@@ -14,8 +14,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.builtin import BUILT_IN as BUILT_IN_NAMES
-from ..checkpoint.builtin import DEFAULT, find_checkpoint, is_checkpoint
+from ..builtin import BUILT_IN as BUILT_IN_NAMES
+from ..builtin import DEFAULT, find_checkpoint, is_checkpoint
 from ..checkpoint.save_load import load, read
 from ..costs import Cost, cost
 from ..errors import HVTError, nearest

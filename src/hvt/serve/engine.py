@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..checkpoint.builtin import DEFAULT, find_checkpoint
+from ..builtin import DEFAULT, find_checkpoint
 from ..checkpoint.save_load import load
 from ..config import HVTConfig
 from ..data.bounds import Bounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..config import HVTConfig
+from .config import HVTConfig
 
 BUILT_IN: dict[str, str] = {
     "cifar100": "CIFAR-100's classes",
@@ -19,7 +19,7 @@ _ENDINGS = (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx")
 
 def built_in(name: str = DEFAULT) -> Path:
     """The file of a built-in checkpoint."""
-    return Path(__file__).parents[1] / "assets" / f"{name}.safetensors"
+    return Path(__file__).parent / "assets" / f"{name}.safetensors"
 
 
 def find_checkpoint(name: str | Path) -> Path:
