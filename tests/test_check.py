@@ -12,6 +12,7 @@ from PIL import Image
 from hvt.cli import data as commands
 from hvt.cli.flags import Parser
 from hvt.data.check import check
+from hvt.data.sources import open_data
 from hvt.errors import HVTError
 
 
@@ -183,3 +184,54 @@ def test_bracketed_paths_are_printed_as_they_are(
     (tmp_path / "[red]cat" / "[bold]1.png").write_bytes(b"")
     assert run("check", str(tmp_path)) == 1
     assert "[red]cat/[bold]1.png: the file is empty" in capsys.readouterr().out
+
+
+# ── what training would refuse ──────────────────────────────────────────────────────────────────
+
+
+def test_a_single_class_is_told_with_the_folder_that_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cat", "dog"):
+        picture(tmp_path / "archive" / name / "1.png", 1)
+        picture(tmp_path / "archive" / name / "2.png", 2)
+    assert run("check", str(tmp_path)) == 1
+    out = capsys.readouterr().out
+    assert "every picture can be read" in out
+    assert "training would refuse this" in out
+    assert f"two class folders; {tmp_path / 'archive'} would do" in out
+    assert run("check", str(tmp_path / "archive")) == 0
+    with pytest.raises(HVTError, match="archive would do"):
+        open_data(tmp_path)
+
+
+def test_a_class_folder_is_told_its_parent(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        picture(tmp_path / name / "1.png", 1)
+    with pytest.raises(HVTError, match=rf"no class folders: .*; {tmp_path} would do"):
+        check(tmp_path / "cat")
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_a_validation_part_alone_cannot_be_trained_on(tmp_path: Path, part: str) -> None:
+    for name in ("cat", "dog"):
+        picture(tmp_path / part / name / "1.png", 1)
+    report = check(tmp_path)
+    assert not report.broken
+    assert not report.clean
+    assert "has no train folder" in str(report.refused)
+
+
+def test_one_picture_of_each_class_cannot_be_split(tmp_path: Path) -> None:
+    for shade, name in enumerate(("cat", "dog")):
+        picture(tmp_path / name / "1.png", shade)
+    assert "not enough pictures to split" in str(check(tmp_path).refused)
+    with pytest.raises(HVTError, match="not enough pictures to split"):
+        open_data(tmp_path)
+
+
+def test_several_folders_that_would_do_are_none(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        for name in ("cat", "dog"):
+            picture(tmp_path / "all" / place / name / "1.png", 1)
+    assert "would do" not in str(check(tmp_path).refused)

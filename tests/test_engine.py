@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import json
 import logging
 import math
@@ -13,6 +14,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from rich.console import Console
 from timm.models import save_for_hf
 from torch import Tensor
 from training import (
@@ -31,12 +33,14 @@ import hvt
 from hvt import HVTError
 from hvt.cli import main
 from hvt.data.sources import open_data
+from hvt.device import devices
 from hvt.distributed import Team
 from hvt.evaluation import evaluate
 from hvt.training.engine import Result, Trainer, resume, train
 from hvt.training.optimize import make_optimizer, make_schedule
 from hvt.training.recipe import Recipe
 from hvt.training.state import newest_state
+from hvt.training.watch import Watcher
 
 CPU = torch.device("cpu")
 
@@ -591,7 +595,8 @@ def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> 
         ({"data": None}, "no data is named"),
         ({"model": None, "init": "pretrained"}, "no model is named"),
         ({"init": "nowhere.pth"}, r"cannot read nowhere\.pth"),
-        ({"batch_size": 2000}, "is more than the 1293 training pictures"),
+        ({"init": "hvt_ti_4"}, "--model hvt_ti_2 and --init hvt_ti_4 are two models: name one"),
+        ({"init": "x.pth", "pretrained": True}, r"x\.pth has its own weights: leave --pretrained"),
         ({"batch_size": 30, "accumulate": 4}, "must be a multiple of 8"),
     ],
 )
@@ -665,6 +670,112 @@ def test_a_run_is_not_overwritten(done: Result, tmp_path: Path) -> None:
         run(copy)
 
 
+def test_a_second_run_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny(tmp_path, epochs=1, batch_size=1000, **PLAIN).replace(output=None)
+    folders = [train(recipe, name="first", console=quiet()).folder for _ in range(3)]
+    assert [str(folder) for folder in folders] == [
+        "runs/first-hvt_ti_2", "runs/first-hvt_ti_2-2", "runs/first-hvt_ti_2-3"
+    ]  # fmt: skip
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # goes on with the newest, which is done
+    assert str(train(recipe, name="first", console=quiet()).folder) == str(folders[-1])
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    """To the bit what a run does that is stopped there and was planned so long from the start."""
+    values = PLAIN | {"batch_size": 400}
+    first = run(tmp_path / "first", epochs=1, **values)
+    longer = resume(first.folder, console=quiet(), epochs=3)
+    assert [row["epoch"] for row in longer.rows] == [1, 2, 3]
+    assert longer.rows[0] == first.rows[0]
+    assert json.loads((first.folder / "recipe.json").read_text())["epochs"] == 3
+    assert [row["epoch"] for row in resume(first.folder, console=quiet()).rows] == [1, 2, 3]
+    with pytest.raises(HVTError, match="epochs=2 is less than the 3"):
+        resume(first.folder, epochs=2)
+
+
+def test_a_run_that_ended_within_an_epoch_stays_as_it_is(tmp_path: Path) -> None:
+    first = run(tmp_path / "run", epochs=1.5, batch_size=400, **PLAIN)
+    before = (first.folder / "recipe.json").read_bytes()
+    with pytest.raises(HVTError, match="ended within its last epoch"):
+        resume(first.folder, console=quiet(), epochs=3)
+    assert (first.folder / "recipe.json").read_bytes() == before
+
+
+def test_resume_by_the_command_takes_epochs_alone(
+    done: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(done.folder, copy)
+    assert main(["train", "--resume", str(copy), "--epochs", "7"]) == 0
+    assert "epoch 7/7" in capsys.readouterr().out
+    assert main(["train", "--resume", str(copy), "--lr", "1"]) == 2
+    assert "give it alone, or with --epochs" in capsys.readouterr().err
+
+
+def test_a_batch_larger_than_the_data_is_lowered(tmp_path: Path) -> None:
+    console = quiet()
+    values = PLAIN | {"epochs": 1, "accumulate": 2, "batch_size": 2000}
+    result = train(tiny(tmp_path / "run", **values), console=console)
+    assert "batch_size=2000 is more than the 1293 training pictures: lowered to 1292" in said(
+        console
+    )
+    assert json.loads((result.folder / "recipe.json").read_text())["batch_size"] == 1292
+
+
+def test_a_model_s_name_is_a_beginning(tmp_path: Path) -> None:
+    console = quiet()
+    values = PLAIN | {"epochs": 1, "batch_size": 1000, "model": None, "init": "hvt_ti_2"}
+    result = train(tiny(tmp_path / "run", **values), console=console)
+    assert "hvt_ti_2 (new weights): 8×8" in said(console)
+    assert result.model.config.stages == 2
+
+
+def test_the_bar_shows_no_accuracy_before_there_is_one(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    watcher = Watcher(console, tmp_path, tensorboard=False, quiet=False)
+    watcher.begin(0, 2, 0, 10)
+    watcher.step(1, 10, 2.5, 100.0)
+    assert watcher.bar is not None
+    assert watcher.bar.tasks[0].fields["figures"] == " loss 2.500 100 images/s"
+    row = {"epoch": 1, "train_loss": 2.0, "val_top1": 12.34, "bad_steps": 0, "broken": 0}
+    watcher.epoch(row, 2, 100.0, 5.0)
+    watcher.step(1, 10, 1.5, 100.0)
+    assert watcher.bar.tasks[0].fields["figures"] == " loss 1.500 top-1 12.3 % 100 images/s"
+    watcher.close()
+
+
+# ── from Python ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_train_and_evaluate_are_functions(tmp_path: Path) -> None:
+    values = {"output": str(tmp_path / "run"), "workers": 0, "batch_size": 719, "threads": 1}
+    result = hvt.train("digits", quiet=True, epochs=1, depth=2, tensorboard=False, **values)
+    assert result.model.config.depth == 2
+    score = hvt.evaluate(result.folder / "model.safetensors", "digits", workers=0)
+    assert score.top1 == result.top1
+    assert score.class_names == tuple("0123456789")
+    assert hvt.evaluate(result.model, "digits", workers=0).top1 == score.top1
+    longer = hvt.train(resume=result.folder, epochs=2, quiet=True)
+    assert [row["epoch"] for row in longer.rows] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: hvt.train(), "no recipe is named"),
+        (lambda: hvt.train("digit"), "did you mean digits"),
+        (lambda: hvt.train("digits", epoch=3), "unknown field 'epoch': did you mean epochs"),
+        (lambda: hvt.train("digits", epochs="3"), "epochs='3' must be a number"),
+        (lambda: hvt.train(resume="runs/x", lr=1.0), "alone, or with epochs"),
+        (lambda: hvt.evaluate("nowhere.pth", "digits"), "cannot read nowhere"),
+    ],
+)
+def test_wrong_arguments_are_refused(call: Any, match: str) -> None:
+    with pytest.raises(HVTError, match=match):
+        call()
+
+
 def test_a_finished_run_is_finished(done: Result, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(done.folder, copy)
@@ -731,5 +842,6 @@ def test_a_name_that_would_steer_the_terminal(folder_of_pictures: Path, tmp_path
 
 def test_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--device", "gpu", "--output", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err == "hvt: the device 'gpu' is not there: use auto, cpu or cuda\n"
+    there = " or ".join(("auto", *devices()))
+    assert capsys.readouterr().err == f"hvt: the device 'gpu' is not there: use {there}\n"
     assert not (tmp_path / "run").exists()

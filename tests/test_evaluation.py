@@ -318,3 +318,14 @@ def test_a_name_that_occurs_twice() -> None:
     known = ["crane", "dog", "crane"]
     assert match_classes(known, known, 3, "here").places == (0, 1, 2)
     assert match_classes(["crane", "dog"], known, 3, "here").places == (0, 1)
+
+
+def test_a_small_confusion_has_its_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with_numbers, without = tmp_path / "few.png", tmp_path / "many.png"
+    few = [[3, 1], [0, 4]]
+    many = [[int(row == column) for column in range(31)] for row in range(31)]
+    draw_confusion(with_numbers, made(few), ["a", "b"])
+    draw_confusion(without, made(many), [str(i) for i in range(31)])
+    assert with_numbers.stat().st_size
+    assert without.stat().st_size

@@ -72,9 +72,10 @@ def run_models(args: argparse.Namespace) -> None:
         ]
         print(json.dumps(rows, indent=2))
         return
+    console = Console()
     table = Table(box=None, header_style="bold")
     table.add_column("model", no_wrap=True)  # in a narrow window the tokens give way, not the name
-    table.add_column("tokens")
+    table.add_column("tokens", no_wrap=console.width >= 80)
     for heading in ("GFLOPs", "params (M)", "cheaper by"):
         table.add_column(heading, justify="right")
     table.add_column("weights", no_wrap=True)
@@ -82,7 +83,6 @@ def run_models(args: argparse.Namespace) -> None:
         ratio = f"{c.ratio:.2f}×" if c.macs != c.unpooled_macs else ""
         table.add_row(name, arrow(c.tokens), f"{c.gflops:.2f}", f"{c.params_m:.2f}", ratio,
                       weights.get(name, ""))  # fmt: skip
-    console = Console()
     console.print(table)
     for name in built_in:
         console.print(f"\n{name} is built in and knows {BUILT_IN[name]}", highlight=False)
@@ -120,21 +120,22 @@ def run_cost(args: argparse.Namespace) -> None:
             console.print(NOTES[args.name], highlight=False)
     elif priced.compression:
         console.print(f"{priced.ratio:.2f}× cheaper than without pooling", highlight=False)
-    console.print(_layer_table(priced) if args.layers else _block_table(priced))
+    console.print(_layer_table(priced) if args.layers else _block_table(priced, console.width))
 
 
-def _block_table(priced: Cost) -> Table:
+def _block_table(priced: Cost, width: int) -> Table:
     rows = priced.blocks()
     most = max(macs for _, macs in rows)
     inner = priced.mlp_tokens()
     drops = inner != [tokens for tokens, _ in rows]
+    longest = max(5, min(30, width - (44 if drops else 36)))
     table = Table(box=None, header_style="bold")
     lengths = ("tokens", "in MLP") if drops else ("tokens",)
     for heading in ("block", *lengths, "M multiply-adds"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for index, (tokens, macs) in enumerate(rows):
-        bar = "█" * max(1, round(30 * macs / most))
+        bar = "█" * max(1, round(longest * macs / most))
         cells = [str(tokens), str(inner[index])] if drops else [str(tokens)]
         table.add_row(str(index), *cells, f"{macs / 1e6:.1f}", bar)
     return table

@@ -241,7 +241,7 @@ def run_costs(args: argparse.Namespace) -> int:
         return 1 if unequal else 0
     grid = Grid("table", "row", "", box=None, header_style="bold")
     for heading in ("printed", "computed", "exactly"):
-        grid.add_column(heading, justify="right")
+        grid.add_column(heading, justify="right", overflow="fold")
     grid.add_column("")
     for entry in found:
         ours = entry.computed

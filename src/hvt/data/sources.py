@@ -141,18 +141,10 @@ def why_not_trainable(name: str, parts: Parts, root: str | Path | None = None) -
             f"{name} has the single class {parts.class_names[0]!r}: a classifier needs at least "
             f"two class folders{hint}"
         )
-    if not parts.class_names:
-        return (
-            f"{name} does not name its classes: put their names, one in a line, into a file "
-            "classes.txt beside the shards"
-        )
     if parts.val is None and isinstance(parts.train, Pictures) and parts.train.labels is not None:
         counts = Counter(int(label) for label in parts.train.labels)
         if max(counts.values()) < 2:
-            return (
-                f"{name} has one picture of each class, so none can be held out for validation: "
-                "add pictures, or a val folder"
-            )
+            return f"there are not enough pictures to split in {name}: add some, or a val folder"
     return None
 
 

@@ -67,6 +67,11 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
         download=recipe.download,
         in_chans=recipe.overrides.get("in_chans", found.in_chans if found else 3),
     )
+    if not data.class_names:
+        raise HVTError(
+            f"{data.name} does not name its classes: put their names, one in a line, into a file "
+            "classes.txt beside the shards"
+        )
     overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
     if found and checkpoint:
         if recipe.model is not None:

@@ -1,0 +1,102 @@
+"""Names that stand for checkpoints: built-in ones wherever a path does, models' where weights may be new."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import hvt
+from hvt.checkpoint.builtin import BUILT_IN, built_in, built_in_config, find_checkpoint
+from hvt.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> str:
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "cat.png")
+    return str(tmp_path / "cat.png")
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_name_is_a_checkpoint(name: str) -> None:
+    assert built_in(name).is_file()
+    model = hvt.load(name)
+    assert model.config == built_in_config(name)
+    assert model.class_names
+    assert hvt.Predictor(name).class_names == model.class_names
+
+
+def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint("./cifar100") == Path("cifar100")
+    assert find_checkpoint(Path("cifar100")) == Path("cifar100")
+    with pytest.raises(hvt.CheckpointError, match="cannot read cifar100"):
+        hvt.load("./cifar100")
+
+
+def test_predict_takes_a_built_in_name(picture: str, capsys: Captured) -> None:
+    assert main(["predict", picture, "--json"]) == 0
+    default = json.loads(capsys.readouterr().out)
+    assert main(["predict", "cifar100", picture, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == default
+
+
+def test_swapped_arguments_of_predict_are_recognised(picture: str, capsys: Captured) -> None:
+    for model in ("cifar100", "model.onnx"):
+        assert main(["predict", picture, model]) == 2
+        told = f"{model} is a model, and the model comes first: use hvt predict {model} {picture}"
+        assert told in capsys.readouterr().err
+
+
+def test_export_without_a_checkpoint_is_of_the_built_in_model(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    pytest.importorskip("onnxruntime", reason="the export extra is not installed")
+    assert main(["export", str(tmp_path / "out.onnx"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == "cifar100"
+    exported = hvt.Predictor(tmp_path / "out.onnx")
+    assert exported.class_names == hvt.Predictor().class_names
+
+
+def test_export_takes_a_model_s_name_and_says_that_its_weights_are_new(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hvt.zoo
+
+    tiny = hvt.HVTConfig(img_size=32, depth=2, num_heads=1, stages=1, num_classes=4)
+    monkeypatch.setitem(hvt.zoo.MODELS, "hvt_ti_1", tiny)
+    for name in ("one.pt2", "two.pt2"):
+        assert main(["export", "hvt_ti_1", str(tmp_path / name)]) == 0
+        assert "hvt_ti_1: new weights, which know nothing yet" in capsys.readouterr().err
+    one, two = (hvt.load(tmp_path / name).state_dict() for name in ("one.pt2", "two.pt2"))
+    assert all(torch.equal(one[key], two[key]) for key in one)  # the same each time
+
+
+@pytest.mark.parametrize(
+    "words", [["export", "cifar100", "OUT.onnx"], ["export", "OUT.onnx"], ["serve"]]
+)
+def test_pretrained_is_for_names_without_weights(words: list[str], capsys: Captured) -> None:
+    assert main([*words, "--pretrained"]) == 2
+    assert "has its own weights: leave --pretrained out" in capsys.readouterr().err
+
+
+def test_serve_takes_a_model_s_name() -> None:
+    pytest.importorskip("fastapi", reason="the serve extra is not installed")
+    command = [sys.executable, "-m", "hvt", "serve", "hvt_ti_4", "--port", "0"]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, **streams) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert line.startswith("serving hvt_ti_4.safetensors at http://127.0.0.1:"), err
+    assert "hvt_ti_4: new weights" in err
+    assert process.returncode == 0
