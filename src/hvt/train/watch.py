@@ -26,8 +26,15 @@ def write_metrics(path: Path, rows: list[Row]) -> None:
 class Watcher:
     """Tells how a training goes: a bar on a terminal, a line per epoch elsewhere, or nothing."""
 
-    def __init__(self, console: Console, folder: Path, tensorboard: bool, quiet: bool) -> None:
-        self.console, self.quiet = console, quiet
+    def __init__(
+        self,
+        console: Console,
+        folder: Path,
+        tensorboard: bool,
+        quiet: bool,
+        measure: str = "top-1",
+    ) -> None:
+        self.console, self.quiet, self.measure = console, quiet, measure
         self.board: Any = None
         if tensorboard and not quiet:
             try:
@@ -42,7 +49,8 @@ class Watcher:
                 TextColumn("epoch {task.fields[epoch]}"),
                 BarColumn(),
                 TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f} "
-                           "top-1 {task.fields[top1]:.1f} % {task.fields[speed]:.0f} images/s"),
+                           f"{measure} {{task.fields[top1]:.1f}} % "
+                           "{task.fields[speed]:.0f} images/s"),
                 TimeRemainingColumn(),
                 console=console,
                 transient=True,
@@ -82,7 +90,7 @@ class Watcher:
             self.bar.update(self.task, top1=row["val_top1"])
         parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['train_loss']:.4f}"]
         if row.get("val_top1") not in (None, ""):
-            parts.append(f"top-1 {row['val_top1']:.2f} %")
+            parts.append(f"{self.measure} {row['val_top1']:.2f} %")
         if row.get("ema_top1") not in (None, ""):
             parts.append(f"averaged {row['ema_top1']:.2f} %")
         if row["bad_steps"]:
@@ -112,7 +120,7 @@ def clock(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def draw_curves(path: Path, runs: dict[str, list[Row]]) -> bool:
+def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top-1") -> bool:
     """Figure 4's form: training loss dashed, top-1 solid; False where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
@@ -131,7 +139,7 @@ def draw_curves(path: Path, runs: dict[str, list[Row]]) -> bool:
                 right.plot(*zip(*points, strict=True), color=colour, linewidth=width, label=label)
     left.set_xlabel("epoch")
     left.set_ylabel("training loss (dashed)")
-    right.set_ylabel("validation top-1, % (solid)")
+    right.set_ylabel(f"validation {measure}, % (solid)")
     right.legend(loc="center right", fontsize=8)
     left.grid(alpha=0.25)
     with whole_file(path) as temporary:
