@@ -36,6 +36,7 @@ from .foreign import (
     transformers_config,
     transformers_preprocessing,
 )
+from .timm_vit import is_timm_name, named_config
 
 
 @dataclass
@@ -153,7 +154,7 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
     try:
         config = _read_json(path / "config.json")
         if "pretrained_cfg" in config:  # timm's
-            heads: dict[str, Any] = {}
+            heads: dict[str, Any] = _named(config)
             preprocessing = read_preprocessing(config["pretrained_cfg"])
             # At the top, as timm writes them, or where earlier versions of hvt did.
             names = read_names(
@@ -170,6 +171,21 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
         checkpoint.preprocessing = preprocessing
     checkpoint.class_names = checkpoint.class_names or names
     return checkpoint
+
+
+def _named(config: dict[str, Any]) -> dict[str, Any]:
+    """What the name of a timm model tells that tensors do not, from its `config.json`."""
+    name, arguments = config.get("architecture"), config.get("model_args") or {}
+    if not isinstance(name, str) or not is_timm_name(name):
+        return {}
+    for argument in ("act_layer", "norm_layer", "num_heads"):
+        if argument in arguments:
+            raise ValueError(f"model_args has {argument}, which is not read from there")
+    named = named_config(name)
+    names = ("num_heads", "act_layer", "norm_eps", "no_embed_class", "global_pool")
+    known = {key: getattr(named, key) for key in names}
+    pool = arguments.get("global_pool", config.get("global_pool"))
+    return known | ({} if pool is None else {"global_pool": pool})
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -208,8 +224,9 @@ def _fitted(checkpoint: Checkpoint, config: HVTConfig) -> dict[str, Tensor]:
     tensors = _resized(checkpoint, config)
     shapes = parameter_shapes(config)
     if config.num_classes != old.num_classes:
-        tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")}
-        shapes = {k: v for k, v in shapes.items() if not k.startswith("head.")}
+        heads = ("head.", "head_dist.")
+        tensors = {k: v for k, v in tensors.items() if not k.startswith(heads)}
+        shapes = {k: v for k, v in shapes.items() if not k.startswith(heads)}
     _compare(tensors, shapes, f"{path} is of another architecture than asked for")
     return tensors
 
