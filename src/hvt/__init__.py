@@ -19,6 +19,7 @@ from .zoo import create_model, get_config, list_models  # noqa: E402
 if TYPE_CHECKING:
     from . import power
     from .deploy.predict import Predictor
+    from .upcycle.run import upcycle
 
 __all__ = [
     "HVT",
@@ -36,6 +37,7 @@ __all__ = [
     "load",
     "power",
     "save",
+    "upcycle",
 ]
 
 
@@ -44,6 +46,10 @@ def __getattr__(name: str) -> Any:
         from .deploy.predict import Predictor
 
         return Predictor
+    if name == "upcycle":
+        from .upcycle.run import upcycle
+
+        return upcycle
     if name == "power":
         return import_module(".power", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

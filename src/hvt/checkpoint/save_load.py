@@ -50,6 +50,8 @@ class Checkpoint:
     class_names: list[str] | None = None
     dtype: torch.dtype = torch.float32
     """The precision to give the model back in; others' files are widened."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Where the weights come from, such as `source`, `license` and `command`."""
 
 
 def save(
@@ -61,11 +63,15 @@ def save(
     """Write weights, config, class names and preprocessing to one safetensors file, atomically.
 
     Names and preprocessing (mean, std, interpolation, crop_pct, crop_mode) default to the model's.
+    What `model.pretrained_cfg["origin"]` says of where the weights come from goes along.
     """
     described = describe(model, class_names, preprocessing)
+    metadata = {"format": "pt", "hvt": described}
+    if origin := model.pretrained_cfg.get("origin"):
+        metadata["origin"] = json.dumps(origin)
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     with whole_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt", "hvt": described})
+        save_file(tensors, temporary, metadata=metadata)
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any) -> HVT:
@@ -84,6 +90,8 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
     model.pretrained_cfg.update(checkpoint.preprocessing)
     if checkpoint.class_names and len(checkpoint.class_names) == model.num_classes:
         model.pretrained_cfg["label_names"] = tuple(checkpoint.class_names)
+    if checkpoint.origin:
+        model.pretrained_cfg["origin"] = checkpoint.origin
     return model.to(device).eval()
 
 
@@ -135,7 +143,19 @@ def _read_safetensors(path: Path, hints: dict[str, Any]) -> Checkpoint:
         ) from error
     if "hvt" not in metadata:
         return _foreign(path, {strip(k): v for k, v in tensors.items()}, {}, hints)
-    return _described(path, metadata["hvt"], tensors)
+    checkpoint = _described(path, metadata["hvt"], tensors)
+    checkpoint.origin = _read_origin(path, metadata.get("origin", "{}"))
+    return checkpoint
+
+
+def _read_origin(path: Path, text: str) -> dict[str, str]:
+    try:
+        origin = json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise CheckpointError(f"{path} says where it comes from, but not in JSON") from error
+    if not isinstance(origin, dict) or not all(isinstance(v, str) for v in origin.values()):
+        raise CheckpointError(f"{path} must say where it comes from by texts with names")
+    return origin
 
 
 def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Checkpoint:

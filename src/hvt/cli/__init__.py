@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .._version import __version__
 from ..errors import HVTError
 from ..terminal import printable
-from . import bench, data, export, models, paper, power, see, serve, train, use
+from . import bench, data, export, models, paper, power, see, serve, train, upcycle, use
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -24,10 +24,11 @@ examples:
   hvt bench hvt_s_1 hvt_s_4 --modes eager,onnx,int8
   hvt serve best.safetensors --port 8080
   hvt see tokens best.safetensors cat.jpg
+  hvt upcycle deit.pth small.safetensors --gflops 0.7 --data PHOTOS
   hvt paper costs                   every cost that the paper prints, and ours
 """
 
-GROUPS = (models, data, train, use, export, bench, serve, see, power, paper)
+GROUPS = (models, data, train, use, export, bench, serve, see, power, upcycle, paper)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -128,6 +128,9 @@ class Trainer:
         """What the best weights have most of."""
         return float(row[f"{prefix}_top1"])
 
+    def _best_words(self) -> str:
+        return f"best {self.progress.best_top1:.2f} %"
+
     def _resume_command(self) -> str:
         return f"hvt train --resume {self.folder}"
 
@@ -253,8 +256,7 @@ class Trainer:
             draw_curves(self.folder / "curves.png", drawn, self.measure)
             what = " (averaged weights)" if best == "ema" else ""
             self._say(
-                f"{self.folder}: {self.measure} {top1:.2f} %{what}, best "
-                f"{self.progress.best_top1:.2f} %, "
+                f"{self.folder}: {self.measure} {top1:.2f} %{what}, {self._best_words()}, "
                 f"{clock(seconds)}, {speed:.0f} images/s; weights in model.safetensors"
             )
         return Result(self.folder, model, top1, self.progress.best_top1, rows, seconds, speed)

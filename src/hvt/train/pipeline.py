@@ -120,10 +120,7 @@ def open_pipeline(
     recipe: Recipe, model: HVT, data: Data, team: Team, device: torch.device
 ) -> Pipeline:
     """The batches of this process."""
-    workers = recipe.workers
-    if workers < 0:
-        spare = (os.cpu_count() or 1) // team.size - (device.type == "cpu")
-        workers = max(1, min(8, spare))
+    workers = reading_processes(recipe.workers, team, device)
     height, width = model.config.image
     small = isinstance(data.train, ArrayPictures) and height == width <= SMALL
     train = TrainBatches(
@@ -150,10 +147,21 @@ def open_pipeline(
     return Pipeline(train, val, device)
 
 
-def eval_transform(model: Classifier, arrays: bool = False) -> Any:
-    """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole."""
+def reading_processes(workers: int, team: Team, device: torch.device) -> int:
+    """So many, or what the cores allow where it is -1."""
+    if workers >= 0:
+        return workers
+    spare = (os.cpu_count() or 1) // team.size - (device.type == "cpu")
+    return max(1, min(8, spare))
+
+
+def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = True) -> Any:
+    """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole.
+
+    Without `normalize` it gives bytes, as they are in the picture.
+    """
     cfg, config = model.pretrained_cfg, model.config
-    mean, std = (_per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
+    mean, std = (per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
     if arrays:
         return ArrayTransform(config.image[0], mean, std)
     return create_transform(
@@ -164,10 +172,11 @@ def eval_transform(model: Classifier, arrays: bool = False) -> Any:
         std=std,
         crop_pct=cfg["crop_pct"],
         crop_mode=cfg["crop_mode"],
+        normalize=normalize,
     )
 
 
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     """Grey pictures have the colours' average."""
     return values if len(values) == channels else (sum(values) / len(values),) * channels
 
