@@ -46,10 +46,6 @@ def __getattr__(name: str) -> Any:
         from .deploy.predict import Predictor
 
         return Predictor
-    if name == "upcycle":
-        from .upcycle.run import upcycle
-
-        return upcycle
-    if name == "power":
-        return import_module(".power", __name__)
+    if name in ("power", "upcycle"):
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -276,7 +276,8 @@ class Judge:
             target = truth[first : first + 16]
             for config, student in students.items():
                 split = split_of(config)
-                pool, x = student.model.blocks[split].pool, outputs[split]
+                pooled_block: Any = student.model.blocks[split]
+                pool, x = pooled_block.pool, outputs[split]
                 answer = student(x if pool is None else pool(x)).logits
                 rows = compare(answer, target, self.head).double().sum(dim=0).cpu()
                 sums = torch.cat((rows, torch.tensor([len(target), 0.0], dtype=torch.float64)))

@@ -103,4 +103,5 @@ class Settings:
 
 def from_dict(values: dict[str, Any]) -> Settings:
     """Settings from plain values: JSON has lists where there were tuples."""
-    return Settings(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return Settings(**plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +71,7 @@ def front(model: HVT, images: Tensor, split: int) -> Tensor:
     x = model._embed(images)
     for block in model.blocks[:split]:
         x = block(x)
-    last = model.blocks[split]
+    last: Any = model.blocks[split]
     x = last(x)
     return x if last.pos_embed is None else x - last.pos_embed
 
@@ -86,14 +86,15 @@ class Student(nn.Module):
 
     def forward(self, x: Tensor) -> Answer:
         model, first = self.model, 0
+        blocks: Any = model.blocks
         if self.split is None:
             x = model._embed(x)
         else:
-            first, position = self.split + 1, model.blocks[self.split].pos_embed
+            first, position = self.split + 1, blocks[self.split].pos_embed
             x = x if position is None else x + position
         tokens = []
         for index in range(first, model.config.depth):
-            x, _ = model._run(model.blocks[index], x, None)
+            x, _ = model._run(blocks[index], x, None)
             if index in self.taken:
                 tokens.append(x)
         x = model.norm(x)
