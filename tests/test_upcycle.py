@@ -76,7 +76,7 @@ def run(place: Path, folder: Path, console: Console | None = None, **values: Any
         place / "vit.safetensors",
         folder / "out.safetensors",
         place / "photos",
-        run=folder / "run",
+        run_folder=folder / "run",
         console=console or quiet(),
         **QUICK | values,
     )
@@ -374,7 +374,7 @@ def test_a_source_without_a_head_is_followed_by_its_features(place: Path, tmp_pa
         "vit_small_patch14_reg4_dinov2", img_size=56, depth=3, embed_dim=32, num_heads=2
     )
     result = upcycle(
-        theirs, tmp_path / "out.safetensors", place / "photos", run=tmp_path / "run",
+        theirs, tmp_path / "out.safetensors", place / "photos", run_folder=tmp_path / "run",
         console=quiet(),
         **QUICK | {"img_size": 56, "pool_after": (0,), "tail_epochs": 1.0, "all_epochs": 1.0},
     )  # fmt: skip
@@ -450,7 +450,7 @@ def refused(capsys: Any, *words: str) -> str:
 
 def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> None:
     vit, out, photos = str(place / "vit.safetensors"), str(tmp_path / "o.safetensors"), str(place)
-    run_flags = ["--run", str(tmp_path / "run"), "--device", "cpu", "--workers", "0"]
+    run_flags = ["--run-folder", str(tmp_path / "run"), "--device", "cpu", "--workers", "0"]
     (tmp_path / "empty").mkdir()
     common = ["--gflops", "0.0005", *run_flags]
     assert "has no pictures" in refused(

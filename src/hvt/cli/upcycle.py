@@ -43,7 +43,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("output", nargs="?", metavar="OUT.safetensors", help="what to write")
     parser.add_argument("--data", metavar="PHOTOS", help="any folder of pictures")
-    parser.add_argument("--run", dest="run_folder", metavar="FOLDER", help="the run's folder "
+    parser.add_argument("--run-folder", metavar="FOLDER", help="the run's folder "
                         "(default: runs/upcycle-SOURCE)")  # fmt: skip
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -68,7 +68,12 @@ def run(args: argparse.Namespace) -> int:
             if not args.data:
                 raise HVTError("no photos are named: use --data with a folder of pictures")
             done = upcycle(
-                args.source, args.output, args.data, run=args.run_folder, console=console, **values
+                args.source,
+                args.output,
+                args.data,
+                run_folder=args.run_folder,
+                console=console,
+                **values,
             )
     except Interrupted as stopped:
         print(f"hvt: {stopped}", file=sys.stderr)

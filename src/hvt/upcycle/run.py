@@ -70,14 +70,14 @@ def upcycle(
     output: str | Path,
     data: str | Path,
     *,
-    run: str | Path | None = None,
+    run_folder: str | Path | None = None,
     console: Console | None = None,
     **settings: Any,
 ) -> Upcycled:
     """Make a trained plain ViT cheap and write it to `output`.
 
-    `source` is what `open_source` takes, `data` any folder of pictures, `run` the folder to work
-    in. `settings` are the fields of `Settings`, such as `gflops=0.7, minutes=30`.
+    `source` is what `open_source` takes, `data` any folder of pictures, `run_folder` the folder
+    to work in. `settings` are the fields of `Settings`, such as `gflops=0.7, minutes=30`.
     """
     names = [field.name for field in dataclasses.fields(Settings)]
     for name in settings:
@@ -85,7 +85,7 @@ def upcycle(
             raise HVTError(f"unknown setting {name!r}: {nearest(name, names)}")
     chosen = Settings(**settings)
     name = type(source).__name__ if isinstance(source, nn.Module) else Path(source).stem
-    folder = Path(run or f"runs/upcycle-{name}")
+    folder = Path(run_folder or f"runs/upcycle-{name}")
     team, device = distributed.join(chosen.device)
     try:
         restarted = any(team.any(device, distributed.restarted()))
@@ -93,7 +93,7 @@ def upcycle(
         if team.share(described.exists()) and not restarted:
             raise HVTError(
                 f"{folder} already holds a run: go on with hvt upcycle --resume {folder}, "
-                "or choose another --run"
+                "or choose another --run-folder"
             )
         work = Upcycling(chosen, Path(output), str(data), folder, team, device, console)
         work.begin(source)
@@ -234,6 +234,7 @@ class Upcycling:
             path = self.folder / name
             if not self.team.share((path / "model.safetensors").exists()):
                 phase(work, _own_copy(models[best]), path, epochs)
+                self.team.wait()  # for the leader, who writes
             models[name] = load(path / "best.safetensors", self.device).float()
             scores[name] = held.measure(models[name])
             self._describe_score(name, scores[name])
