@@ -343,7 +343,7 @@ def test_a_stopped_run_ends_as_if_it_had_not(
 
 def test_no_epochs_give_the_untrained_model(place: Path, tmp_path: Path) -> None:
     console = quiet()
-    values = {"img_size": None, "pool_after": None, "pool": None, "pool_dims": None}
+    values = {"pool_after": None, "pool": None, "pool_dims": None}
     budget = 0.6 * hvt.cost(SMALL).gflops
     result = run(place, tmp_path, console, epochs=0.0, gflops=budget, **values)
     assert hvt.cost(hvt.load(result.path)).gflops <= budget
@@ -357,8 +357,17 @@ def test_no_epochs_give_the_untrained_model(place: Path, tmp_path: Path) -> None
 
 
 def test_minutes_bound_a_run(place: Path, tmp_path: Path) -> None:
-    result = run(place, tmp_path, minutes=0.02, all_epochs=0.0)
-    assert [row.name for row in result.rows] == ["source", "untrained", "tail"]
+    result = run(place, tmp_path, minutes=0.02, tail_epochs=0.0)
+    assert [row.name for row in result.rows] == ["source", "untrained", "all"]
+    recipe = json.loads((result.folder / "all/phase.json").read_text())
+    assert recipe["epochs"] < 100  # a second's worth
+
+
+def test_minutes_too_few_for_a_cache_go_to_all_blocks(place: Path, tmp_path: Path) -> None:
+    console = quiet()
+    result = run(place, tmp_path, console, minutes=1e-6)
+    assert [row.name for row in result.rows] == ["source", "untrained", "all"]
+    assert "the minutes are too few for a cache" in said(console)
 
 
 def test_the_rival_is_distilled_alike(place: Path, tmp_path: Path) -> None:

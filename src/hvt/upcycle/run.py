@@ -49,6 +49,8 @@ from .student import Target, pooled, resized
 
 TAIL_SHARE, CACHE_SHARE = 0.3, 0.6
 """Under `minutes`: the part of the tail with its cache, and in that the part of the cache."""
+FEWEST = 4
+"""Chunks of a cache below which the tail would only learn them by heart."""
 SHOWN = 12  # rows of the printed table of placements
 
 
@@ -235,6 +237,8 @@ class Upcycling:
             if not self.team.share((path / "model.safetensors").exists()):
                 phase(work, _own_copy(models[best]), path, epochs)
                 self.team.wait()  # for the leader, who writes
+                if not (path / "best.safetensors").exists():
+                    continue
             models[name] = load(path / "best.safetensors", self.device).float()
             scores[name] = held.measure(models[name])
             self._describe_score(name, scores[name])
@@ -248,6 +252,10 @@ class Upcycling:
         chunks = most
         if settings.minutes is not None:
             chunks = self._affordable(cache, most)
+            if chunks < min(most, FEWEST):
+                self._say("the minutes are too few for a cache: all blocks learn from the start")
+                self._drop(cache)
+                return
         if self.team.leads:
             cache.check_room(chunks)
         self._say(
@@ -275,7 +283,10 @@ class Upcycling:
             epochs = self._epochs_for(make(1.0), left)
         self._train(make(epochs))
         model.requires_grad_(True)
-        if settings.cache is None and self.team.leads:
+        self._drop(cache)
+
+    def _drop(self, cache: Cache) -> None:
+        if self.settings.cache is None and self.team.leads:
             cache.remove()
 
     def _all(self, work: Work, model: HVT, path: Path, epochs: float) -> None:
@@ -288,7 +299,7 @@ class Upcycling:
             return Phase(work, model, recipe, path, self.team, self.device, self.console)
 
         if settings.minutes is not None and not (path / "phase.json").exists():
-            share = TAIL_SHARE if settings.passes()[0] else 0.0
+            share = TAIL_SHARE if (self.folder / "tail").exists() else 0.0
             epochs = self._epochs_for(make(1.0), 60 * settings.minutes * (1 - share))
         self._train(make(epochs))
 
