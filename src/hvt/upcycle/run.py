@@ -435,6 +435,11 @@ class Upcycling:
 
     def _hold(self, student: HVT) -> Held:
         """The held-out photos, of which this process takes its part."""
+        if len(self.photos.val) < self.team.size:
+            raise HVTError(
+                f"{len(self.photos.val)} held-out photos are too few for {self.team.size} "
+                "processes: use more photos or fewer processes"
+            )
         part = self.photos.val.subset(range(self.team.rank, len(self.photos.val), self.team.size))
         views = read_views(part, [self.source, student], self.workers, self.settings.skip_broken)
         return Held(self.source, views[0], views[1], self.team, self.device)
@@ -520,5 +525,5 @@ def _own_copy(model: HVT) -> HVT:
 
 def _command() -> str:
     """How this was started, paths without their folders."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv]
-    return shlex.join(words)
+    program, *words = [Path(word).name if "/" in word else word for word in sys.argv]
+    return shlex.join(["hvt" if program == "__main__.py" else program, *words])

@@ -28,7 +28,7 @@ def open_source(source: str | Path | nn.Module) -> HVT:
     _check_plain(model.config, name)
     model = model.float().eval()
     origin = {"source": Path(name).name}
-    licence = model.pretrained_cfg.pop("source_license", None)
+    licence = model.pretrained_cfg.get("origin", {}).get("license")
     model.pretrained_cfg["origin"] = origin | ({"license": licence} if licence else {})
     return model
 
@@ -39,11 +39,7 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
     if isinstance(source, nn.Module):
         return from_timm(source, name)
     if Path(source).exists():
-        model = load(source)
-        known = model.pretrained_cfg.get("origin", {})
-        if known.get("license"):
-            model.pretrained_cfg["source_license"] = known["license"]
-        return model
+        return load(source)
     if name in MODELS:
         return create_model(name, pretrained=True)
     if is_timm_name(name):
@@ -67,7 +63,7 @@ def _published(name: str) -> HVT:
     ours = from_timm(model, name)
     licence = model.pretrained_cfg.get("license")
     if licence:
-        ours.pretrained_cfg["source_license"] = licence
+        ours.pretrained_cfg["origin"] = {"license": licence}
     return ours
 
 
