@@ -259,12 +259,9 @@ def test_real_deit_tiny_gives_timms_logits() -> None:
 @pytest.mark.parametrize(
     ("name", "kwargs", "key"),
     [
-        ("deit_tiny_distilled_patch16_224", {}, "dist_token"),
-        ("vit_tiny_patch16_224", {"init_values": 1e-5}, "blocks.0.ls1.gamma"),
-        ("vit_tiny_patch16_224", {"global_pool": "avg"}, "fc_norm."),
         ("vit_tiny_patch16_224", {"qk_norm": True}, "_norm."),
-        ("vit_tiny_patch16_224", {"reg_tokens": 1}, "reg_token"),
-        ("vit_tiny_patch16_224", {"qkv_bias": False}, "blocks.0.attn.qkv.bias"),
+        ("vit_tiny_patch16_224", {"scale_attn_norm": True}, "attn.norm."),
+        ("vit_tiny_patch16_224", {"proj_bias": False}, "attn.proj.bias"),
     ],
 )
 @pytest.mark.parametrize("write", [in_model, save_file])

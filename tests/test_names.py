@@ -1,4 +1,4 @@
-"""Names that stand for checkpoints: built-in ones wherever a path does, models' where weights may be new."""
+"""Names in place of checkpoints: built-in ones everywhere, models' where weights may be new."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from hvt.builtin import BUILT_IN, built_in, built_in_config, find_checkpoint
 from PIL import Image
 
 import hvt
-from hvt.checkpoint.builtin import BUILT_IN, built_in, built_in_config, find_checkpoint
 from hvt.cli import main
 
 Captured = pytest.CaptureFixture[str]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
+from timm.models import save_for_hf
 from torch import nn
 
 import hvt
@@ -62,6 +64,54 @@ def test_cost_and_checkpoint_know_it(name: str, tmp_path: Any) -> None:
     images = torch.randn(1, 3, *ours.config.image)
     with torch.inference_mode():
         assert torch.equal(again(images), ours(images))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_bare_file_is_known_by_its_tensors(name: str, tmp_path: Any) -> None:
+    theirs = small(name)
+    ours = from_timm(theirs, name)
+    save_file(theirs.state_dict(), tmp_path / "bare.safetensors")
+    asked: dict[str, Any] = {}
+    if ours.config.pre_norm:  # CLIPs differ in what tensors do not tell
+        with pytest.raises(hvt.CheckpointError, match="do not tell act_layer and norm_eps"):
+            hvt.load(tmp_path / "bare.safetensors")
+        asked = {"act_layer": ours.config.act_layer, "norm_eps": ours.config.norm_eps}
+    again = hvt.load(tmp_path / "bare.safetensors", **asked)
+    images = torch.randn(1, 3, *ours.config.image)
+    with torch.inference_mode():
+        assert torch.equal(again(images), ours(images))
+    other = hvt.load(tmp_path / "bare.safetensors", num_classes=3, **asked)
+    assert other(images).shape == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch32_clip_quickgelu_224", "deit3_small_patch16_224"])
+def test_a_hub_directory_is_known_by_its_architecture(name: str, tmp_path: Any) -> None:
+    theirs = small(name)
+    save_for_hf(theirs, tmp_path, safe_serialization=True)
+    again = hvt.load(tmp_path)
+    images = torch.randn(1, 3, *again.config.image)
+    with torch.inference_mode():
+        assert torch.allclose(again(images), theirs(images), atol=1e-5)
+
+
+def test_heads_of_wide_models_are_asked_for(tmp_path: Any) -> None:
+    theirs = timm.create_model(
+        "vit_huge_patch14_224", img_size=28, depth=1, num_classes=2, mlp_ratio=0.1
+    )
+    save_file(theirs.state_dict(), tmp_path / "huge.safetensors")
+    with pytest.raises(hvt.CheckpointError, match="pass num_heads to load"):
+        hvt.load(tmp_path / "huge.safetensors")
+    assert hvt.load(tmp_path / "huge.safetensors", num_heads=16, head_dim=80).config.head_dim == 80
+
+
+def test_positions_that_fit_twice_are_asked_for(tmp_path: Any) -> None:
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, depth=1, reg_tokens=4, num_classes=2
+    )  # 9 positions: 4 patches and 5 prefix tokens, or 9 patches
+    save_file(theirs.state_dict(), tmp_path / "bare.safetensors")
+    with pytest.raises(hvt.CheckpointError, match="pass no_embed_class to load"):
+        hvt.load(tmp_path / "bare.safetensors")
+    assert hvt.load(tmp_path / "bare.safetensors", no_embed_class=False).config.img_size == 32
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .training.engine import Result
     from .training.recipe import Recipe
     from .training.run import train
+    from .upcycle.run import upcycle
     from .zoo import get_config, list_models
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "power",
     "save",
     "train",
+    "upcycle",
 ]
 
 # Where each name is, for the first time it is asked for.
@@ -76,8 +78,8 @@ register()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "power":
-        return import_module(".power", __name__)
+    if name in ("power", "upcycle"):
+        return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -84,7 +84,8 @@ def stripped(tensors: State, path: Path) -> State:
 
 _NEEDED = ("pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "norm.weight")
 _KNOWN = re.compile(
-    r"cls_token|(blocks\.[0-9]+\.)?pos_embed|(patch_embed\.proj|norm|head)\.(weight|bias)|"
+    r"(cls|dist|reg)_token|(blocks\.[0-9]+\.)?pos_embed|blocks\.[0-9]+\.ls[12]\.gamma|"
+    r"(patch_embed\.proj|norm_pre|norm|fc_norm|head|head_dist)\.(weight|bias)|"
     r"blocks\.[0-9]+\.(norm1|norm2|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2|pool\.conv)\.(weight|bias)"
 )
 
@@ -103,7 +104,7 @@ def infer_config(
             f"{path} is no HVT, DeiT or plain ViT checkpoint: it has {strange[0]}{more}"
         )
     for name in _NEEDED:
-        if name not in state:
+        if name not in state and not (name == "norm.weight" and "fc_norm.weight" in state):
             found = f"it has {', '.join(sorted(state)[:3])} …" if state else "it has no tensors"
             raise CheckpointError(
                 f"{path} is no HVT, DeiT or plain ViT checkpoint: it has no {name} ({found})"
@@ -121,10 +122,14 @@ def block_numbers(state: State) -> set[int]:
 
 def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HVTConfig:
     width, in_chans, patch, _ = state["patch_embed.proj.weight"].shape
-    prefix = int("cls_token" in state)
+    tokens = ("cls_token", "dist_token", "reg_token")
+    prefix = sum(state[name].shape[1] for name in tokens if name in state)
     blocks = block_numbers(state)
-    image = _image(state["pos_embed"].shape[1] - prefix, patch, arguments, hints)
+    image, unplaced = _image(state["pos_embed"].shape[1], prefix, patch, arguments, hints)
     arguments = hints | arguments
+    if "norm_pre.weight" in state:
+        _ask_for(("act_layer", "norm_eps"), arguments)
+    taken = ("act_layer", "norm_eps", "global_pool")
     heads, head_dim = _heads(width, arguments)
     lengths = {
         i: state[f"blocks.{i}.pos_embed"].shape[1]
@@ -147,11 +152,35 @@ def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HV
         pool_kernel=kernel,
         pool_stride=stride,
         pool_dims=dims,
-        class_token=bool(prefix),
+        class_token="cls_token" in state,
+        dist_token="dist_token" in state,
+        reg_tokens=state["reg_token"].shape[1] if "reg_token" in state else 0,
+        no_embed_class=unplaced,
+        fc_norm="fc_norm.weight" in state,
+        pre_norm="norm_pre.weight" in state,
+        qkv_bias="blocks.0.attn.qkv.bias" in state,
+        init_values=1e-5 if "blocks.0.ls1.gamma" in state else None,
         mlp_ratio=state["blocks.0.mlp.fc1.weight"].shape[0] / width,
+        **({"global_pool": "avg"} if "fc_norm.weight" in state else {})
+        | {name: arguments[name] for name in taken if arguments.get(name) is not None},
     )
     even = None if lengths and config.depth % len(lengths) else config.replace(stages=len(lengths))
     return even if even and even.pool_blocks == config.pool_blocks else config
+
+
+_LARGEST = 1024
+"""Up to ViT-L's width, heads of 64 channels are the rule; ViT-H's have 80, others 88 or 104."""
+
+
+def _ask_for(names: tuple[str, ...], arguments: dict[str, Any]) -> None:
+    """Refuse a norm before the blocks, as CLIP has, without what CLIPs differ in."""
+    missing = [name for name in names if name not in arguments]
+    if missing:
+        raise CheckpointError(
+            "it has a norm before its blocks, as CLIP's models have, and tensors do not tell "
+            f"{' and '.join(missing)}: pass them to load, such as act_layer='quick_gelu' and "
+            "norm_eps=1e-5 for OpenAI's, or name the model of timm"
+        )
 
 
 def _heads(width: int, arguments: dict[str, Any]) -> tuple[int, int]:
@@ -160,7 +189,7 @@ def _heads(width: int, arguments: dict[str, Any]) -> tuple[int, int]:
         return heads, width // heads
     if isinstance(head_dim, int) and head_dim > 0 and width % head_dim == 0:
         return width // head_dim, head_dim
-    if width % 64:
+    if width % 64 or width > _LARGEST:
         raise CheckpointError(
             f"a width of {width} does not tell the number of heads: pass num_heads to load"
         )
@@ -168,24 +197,45 @@ def _heads(width: int, arguments: dict[str, Any]) -> tuple[int, int]:
 
 
 def _image(
-    patches: int, patch: int, arguments: dict[str, Any], hints: dict[str, Any]
-) -> tuple[int, int]:
-    # A hint may be the size to load at, so it counts only where the patches are no square.
-    square = math.isqrt(patches) * patch
-    for given in (
-        arguments.get("img_size"),
-        arguments.get("input_size"),
-        square,
-        hints.get("img_size"),
-    ):
-        size = (given, given) if isinstance(given, int) else given
-        if isinstance(size, (tuple, list)) and len(size) == 2:
-            rows, cols = size[0] // patch, size[1] // patch
-            if rows * cols == patches and size[0] % patch == size[1] % patch == 0:
-                return size[0], size[1]
+    positions: int, prefix: int, patch: int, arguments: dict[str, Any], hints: dict[str, Any]
+) -> tuple[tuple[int, int], bool]:
+    """Height and width, and whether the prefix tokens are without positions.
+
+    A hint may be the size to load at, so it counts only where the patches make no square.
+    """
+    asked = arguments.get("no_embed_class", hints.get("no_embed_class"))
+    options = [(positions - prefix, False), (positions, True)] if prefix else [(positions, False)]
+    sides = (arguments.get("img_size"), arguments.get("input_size")), (hints.get("img_size"),)
+    for stated, squares in ((sides[0], False), ((), True), (sides[1], False)):
+        fits = []
+        for patches, unplaced in options:
+            square = (math.isqrt(max(patches, 0)) * patch,) if squares else stated
+            fits += [(size, unplaced) for size in _sizes(patches, patch, square)]
+        if len({unplaced for _, unplaced in fits}) > 1:
+            if asked is not None:
+                return next(fit for fit in fits if fit[1] == bool(asked))
+            raise CheckpointError(
+                f"{positions} positions may or may not include those of {prefix} prefix tokens: "
+                "pass no_embed_class to load"
+            )
+        if fits:
+            return fits[0]
+    patches = positions - prefix
     raise CheckpointError(
         f"{patches} patches of {patch} pixels are no square: pass the model's img_size to load"
     )
+
+
+def _sizes(patches: int, patch: int, stated: tuple[Any, ...]) -> list[tuple[int, int]]:
+    """Those of some sizes that have so many patches."""
+    sizes = []
+    for given in stated:
+        size = (given, given) if isinstance(given, int) else given
+        if isinstance(size, (tuple, list)) and len(size) == 2 and patches > 0:
+            rows, cols = size[0] // patch, size[1] // patch
+            if rows * cols == patches and size[0] % patch == size[1] % patch == 0:
+                sizes.append((size[0], size[1]))
+    return sizes
 
 
 def _pooling(

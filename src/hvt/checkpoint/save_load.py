@@ -42,6 +42,7 @@ from .foreign import (
     transformers_config,
     transformers_preprocessing,
 )
+from .timm_vit import is_timm_name, named_config
 
 MAX_TENSORS = 100_000
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -58,6 +59,8 @@ class Checkpoint:
     class_names: list[str] | None = None
     dtype: torch.dtype = torch.float32
     """The precision to give the model back in; others' files are widened."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Where the weights come from, such as `source`, `license` and `command`."""
 
 
 def save(
@@ -70,11 +73,15 @@ def save(
 
     Names and preprocessing (mean, std, interpolation, crop_pct, crop_mode) default to the model's.
     The same model gives the same bytes.
+    What `model.pretrained_cfg["origin"]` says of where the weights come from goes along.
     """
     described = describe(model, class_names, preprocessing)
+    metadata = {"format": "pt", "hvt": described}
+    if origin := model.pretrained_cfg.get("origin"):
+        metadata["origin"] = json.dumps(origin)
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     with whole_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt", "hvt": described})
+        save_file(tensors, temporary, metadata=metadata)
         _sort_metadata(temporary)
 
 
@@ -106,6 +113,8 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
     model.pretrained_cfg.update(checkpoint.preprocessing)
     if checkpoint.class_names and len(checkpoint.class_names) == model.num_classes:
         model.pretrained_cfg["label_names"] = tuple(checkpoint.class_names)
+    if checkpoint.origin:
+        model.pretrained_cfg["origin"] = checkpoint.origin
     return model.to(device).eval()
 
 
@@ -162,7 +171,19 @@ def _read_safetensors(path: Path, hints: dict[str, Any]) -> Checkpoint:
         ) from error
     if "hvt" not in metadata:
         return _foreign(path, stripped(tensors, path), {}, hints)
-    return _described(path, metadata["hvt"], tensors)
+    checkpoint = _described(path, metadata["hvt"], tensors)
+    checkpoint.origin = _read_origin(path, metadata.get("origin", "{}"))
+    return checkpoint
+
+
+def _read_origin(path: Path, text: str) -> dict[str, str]:
+    try:
+        origin = json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise CheckpointError(f"{path} says where it comes from, but not in JSON") from error
+    if not isinstance(origin, dict) or not all(isinstance(v, str) for v in origin.values()):
+        raise CheckpointError(f"{path} must say where it comes from by texts with names")
+    return origin
 
 
 def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Checkpoint:
@@ -182,6 +203,7 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
         config = _read_json(path / "config.json")
         heads: dict[str, Any] = {}
         if "pretrained_cfg" in config:  # timm's
+            heads = _named(config)
             # Names are at the top, as timm writes them, or where earlier versions of hvt did.
             preprocessing = config["pretrained_cfg"]
             names = config.get("label_names") or preprocessing.get("label_names")
@@ -204,6 +226,21 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
         checkpoint.preprocessing = preprocessing
     checkpoint.class_names = checkpoint.class_names or names
     return checkpoint
+
+
+def _named(config: dict[str, Any]) -> dict[str, Any]:
+    """What the name of a timm model tells that tensors do not, from its `config.json`."""
+    name, arguments = config.get("architecture"), config.get("model_args") or {}
+    if not isinstance(name, str) or not is_timm_name(name):
+        return {}
+    for argument in ("act_layer", "norm_layer", "num_heads"):
+        if argument in arguments:
+            raise ValueError(f"model_args has {argument}, which is not read from there")
+    named = named_config(name)
+    names = ("num_heads", "act_layer", "norm_eps", "no_embed_class", "global_pool")
+    known = {key: getattr(named, key) for key in names}
+    pool = arguments.get("global_pool", config.get("global_pool"))
+    return known | ({} if pool is None else {"global_pool": pool})
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -251,8 +288,9 @@ def _fitted(checkpoint: Checkpoint, config: HVTConfig) -> dict[str, Tensor]:
     tensors = _resized(checkpoint, config)
     shapes = parameter_shapes(config)
     if config.num_classes != old.num_classes:
-        tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")}
-        shapes = {k: v for k, v in shapes.items() if not k.startswith("head.")}
+        heads = ("head.", "head_dist.")
+        tensors = {k: v for k, v in tensors.items() if not k.startswith(heads)}
+        shapes = {k: v for k, v in shapes.items() if not k.startswith(heads)}
     _compare(tensors, shapes, f"{path} is of another architecture than asked for")
     return tensors
 

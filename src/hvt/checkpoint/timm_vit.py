@@ -127,7 +127,8 @@ def _first_block(model: VisionTransformer, name: str) -> Block:
     kinds = {_kind(block, name) for block in model.blocks}
     if len(kinds) > 1:
         raise _misfit(name, "its blocks differ from each other")
-    first: Block = model.blocks[0]  # type: ignore[assignment]
+    first = model.blocks[0]
+    assert isinstance(first, Block)
     return first
 
 

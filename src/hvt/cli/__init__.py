@@ -25,6 +25,7 @@ examples:
   hvt bench hvt_s_1 hvt_s_4 --modes eager,onnx,int8
   hvt serve best.safetensors --port 8080
   hvt see tokens best.safetensors cat.jpg
+  hvt upcycle deit.pth small.safetensors --gflops 0.7 --data PHOTOS
   hvt paper costs                   every cost that the paper prints, and ours
 """
 
@@ -42,6 +43,7 @@ COMMANDS = {
     "serve": "serve",
     "see": "see",
     "power": "power",
+    "upcycle": "upcycle",
     "paper": "paper",
     "completion": "completion",
 }

@@ -16,10 +16,13 @@ SMALL = 64
 """Pictures up to this side get padded random crops instead of resized crops."""
 
 
-def eval_transform(model: Classifier, arrays: bool = False) -> Any:
-    """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole."""
+def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = True) -> Any:
+    """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole.
+
+    Without `normalize` it gives bytes, as they are in the picture.
+    """
     cfg, config = model.pretrained_cfg, model.config
-    mean, std = (_per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
+    mean, std = (per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
     if arrays:
         return ArrayTransform(config.image[0], mean, std)
     return create_transform(
@@ -30,10 +33,11 @@ def eval_transform(model: Classifier, arrays: bool = False) -> Any:
         std=std,
         crop_pct=cfg["crop_pct"],
         crop_mode=cfg["crop_mode"],
+        normalize=normalize,
     )
 
 
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     """Grey pictures have the colours' average."""
     return values if len(values) == channels else (sum(values) / len(values),) * channels
 

@@ -117,17 +117,21 @@ class TrainBatches:
         """This process's shares of the global batches from step `start` on, in order."""
         if self.stream:
             return self._from_stream(epoch, start)
-        plan = self._plan(epoch, start)
+        return self.batches(epoch, range(start, self.steps))
+
+    def batches(self, epoch: int, steps: Sequence[int]) -> Iterator[Batch]:
+        """This process's shares of chosen global batches of an epoch; not of a stream."""
+        plan = self._plan(epoch, steps)
         if isinstance(self.dataset, ArrayPictures):
             batches = (self._from_arrays(indices, keys) for indices, keys in plan)
             return _ahead(batches) if self.prefetch else batches
         return self._from_files(plan)
 
-    def _plan(self, epoch: int, start: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _plan(self, epoch: int, steps: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Picture indices and keys of each share."""
         order, plan = self.order(epoch), []
         first, count, shares = self.share_of
-        for step in range(start, self.steps):
+        for step in steps:
             for share in range(first, first + count):
                 rows = rows_of_share(self.batch_size, shares, share) + step * self.batch_size
                 plan.append((order[rows], keys_for(self.seed, epoch, rows)))

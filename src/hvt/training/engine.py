@@ -16,7 +16,7 @@ from rich.console import Console
 from .. import distributed
 from ..checkpoint.save_load import save
 from ..costs import arrow
-from ..data.sources import Pictures
+from ..data.sources import Data, Pictures
 from ..errors import HVTError
 from ..evaluation import Score, evaluate
 from ..files import open_regular, whole_file
@@ -119,7 +119,13 @@ def resume(
 
 
 class Trainer:
-    """One process's part in a run."""
+    """One process's part in a run; what learns, from what and by which measure can be replaced."""
+
+    file = "recipe.json"
+    """Where the run's folder has its recipe."""
+    measure = "top-1"
+    """What `_evaluate` gives as top-1, in words."""
+    data: Data
 
     def __init__(
         self,
@@ -134,10 +140,8 @@ class Trainer:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1)
-        model, self.data = build_model(recipe)
-        self.recipe = recipe = self._fit_batch(recipe)
-        self.pipeline = open_pipeline(recipe, model, self.data, team, device)
-        self.learner = Learner(recipe, model, self.pipeline, team, device)
+        self.learner = self._learner()
+        self.pipeline = self.learner.pipeline
         self.steps = self.pipeline.train.steps
         self.total = recipe.total_steps(self.steps)
         self.epochs = math.ceil(self.total / self.steps)
@@ -158,6 +162,30 @@ class Trainer:
         )
         return recipe.replace(batch_size=most)
 
+    # ── what a run of another kind replaces ──────────────────────────────────────────────────────
+
+    def _learner(self) -> Learner:
+        """What learns, with its batches; sets `data`."""
+        model, self.data = build_model(self.recipe)
+        self.recipe = self._fit_batch(self.recipe)
+        pipeline = open_pipeline(self.recipe, model, self.data, self.team, self.device)
+        return Learner(self.recipe, model, pipeline, self.team, self.device)
+
+    def _evaluate(self, model: HVT) -> Score:
+        return evaluate(
+            model, self.pipeline.val, model.num_classes, self.device, self.team, self.learner.amp
+        )
+
+    def _merit(self, row: Row, prefix: str) -> float:
+        """What the best weights have most of."""
+        return float(row[f"{prefix}_top1"])
+
+    def _best_words(self) -> str:
+        return f"best {self.progress.best_top1:.2f} %"
+
+    def _resume_command(self) -> str:
+        return f"hvt train --resume {self.folder}"
+
     # ── the run ─────────────────────────────────────────────────────────────────────────────────
 
     def run(self, resume: bool, planned: float | None = None) -> Result:
@@ -170,7 +198,11 @@ class Trainer:
             self._open_folder()
         self.team.wait()
         self.watcher = Watcher(
-            self.console, self.folder, self.recipe.tensorboard, quiet=not self.team.leads
+            self.console,
+            self.folder,
+            self.recipe.tensorboard,
+            quiet=not self.team.leads,
+            measure=self.measure,
         )
         try:
             self._announce()
@@ -244,8 +276,9 @@ class Trainer:
                 row[f"{prefix}_top5"] = score.top5
                 if score.skipped and prefix == "val":
                     self._say(f"{score.skipped} unreadable validation pictures were passed over")
-                if score.top1 > progress.best_top1:
-                    progress.best_top1 = score.top1
+                merit = self._merit(row, prefix)
+                if merit > progress.best_top1:
+                    progress.best_top1 = merit
                     if self.team.leads:
                         save(model, self.folder / "best.safetensors")
         progress.rows.append(row)
@@ -261,25 +294,21 @@ class Trainer:
             raise self._stopped(f"epoch {epoch + 1}")
 
     def _stopped(self, where: str) -> Interrupted:
-        return Interrupted(f"stopped after {where}; go on with: hvt train --resume {self.folder}")
-
-    def _evaluate(self, model: HVT) -> Score:
-        return evaluate(
-            model, self.pipeline.val, model.num_classes, self.device, self.team, self.learner.amp
-        )
+        return Interrupted(f"stopped after {where}; go on with: {self._resume_command()}")
 
     def _finish(self, seconds: float, speed: float) -> Result:
         rows, candidates = self.progress.rows, self.learner.candidates()
         # the first of equals: the last weights
-        best = max(candidates, key=lambda prefix: rows[-1][f"{prefix}_top1"])
+        best = max(candidates, key=lambda prefix: self._merit(rows[-1], prefix))
         model, top1 = candidates[best].eval(), rows[-1][f"{best}_top1"]
         if self.team.leads:
             save(model, self.folder / "model.safetensors")
             write_metrics(self.folder / "metrics.csv", rows)
-            draw_curves(self.folder / "curves.png", {self.recipe.model or "model": rows})
+            drawn = {self.recipe.model or "model": rows}
+            draw_curves(self.folder / "curves.png", drawn, self.measure)
             what = " (averaged weights)" if best == "ema" else ""
             self._say(
-                f"{self.folder}: top-1 {top1:.2f} %{what}, best {self.progress.best_top1:.2f} %, "
+                f"{self.folder}: {self.measure} {top1:.2f} %{what}, {self._best_words()}, "
                 f"{clock(seconds)}, {speed:.0f} images/s; weights in model.safetensors"
             )
         return Result(self.folder, model, top1, self.progress.best_top1, rows, seconds, speed)
@@ -341,7 +370,7 @@ class Trainer:
     def _write_recipe(self) -> None:
         described = self.recipe.replace(output=str(self.folder)).to_dict()
         described = {k: v for k, v in described.items() if v is not None}
-        with whole_file(self.folder / "recipe.json") as temporary:
+        with whole_file(self.folder / self.file) as temporary:
             temporary.write_text(json.dumps(described, indent=2) + "\n")
 
     def _due(self) -> bool:

@@ -68,12 +68,16 @@ class Learner:
             self.teacher = find_teacher(recipe.teacher, self.model, kind, tau).to(device)
         self.amp = choose_precision(recipe.amp, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
-        self.network: nn.Module = self.model
+        self.network: nn.Module = self._network()
         if recipe.compile:
             self.network = torch.compile(self.network)  # type: ignore[assignment]
         if team.size > 1:
             ids = [device.index] if device.type == "cuda" else None
             self.network = DistributedDataParallel(self.network, device_ids=ids)
+
+    def _network(self) -> nn.Module:
+        """What runs on a batch: the model, unless more than its logits is needed."""
+        return self.model
 
     def step(self, batches: Iterator[Batch], update: int) -> Step:
         """Learn from the next global batch, after `update` steps before it."""
@@ -137,21 +141,24 @@ class Learner:
         One to warm up, one measured. Under DDP the first also settles how gradients are bundled,
         so that a run that goes on adds them up as it would have.
         """
-        size = self.recipe.batch_size // self.pipeline.train.share_of[2]
-        config = self.model.config
-        images = torch.zeros(size, config.in_chans, *config.image, device=self.device)
         self.network.train()
         seconds = 0.0
         for _ in range(2):
             began = time.perf_counter()
             with self._autocast():
-                loss = self.network(images).float().logsumexp(1).mean()
+                loss = self._trial(self.recipe.batch_size // self.pipeline.train.share_of[2])
             loss.backward()
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - began
         self.optimizer.zero_grad(set_to_none=True)
         return seconds * self.recipe.accumulate
+
+    def _trial(self, size: int) -> Tensor:
+        """A loss of black pictures that depends on all weights."""
+        config = self.model.config
+        images = torch.zeros(size, config.in_chans, *config.image, device=self.device)
+        return self.network(images).float().logsumexp(1).mean()
 
     def candidates(self) -> dict[str, HVT]:
         """The last weights as `val` and, where they are kept, the averaged ones as `ema`."""

@@ -132,10 +132,7 @@ def open_pipeline(
     recipe: Recipe, model: HVT, data: Data, team: Team, device: torch.device
 ) -> Pipeline:
     """The batches of this process."""
-    workers = recipe.workers
-    if workers < 0:
-        spare = (os.cpu_count() or 1) // team.size - (device.type == "cpu")
-        workers = max(1, min(8, spare))
+    workers = reading_processes(recipe.workers, team, device)
     height, width = model.config.image
     small = isinstance(data.train, ArrayPictures) and height == width <= SMALL
     train = TrainBatches(
@@ -160,6 +157,14 @@ def open_pipeline(
         skip_broken=recipe.skip_broken,
     )
     return Pipeline(train, val, device)
+
+
+def reading_processes(workers: int, team: Team, device: torch.device) -> int:
+    """So many, or what the cores allow where it is -1."""
+    if workers >= 0:
+        return workers
+    spare = (os.cpu_count() or 1) // team.size - (device.type == "cpu")
+    return max(1, min(8, spare))
 
 
 def _augmentation(recipe: Recipe, model: HVT) -> Any:

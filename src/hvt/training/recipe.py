@@ -21,7 +21,7 @@ else:
 FOLDER = Path(__file__).parents[1] / "recipes"
 
 
-def _field(
+def field(
     default: Any,
     help: str,
     *,
@@ -39,103 +39,94 @@ def _field(
 class Recipe:
     """A training from beginning to end; the defaults are DeiT's recipe, which the paper uses."""
 
-    model: str | None = _field(None, "model's name (hvt models); the checkpoint's own with --init")
-    init: str | None = _field(
+    model: str | None = field(None, "model's name (hvt models); the checkpoint's own with --init")
+    init: str | None = field(
         None, "checkpoint to start from: a path, a built-in name, or a model's for new weights"
     )
-    pretrained: bool = _field(False, "start from the published weights of the named model")
-    data: str | None = _field(None, "digits, cifar10, cifar100, imagenet or a folder")
-    root: str | None = _field(None, "folder that has the named data set in it")
-    download: bool = _field(False, "fetch the named data set if it is absent")
-    val_fraction: float = _field(
+    pretrained: bool = field(False, "start from the published weights of the named model")
+    data: str | None = field(None, "digits, cifar10, cifar100, imagenet or a folder")
+    root: str | None = field(None, "folder that has the named data set in it")
+    download: bool = field(False, "fetch the named data set if it is absent")
+    val_fraction: float = field(
         0.1, "validation share of a folder that has no split", above=0, below=1
     )
-    holdout: float = _field(
+    holdout: float = field(
         0.0, "validate on this share of the training pictures instead", least=0, below=1
     )
-    train_fraction: float = _field(
+    train_fraction: float = field(
         1.0, "learn from this share of the training pictures of each class", above=0, most=1
     )
-    skip_broken: bool = _field(False, "pass over unreadable pictures and count them")
-    output: str | None = _field(None, "the run's folder (default: runs/RECIPE-MODEL)")
+    skip_broken: bool = field(False, "pass over unreadable pictures and count them")
+    output: str | None = field(None, "the run's folder (default: runs/RECIPE-MODEL)")
 
-    epochs: float = _field(
+    epochs: float = field(
         300, "passes over the training data, of which the last may be a part", above=0
     )
-    batch_size: int = _field(1024, "pictures per step over all processes", least=2)
-    accumulate: int = _field(
+    batch_size: int = field(1024, "pictures per step over all processes", least=2)
+    accumulate: int = field(
         1, "pieces a process cuts its share of a batch into, to save memory", least=1
     )
-    optimizer: str = _field(
+    optimizer: str = field(
         "adamw",
         "adamw, or muon, which learns more per step where pictures are few",
         choices=("adamw", "muon"),
     )
-    lr: float = _field(5e-4, "learning rate at a batch of 512; scales with the batch", above=0)
-    warmup_lr: float = _field(1e-6, "learning rate at the first step", least=0)
-    min_lr: float = _field(1e-5, "learning rate at the last step", least=0)
-    warmup_epochs: float = _field(5, "epochs of linear warm-up", least=0)
-    weight_decay: float = _field(0.025, "AdamW's; none on biases, norms and positions", least=0)
-    layer_decay: float | None = _field(
+    lr: float = field(5e-4, "learning rate at a batch of 512; scales with the batch", above=0)
+    warmup_lr: float = field(1e-6, "learning rate at the first step", least=0)
+    min_lr: float = field(1e-5, "learning rate at the last step", least=0)
+    warmup_epochs: float = field(5, "epochs of linear warm-up", least=0)
+    weight_decay: float = field(0.025, "AdamW's; none on biases, norms and positions", least=0)
+    layer_decay: float | None = field(
         None, "rate of a block over that of the next one", above=0, most=1
     )
-    clip_grad: float | None = _field(None, "largest gradient norm", above=0)
+    clip_grad: float | None = field(None, "largest gradient norm", above=0)
 
-    smoothing: float = _field(0.1, "label smoothing", least=0, below=1)
-    mixup: float = _field(0.8, "mixup's alpha; 0 is off", least=0)
-    cutmix: float = _field(1.0, "CutMix's alpha; 0 is off", least=0)
-    mixup_prob: float = _field(1.0, "share of batches that are mixed", least=0, most=1)
-    mixup_switch: float = _field(0.5, "share of mixed batches that use CutMix", least=0, most=1)
-    rand_augment: str = _field("rand-m9-mstd0.5-inc1", "timm's RandAugment; '' is off")
-    color_jitter: float = _field(0.4, "colour jitter where RandAugment is off", least=0)
-    erase: float = _field(0.25, "share of pictures with a random patch of noise", least=0, most=1)
-    repeats: int = _field(3, "augmented copies of a picture in an epoch of equal length", least=1)
-    flip: float = _field(0.5, "share of pictures flipped left to right", least=0, most=1)
-    padding: int = _field(4, "padding of random crops, for pictures up to 64 pixels", least=0)
-    interpolation: str = _field(
+    smoothing: float = field(0.1, "label smoothing", least=0, below=1)
+    mixup: float = field(0.8, "mixup's alpha; 0 is off", least=0)
+    cutmix: float = field(1.0, "CutMix's alpha; 0 is off", least=0)
+    mixup_prob: float = field(1.0, "share of batches that are mixed", least=0, most=1)
+    mixup_switch: float = field(0.5, "share of mixed batches that use CutMix", least=0, most=1)
+    rand_augment: str = field("rand-m9-mstd0.5-inc1", "timm's RandAugment; '' is off")
+    color_jitter: float = field(0.4, "colour jitter where RandAugment is off", least=0)
+    erase: float = field(0.25, "share of pictures with a random patch of noise", least=0, most=1)
+    repeats: int = field(3, "augmented copies of a picture in an epoch of equal length", least=1)
+    flip: float = field(0.5, "share of pictures flipped left to right", least=0, most=1)
+    padding: int = field(4, "padding of random crops, for pictures up to 64 pixels", least=0)
+    interpolation: str = field(
         "bicubic",
         "resizing: bicubic, bilinear or random",
         choices=("bicubic", "bilinear", "random"),
     )
-    ema: float = _field(0.99996, "decay of the averaged weights; 0 is off", least=0, below=1)
+    ema: float = field(0.99996, "decay of the averaged weights; 0 is off", least=0, below=1)
 
-    teacher: str | None = _field(
-        None, "teacher to distil from: a checkpoint or a timm model's name"
-    )
-    distill: str = _field(
+    teacher: str | None = field(None, "teacher to distil from: a checkpoint or a timm model's name")
+    distill: str = field(
         "soft", "distillation with a teacher: soft or hard", choices=("soft", "hard")
     )
-    distill_alpha: float = _field(0.5, "weight of the teacher against the labels", least=0, most=1)
-    distill_tau: float = _field(3.0, "temperature of soft distillation", above=0)
+    distill_alpha: float = field(0.5, "weight of the teacher against the labels", least=0, most=1)
+    distill_tau: float = field(3.0, "temperature of soft distillation", above=0)
 
-    device: str = _field("auto", "auto, cpu, cuda, mps …")
-    amp: str = _field(
+    device: str = field("auto", "auto, cpu, cuda, mps …")
+    amp: str = field(
         "auto",
         "mixed precision: auto (bfloat16 on GPUs), off, bfloat16, float16",
         choices=("auto", "off", "bfloat16", "float16"),
     )
-    compile: bool = _field(False, "torch.compile the model")
-    grad_checkpointing: bool = _field(False, "recompute blocks in the backward pass")
-    workers: int = _field(-1, "processes that read pictures; -1 chooses", least=-1)
-    threads: int | None = _field(None, "CPU threads of each process", least=1)
-    seed: int = _field(0, "seed of weights, order, augmentation and splits", least=0)
-    eval_every: int = _field(1, "epochs between evaluations; the last is always evaluated", least=1)
-    checkpoint_minutes: float = _field(10.0, "minutes between checkpoints within an epoch", least=0)
-    max_bad_steps: int = _field(
-        5, "stop after so many losses in a row that are not finite", least=1
-    )
-    tensorboard: bool = _field(True, "write TensorBoard logs where it is installed")
+    compile: bool = field(False, "torch.compile the model")
+    grad_checkpointing: bool = field(False, "recompute blocks in the backward pass")
+    workers: int = field(-1, "processes that read pictures; -1 chooses", least=-1)
+    threads: int | None = field(None, "CPU threads of each process", least=1)
+    seed: int = field(0, "seed of weights, order, augmentation and splits", least=0)
+    eval_every: int = field(1, "epochs between evaluations; the last is always evaluated", least=1)
+    checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", least=0)
+    max_bad_steps: int = field(5, "stop after so many losses in a row that are not finite", least=1)
+    tensorboard: bool = field(True, "write TensorBoard logs where it is installed")
 
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of `HVTConfig` to replace."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(Recipe)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            _check_type(field.name, value, hints[field.name])
-            if field.metadata and value is not None:
-                _check_value(field.name, value, **field.metadata)
+        check_values(self)
         check_fields(self.overrides)
         hints = typing.get_type_hints(HVTConfig)
         for name, value in self.overrides.items():
@@ -228,6 +219,16 @@ def _place_of(name: str) -> str:
     if name in FIELDS:
         return "it is the model's, so it belongs under [overrides]"
     return nearest(name, RECIPE_FIELDS)
+
+
+def check_values(instance: Any) -> None:
+    """Refuse a value of a dataclass that is not of its field's type or within its limits."""
+    hints = typing.get_type_hints(type(instance))
+    for one in dataclasses.fields(instance):
+        value = getattr(instance, one.name)
+        _check_type(one.name, value, hints[one.name])
+        if one.metadata and value is not None:
+            _check_value(one.name, value, **one.metadata)
 
 
 def _check_type(name: str, value: Any, hint: Any) -> None:

@@ -56,8 +56,15 @@ class Board:
 class Watcher:
     """Tells how a training goes: a bar on a terminal, a line per epoch elsewhere, or nothing."""
 
-    def __init__(self, console: Console, folder: Path, tensorboard: bool, quiet: bool) -> None:
-        self.console, self.quiet = console, quiet
+    def __init__(
+        self,
+        console: Console,
+        folder: Path,
+        tensorboard: bool,
+        quiet: bool,
+        measure: str = "top-1",
+    ) -> None:
+        self.console, self.quiet, self.measure = console, quiet, measure
         self.board: Board | None = None
         if tensorboard and not quiet and importlib.util.find_spec("tensorboard"):
             self.board = Board(folder / "tensorboard")
@@ -110,7 +117,7 @@ class Watcher:
             self.top1 = row["val_top1"]
         parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['train_loss']:.4f}"]
         if row.get("val_top1") not in (None, ""):
-            parts.append(f"top-1 {row['val_top1']:.2f} %")
+            parts.append(f"{self.measure} {row['val_top1']:.2f} %")
         if row.get("ema_top1") not in (None, ""):
             parts.append(f"averaged {row['ema_top1']:.2f} %")
         if row["bad_steps"]:
@@ -138,7 +145,7 @@ def clock(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def draw_curves(path: Path, runs: dict[str, list[Row]]) -> bool:
+def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top-1") -> bool:
     """Figure 4's form: training loss dashed, top-1 solid; False where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
@@ -169,7 +176,7 @@ def draw_curves(path: Path, runs: dict[str, list[Row]]) -> bool:
                                    textcoords="offset points", fontsize=8)  # fmt: skip
     left.set_xlabel("epoch")
     left.set_ylabel("training loss (dashed)")
-    right.set_ylabel("validation top-1, % (solid)")
+    right.set_ylabel(f"validation {measure}, % (solid)")
     right.set_ylim(bottom=0)
     lines = [*left.get_lines(), *right.get_lines()]
     # Below the axes, where it covers no line.

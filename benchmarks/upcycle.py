@@ -1,0 +1,244 @@
+"""An upcycled model beside its rivals: top-1, multiply-adds and images/s, on the same pictures.
+
+    hvt upcycle SOURCE pooled.safetensors --gflops 0.7 --data PHOTOS --run-folder runs/pooled
+    hvt upcycle SOURCE small.safetensors --img-size 160 --pool-after '()' --data PHOTOS \\
+        --run-folder runs/160
+    python benchmarks/upcycle.py SOURCE --labelled FOLDER --gflops 0.7 \\
+        --run pooled=runs/pooled --run 160px=runs/160 --speed
+
+Rows: the source; the source on smaller pictures; ToMe at several r; PoWER's extraction at the
+budget; and each run untrained, after its tail and after all. The rivals without a run are not
+trained. FOLDER has one folder per class, sorted as the logits are. Answers to its pictures are kept
+in the work folder, a file for each row, so that the script can stop and go on, and rows be added.
+Confidence intervals are of the paired difference to the source. Timings, in turns, are made with
+`--speed` for all rows at once and kept until the next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import hvt
+from hvt.bench.contenders import open_contender
+from hvt.bench.measure import describe, portable_command
+from hvt.bench.plot import figure_class, save
+from hvt.bench.run import measure, write_csv
+from hvt.data.evaluation import eval_transform
+from hvt.data.loader import EvalBatches
+from hvt.data.sources import open_eval
+from hvt.device import find_device
+from hvt.files import whole_file
+from hvt.power import retention_for
+from hvt.upcycle.source import open_source
+from hvt.upcycle.student import pooled, resized
+
+SPEEDS = [(mode, batch) for mode in ("eager", "onnx") for batch in (1, 16)]
+WORDS = {"eager": "PyTorch", "onnx": "ONNX"}
+
+
+def main() -> None:
+    args = parse()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = find_device(args.device)
+    args.work.mkdir(parents=True, exist_ok=True)
+    models = rows_of(args)
+    hits = {name: answers(name, model, args, device) for name, model in models.items()}
+    speed = timings(models, args, device)
+    rows = [row(name, model, hits, speed) for name, model in models.items()]
+    for one in rows:
+        print(
+            f"{one['model']:24} {one['gflops']:.3f} G  top-1 {one['top1']:.2f} %  "
+            f"{one['difference']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}]  "
+            + "  ".join(f"{one[f'{m}_{b}']:.1f}" for m, b in SPEEDS if f"{m}_{b}" in one)
+        )
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    machine = describe(device)
+    write_csv(rows, args.out.with_suffix(".csv"))
+    report = {"command": portable_command(sys.argv), "rows": rows, "machine": machine}
+    with whole_file(args.out.with_suffix(".json")) as temporary:
+        temporary.write_text(json.dumps(report, indent=2) + "\n")
+    draw(rows, machine, args.out.with_suffix(".png"))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="An upcycled model beside its rivals.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("source", help="what hvt upcycle takes")
+    add("--labelled", required=True, help="one folder of pictures per class, in the logits' order")
+    add("--gflops", type=float, required=True, help="the budget, for PoWER's extraction")
+    add("--run", action="append", default=[], metavar="NAME=FOLDER", help="runs of hvt upcycle")
+    add("--sizes", default="160,176,192", help="pictures of the untrained source, in pixels")
+    add("--merge", default="8,12,16", help="ToMe's r")
+    add("--limit", type=int, help="so many pictures, spread evenly, for a trial")
+    add("--speed", action="store_true", help="time all rows, in turns")
+    add("--rounds", type=int, default=5, help="turns of each")
+    add("--threads", type=int, help="CPU threads")
+    add("--workers", type=int, default=1, help="processes that read")
+    add("--device", default="auto", help="auto, cpu, cuda, …")
+    add("--work", type=Path, default=Path("runs/upcycle-benchmark"), help="where answers are kept")
+    add("--out", type=Path, default=Path("benchmarks/results/upcycle"), help="CSV, JSON and PNG")
+    return parser.parse_args()
+
+
+def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
+    """Every model by the name of its row."""
+    source = open_source(args.source)
+    config = source.config
+    models = {"source": source}
+    for size in map(int, args.sizes.split(",")):
+        models[f"{size} px"] = resized(source, (size, size))
+    for merged in map(int, args.merge.split(",")):
+        merging = config.replace(merge=merged, proportional_attention=True)
+        models[f"ToMe r={merged}"] = pooled(source, merging)
+    retained = config.replace(retention=retention_for(config, args.gflops))
+    models["PoWER"] = pooled(source, retained)
+    for text in args.run:
+        name, sign, folder = text.partition("=")
+        if not sign:
+            raise SystemExit(f"--run {text} should be NAME=FOLDER")
+        found = json.loads((Path(folder) / "placement.json").read_text())["chosen"]
+        placed = hvt.HVTConfig.from_dict(found)
+        models[f"{name}, untrained"] = pooled(resized(source, placed.image), placed)
+        for phase in ("tail", "all"):
+            path = Path(folder) / phase / "best.safetensors"
+            if path.exists():
+                models[f"{name}, {phase}"] = hvt.load(path).float()
+    return models
+
+
+@torch.inference_mode()
+def answers(
+    name: str, model: hvt.HVT, args: argparse.Namespace, device: torch.device
+) -> np.ndarray:
+    """Whether the first and any of the first five answers is right: `(pictures, 2)`."""
+    path = args.work / f"{name.replace(' ', '_')}.npz"
+    key = f"{args.labelled} {args.limit} {weights_digest(model)}"
+    if path.exists():
+        kept = np.load(path, allow_pickle=False)
+        if str(kept["key"]) == key:
+            return kept["hits"]
+    print(f"measuring {name}", file=sys.stderr, flush=True)
+    data = open_eval(args.labelled, num_classes=model.num_classes, match_by_order=True)
+    pictures: Any = data.val
+    if args.limit:
+        pictures = pictures.subset(
+            np.linspace(0, len(pictures) - 1, args.limit, dtype=int).tolist()
+        )
+    model = model.to(device).eval()
+    found = []
+    for batch in EvalBatches(pictures, eval_transform(model), batch_size=25, workers=args.workers):
+        best = model(batch.images.to(device)).float().topk(5, dim=1).indices.cpu()
+        right = best.eq(batch.labels[:, None])
+        found.append(torch.stack((right[:, 0], right.any(dim=1)), dim=1))
+    hits = torch.cat(found).numpy()
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, hits=hits, key=np.array(key))
+    return hits
+
+
+def weights_digest(model: hvt.HVT) -> str:
+    """A number that another model, or the same after more training, would not have."""
+    total = sum(p.detach().double().sum().item() for p in model.parameters())
+    return f"{total:.6f} {model.config.tokens} {model.config.img_size}"
+
+
+def timings(
+    models: dict[str, hvt.HVT], args: argparse.Namespace, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """Images/s by row; those of the same architecture are timed once."""
+    path = args.work / "speed.json"
+    if not args.speed:
+        return json.loads(path.read_text()) if path.exists() else {}
+    first: dict[Any, str] = {}
+    for name, model in models.items():
+        first.setdefault(model.config, name)
+    speed: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        entries = []
+        for place, name in enumerate(first.values()):
+            file = Path(folder) / f"{place}.safetensors"
+            hvt.save(models[name], file)
+            for mode in WORDS:
+                print(f"opening {name} ({WORDS[mode]})", file=sys.stderr, flush=True)
+                entries.append(open_contender(str(file), mode, device, Path(folder)))
+        note = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
+        timed = measure(entries, (1, 16), device, rounds=args.rounds, note=note)
+        configs = list(first)
+        for one in timed:
+            config = configs[int(Path(one.model).stem)]
+            for name, model in models.items():
+                if model.config == config:
+                    speed.setdefault(name, {})[f"{one.mode}_{one.batch}"] = one.images_per_s
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(speed, indent=2) + "\n")
+    return speed
+
+
+def row(
+    name: str,
+    model: hvt.HVT,
+    hits: dict[str, np.ndarray],
+    speed: dict[str, dict[str, float]],
+) -> dict[str, Any]:
+    own, price = hits[name].astype(float), hvt.cost(model)
+    paired = 100 * (own[:, 0] - hits["source"][:, 0])
+    spread = 1.96 * paired.std(ddof=1) / math.sqrt(len(paired))
+    return {
+        "model": name,
+        "img_size": model.config.image[0],
+        "gflops": price.gflops,
+        "params_m": price.params_m,
+        "pictures": len(own),
+        "top1": 100 * own[:, 0].mean(),
+        "top5": 100 * own[:, 1].mean(),
+        "difference": paired.mean(),
+        "low": paired.mean() - spread,
+        "high": paired.mean() + spread,
+        **speed.get(name, {}),
+    }
+
+
+def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> None:
+    """Top-1 against multiply-adds, and against images/s in each way of running that was timed."""
+    panels = [("gflops", "multiply-adds of a picture (G)")]
+    panels += [
+        (f"{mode}_{batch}", f"images/s, {WORDS[mode]}, batch {batch}")
+        for mode, batch in SPEEDS
+        if all(f"{mode}_{batch}" in row for row in rows)
+    ]
+    figure = figure_class()(figsize=(4.4 * len(panels), 4.6), layout="constrained")
+    for axes, (key, label) in zip(
+        figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True
+    ):
+        for one in rows:
+            bars = [[one["difference"] - one["low"]], [one["high"] - one["difference"]]]
+            plain = one["model"] == "source"
+            axes.errorbar(one[key], one["top1"], None if plain else bars, fmt="o", ms=4, lw=0.7)
+            axes.annotate(
+                one["model"], (one[key], one["top1"]), xytext=(4, 3), textcoords="offset points",
+                fontsize=7, parse_math=False,
+            )  # fmt: skip
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+        axes.margins(0.15)
+    figure.axes[0].set_ylabel("top-1 (%); bars: 95 % of the paired difference to the source")
+    where = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
+    figure.suptitle(f"{where}, {machine['threads']} threads, {machine['date']}", fontsize=9)
+    save(figure, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""`hvt upcycle`: a trained ViT in, a cheap one out that answers like it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from ..errors import HVTError
+from ..upcycle.settings import Settings
+from .flags import add_fields, given_fields
+
+_EXAMPLES = """\
+examples:
+  hvt upcycle deit_tiny.safetensors small.safetensors --gflops 0.7 --data PHOTOS --minutes 30
+  hvt upcycle vit_small_patch14_dinov2 dino.safetensors --gflops 12 --data PHOTOS
+  hvt upcycle deit.pth small.safetensors --data PHOTOS --epochs 0 \\
+      --img-size 192 --pool-after 7 --pool avg --pool-dims 2     fixed by hand, untrained, at once
+  hvt upcycle --resume runs/upcycle-deit_tiny                    go on with a run
+  torchrun --nproc-per-node 2 -m hvt upcycle deit.pth small.safetensors --gflops 0.7 --data PHOTOS
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "upcycle",
+        help="make a trained ViT cheap",
+        description=(
+            "Pool the tokens of a trained plain ViT where it changes its answers least, then\n"
+            "distil it into its own pooled copy on photos without labels. --minutes gives 30 % of\n"
+            "the time to the blocks behind the pooling alone, from a cache, and the rest to all.\n"
+            "docs/upcycle.md says more."
+        ),
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument(
+        "source",
+        nargs="?",
+        help="a checkpoint that hvt.load reads, or a name of hvt's or timm's with weights",
+    )
+    parser.add_argument("output", nargs="?", metavar="OUT.safetensors", help="what to write")
+    parser.add_argument("--data", metavar="PHOTOS", help="any folder of pictures")
+    parser.add_argument("--run-folder", metavar="FOLDER", help="the run's folder "
+                        "(default: runs/upcycle-SOURCE)")  # fmt: skip
+    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_fields(parser.add_argument_group("settings"), Settings)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..training.interrupt import Interrupted
+    from ..upcycle.run import resume, upcycle
+
+    values = given_fields(args, Settings)
+    console = Console(stderr=True) if args.json else None
+    try:
+        if args.resume:
+            if args.source or args.data or args.run_folder or values:
+                raise HVTError("--resume goes on with what the run was asked for: give it alone")
+            done = resume(args.resume, console)
+        else:
+            if not args.source or not args.output:
+                raise HVTError("a source and a file to write are needed: hvt upcycle SOURCE OUT")
+            if not args.data:
+                raise HVTError("no photos are named: use --data with a folder of pictures")
+            done = upcycle(
+                args.source,
+                args.output,
+                args.data,
+                run_folder=args.run_folder,
+                console=console,
+                **values,
+            )
+    except Interrupted as stopped:
+        print(f"hvt: {stopped}", file=sys.stderr)
+        return 130
+    if args.json and done.rows:
+        print((done.folder / "report.json").read_text(), end="")
+    return 0

@@ -1,0 +1,209 @@
+"""How a source is distilled into its own pooled copy: losses, a learner, and its measure."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.loader import Batch
+from ..distributed import Team
+from ..evaluation import Score
+from ..model import HVT
+from ..training.learner import Learner
+from ..training.optimize import seed_all, seed_dropout
+from ..training.pipeline import Pipeline
+from ..training.recipe import Recipe
+from .cache import Layout
+from .photos import Normalise, Size, unpack
+from .student import Answer, Student, Target, split_of
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What each loss counts; 0 leaves it out."""
+
+    kl: float = 1.0
+    feature: float = 1.0
+    tokens: float = 0.5
+
+
+def divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """KL(source ‖ student) of each picture: `(B, classes)` twice → `(B,)`."""
+    ours, theirs = F.log_softmax(logits.float(), dim=1), F.log_softmax(target.float(), dim=1)
+    return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
+
+
+def feature_loss(feature: Tensor, target: Tensor) -> Tensor:
+    """The squared difference over the target's square."""
+    feature, target = feature.float(), target.float()
+    return (feature - target).square().sum() / target.square().sum().clamp(min=1e-12)
+
+
+def token_loss(tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """The mean squared difference of tokens, each brought to zero mean and unit variance."""
+    if not tokens:
+        return torch.zeros(())
+    width = (tokens[0].shape[-1],)
+    losses = [
+        F.mse_loss(F.layer_norm(ours.float(), width), F.layer_norm(theirs.float(), width))
+        for ours, theirs in zip(tokens, targets, strict=True)
+    ]
+    return torch.stack(losses).mean()
+
+
+def distillation_loss(answer: Answer, target: Answer, weights: Weights, head: bool) -> Tensor:
+    """The weighted sum; without a head there are no logits to compare.
+
+    A part of no weight is left in, times zero, so that DDP finds a gradient for each parameter.
+    """
+    loss = weights.feature * feature_loss(answer.feature, target.feature)
+    tokens = token_loss(answer.tokens, target.tokens)
+    loss = loss + weights.tokens * tokens.to(loss.device)
+    if head:
+        loss = loss + weights.kl * divergence(answer.logits, target.logits).mean()
+    return loss
+
+
+class Distiller(Learner):
+    """A learner whose teacher is the source of its own weights.
+
+    With a `layout`, batches are the rows of a cache and the tail alone learns; else they are crops
+    for the source and for the student.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: HVT,
+        pipeline: Pipeline,
+        team: Team,
+        device: torch.device,
+        *,
+        target: Target,
+        sizes: Sequence[Size],
+        weights: Weights,
+        layout: Layout | None,
+    ) -> None:
+        self.target, self.sizes = target.to(device), sizes
+        self.weights, self.layout = weights, layout
+        self.normalise = Normalise(model, device)
+        if layout is not None:
+            _freeze_front(model)
+        super().__init__(recipe, model, pipeline, team, device)
+
+    def _network(self) -> nn.Module:
+        return Student(self.model, None if self.layout is None else split_of(self.model.config))
+
+    def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
+        seed_all(self.recipe.seed, update)
+        seed_dropout(self.recipe.seed, update, self.pipeline.share(piece))
+        if self.layout is not None:
+            rows = batch.images.to(self.device, non_blocking=True).float()
+            x, target = self.layout.unpack(rows)
+        else:
+            views = unpack(batch.images, self.model.config.in_chans, self.sizes)
+            theirs = self.normalise(views[0])
+            x = theirs if len(views) == 1 else self.normalise(views[-1])
+            with self._autocast():
+                target = self.target(theirs)
+        with self._autocast():
+            answer = self.network(x)
+        return distillation_loss(answer, target, self.weights, self.model.num_classes > 0)
+
+    def _trial(self, size: int) -> Tensor:
+        """As long as a step: on rows, or with the source's part, of zeros."""
+        config = self.model.config
+        if self.layout is not None:
+            x, target = self.layout.unpack(torch.zeros(size, self.layout.width, device=self.device))
+        else:
+            x = torch.zeros(size, config.in_chans, *config.image, device=self.device)
+            shape = (size, config.in_chans, *self.target.source.config.image)
+            target = self.target(torch.zeros(shape, device=self.device))
+        answer = self.network(x)
+        return distillation_loss(answer, target, self.weights, self.model.num_classes > 0)
+
+
+def _freeze_front(model: HVT) -> None:
+    """Let only what follows the first pooling learn, its positions among it."""
+    model.requires_grad_(False)
+    split = split_of(model.config)
+    trained: list[nn.Module] = [*model.blocks[split + 1 :], model.norm, model.fc_norm, model.head]
+    if model.head_dist is not None:
+        trained.append(model.head_dist)
+    for module in trained:
+        module.requires_grad_(True)
+    if model.blocks[split].pos_embed is not None:
+        model.blocks[split].pos_embed.requires_grad_(True)
+
+
+# ── how alike they are ──────────────────────────────────────────────────────────────────────────
+
+
+class Held:
+    """Held-out photos with the source's answers, on which models are compared with it.
+
+    This process's part: with several, `measure` adds up.
+    """
+
+    def __init__(self, source: HVT, theirs: Tensor, ours: Tensor, team: Team, device: torch.device):
+        self.team, self.device, self.images = team, device, ours
+        self.normalise = Normalise(source, device)
+        self.head = source.num_classes > 0
+        self.answers = self._answers(source, theirs)
+
+    @torch.inference_mode()
+    def _answers(self, model: HVT, images: Tensor) -> Tensor:
+        """Logits, or features where there is no head."""
+        model.eval()
+        pieces = [model(self.normalise(piece)).float().cpu() for piece in images.split(32)]
+        return torch.cat(pieces) if pieces else torch.zeros(0, 1)
+
+    def measure(self, model: HVT) -> Score:
+        """Agreement as top-1, the source's answer among the first five as top-5, KL as loss.
+
+        Without a head, top-1 and top-5 are the features' cosine similarity in per cent, and the
+        loss is what it lacks of one.
+        """
+        began, training = time.perf_counter(), model.training
+        answers = self._answers(model, self.images)
+        model.train(training)
+        sums = torch.cat(
+            (compare(answers, self.answers, self.head), torch.ones(len(answers), 1)), 1
+        )
+        total = self.team.sum(sums.double().sum(dim=0).to(self._wire())).tolist()
+        same, among, loss, count = total
+        return Score(
+            top1=100 * same / count,
+            top5=100 * among / count,
+            loss=loss / count,
+            pictures=int(count),
+            skipped=0,
+            seconds=time.perf_counter() - began,
+            num_classes=model.num_classes,
+            confusion=Counter(),
+        )
+
+    def _wire(self) -> torch.device:
+        return self.device if self.device.type == "cuda" else torch.device("cpu")
+
+
+def compare(answers: Tensor, target: Tensor, head: bool) -> Tensor:
+    """For each picture whether the best is the same, among the first five, and KL: `(B, 3)`."""
+    if not head:
+        alike = F.cosine_similarity(answers.float(), target.float(), dim=1)
+        return torch.stack((alike, alike, 1 - alike), dim=1)
+    top = answers.topk(min(5, answers.shape[1]), dim=1).indices.eq(target.argmax(1, keepdim=True))
+    kl = divergence(answers, target)
+    return torch.stack((top[:, 0].float(), top.any(dim=1).float(), kl), dim=1)
+
+
+def merit(loss: float) -> float:
+    """A figure in (0, 100] that is the higher the smaller the loss is."""
+    return 100 * math.exp(-max(0.0, loss))

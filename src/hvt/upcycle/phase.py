@@ -1,0 +1,151 @@
+"""One phase of the distillation as a run of `hvt train`'s: the tail from a cache, or all blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from .. import distributed
+from ..data.loader import EvalBatches, TrainBatches
+from ..data.sources import Data
+from ..evaluation import Score
+from ..model import HVT
+from ..training.engine import Trainer
+from ..training.learner import Learner
+from ..training.pipeline import Pipeline, reading_processes
+from ..training.recipe import Recipe
+from ..training.watch import Row, clock
+from .cache import CachedRows, Layout, as_row
+from .distil import Distiller, Held, Weights, merit
+from .photos import Crops, Photos, Size
+from .settings import Settings
+from .student import Target
+
+
+@dataclass(frozen=True)
+class Work:
+    """What both phases share."""
+
+    settings: Settings
+    folder: Path
+    """The whole run's."""
+    photos: Photos
+    target: Target
+    sizes: tuple[Size, ...]
+    """Of the source's pictures and the student's; one where they are the same."""
+    held: Held
+
+    def crops(self) -> Crops:
+        interpolation = self.target.source.pretrained_cfg["interpolation"]
+        return Crops(self.sizes, self.settings.scale, interpolation)
+
+
+def phase_recipe(settings: Settings, epochs: float, lr: float, **values: Any) -> Recipe:
+    """A phase in the words of a recipe; the rate is that of its batch, not of 512."""
+    return Recipe(
+        epochs=epochs,
+        batch_size=settings.batch_size,
+        lr=lr * 512 / settings.batch_size,
+        warmup_lr=lr / 100,
+        min_lr=lr / 100,
+        warmup_epochs=min(1.0, epochs / 10),
+        weight_decay=settings.weight_decay,
+        smoothing=0.0, mixup=0.0, cutmix=0.0, rand_augment="", color_jitter=0.0, erase=0.0,
+        repeats=1,
+        clip_grad=1.0,
+        device=settings.device,
+        amp=settings.amp,
+        workers=settings.workers,
+        threads=settings.threads,
+        seed=settings.seed,
+        skip_broken=settings.skip_broken,
+        checkpoint_minutes=settings.checkpoint_minutes,
+        **({"ema": 0.0} | values),
+    )  # fmt: skip
+
+
+class Phase(Trainer):
+    """A run whose labels are the source's answers, and whose measure is agreement with it."""
+
+    file = "phase.json"
+    measure = "agreement"
+
+    def __init__(
+        self,
+        work: Work,
+        model: HVT,
+        recipe: Recipe,
+        folder: Path,
+        team: distributed.Team,
+        device: torch.device,
+        console: Console | None,
+        *,
+        rows: CachedRows | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        self.work, self.model, self.rows, self.layout = work, model, rows, layout
+        super().__init__(recipe, folder, team, device, console)
+
+    def _learner(self) -> Learner:
+        recipe, team, work = self.recipe, self.team, self.work
+        self.data = Data(
+            name=work.photos.name,
+            train=work.photos.train,
+            val=work.photos.val,
+            class_names=(),
+            image_size=None,
+            held_out=True,
+        )
+        cached = self.rows is not None
+        train = TrainBatches(
+            self.rows if cached else work.photos.train,
+            as_row if cached else work.crops(),
+            batch_size=recipe.batch_size,
+            # Crops that no cache has: its own begin with the seed's.
+            seed=recipe.seed if cached else recipe.seed + 1,
+            share_of=(team.rank, 1, team.size),
+            workers=0 if cached else reading_processes(recipe.workers, team, self.device),
+            skip_broken=recipe.skip_broken,
+            pin_memory=self.device.type == "cuda",
+        )
+        pipeline = Pipeline(train, EvalBatches([], None, batch_size=1), self.device)
+        settings = work.settings
+        return Distiller(
+            recipe,
+            self.model,
+            pipeline,
+            team,
+            self.device,
+            target=work.target,
+            sizes=work.sizes,
+            weights=Weights(settings.kl, settings.feature, settings.tokens),
+            layout=self.layout,
+        )
+
+    def _evaluate(self, model: HVT) -> Score:
+        return self.work.held.measure(model)
+
+    def _merit(self, row: Row, prefix: str) -> float:
+        return merit(row[f"{prefix}_loss"])
+
+    def _best_words(self) -> str:
+        return f"least loss {-math.log(self.progress.best_top1 / 100):.4f}"
+
+    def _resume_command(self) -> str:
+        return f"hvt upcycle --resume {self.work.folder}"
+
+    def _announce(self) -> None:
+        what = "the tail" if self.layout is not None else "all blocks"
+        pictures = len(self.work.photos.train) if self.rows is None else len(self.rows)
+        left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
+        each = self.learner.seconds_per_step()
+        self._say(
+            f"{what}: {pictures} {'photos' if self.rows is None else 'crops'}, {self.steps} steps "
+            f"of {self.recipe.batch_size} an epoch, {left} to go; about {clock(each * left)} "
+            f"({self.recipe.batch_size / each:.0f} images/s) on {self.device}, without reading"
+        )

@@ -1,0 +1,137 @@
+"""Photos without labels: which are held out, and crops that a source and a student both see."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from timm.data.transforms import str_to_pil_interp
+from torch import Tensor
+from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.functional import pil_to_tensor
+
+from ..data.evaluation import eval_transform, per_channel
+from ..data.folders import FilePictures
+from ..data.loader import EvalBatches
+from ..deploy.inputs import find_pictures
+from ..errors import HVTError
+from ..model import HVT
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Photos:
+    """Photos to learn from and photos held out."""
+
+    name: str
+    train: FilePictures
+    val: FilePictures
+    digest: str
+    """Of all names, by which a resumed run knows its photos again."""
+
+
+def open_photos(
+    folder: str | Path, batch_size: int, holdout: int, seed: int, in_chans: int = 3
+) -> Photos:
+    """The pictures below a folder, some of them held out by a hash of their names.
+
+    So a photo stays in its part, whatever the order on the disk, and nearly always when others are
+    added.
+    """
+    paths = sorted(find_pictures([str(folder)]))
+    base = Path(folder).expanduser()
+
+    def rank(path: str) -> str:
+        inner = Path(path).relative_to(base) if Path(path).is_relative_to(base) else Path(path)
+        return hashlib.blake2b(
+            f"{seed}/{inner.as_posix()}".encode(errors="surrogateescape")
+        ).hexdigest()
+
+    ranks = {path: rank(path) for path in paths}
+    count = min(holdout, len(paths) // 5)
+    held = set(sorted(paths, key=ranks.__getitem__)[:count])
+    train, val = [p for p in paths if p not in held], [p for p in paths if p in held]
+    if not val or len(train) < batch_size:
+        raise HVTError(
+            f"{folder} has {len(paths)} pictures, of which {len(train)} are to learn from and "
+            f"{len(val)} held out: too few for a batch of {batch_size}, add more or lower "
+            "--batch-size"
+        )
+    digest = hashlib.blake2b("".join(sorted(ranks.values())).encode(), digest_size=16).hexdigest()
+
+    def pictures(chosen: list[str]) -> FilePictures:
+        return FilePictures(chosen, [0] * len(chosen), in_chans)
+
+    return Photos(str(folder), pictures(train), pictures(val), digest)
+
+
+# ── the same picture at several sizes ───────────────────────────────────────────────────────────
+
+
+class Crops:
+    """The same random crop of a photo, perhaps flipped, at each of some sizes, as flat bytes."""
+
+    def __init__(self, sizes: Sequence[Size], scale: float, interpolation: str) -> None:
+        self.sizes, self.scale = tuple(sizes), (scale, 1.0)
+        self.resample = str_to_pil_interp(interpolation if interpolation != "random" else "bicubic")
+
+    def __call__(self, picture: Image.Image) -> Tensor:  # → uint8 (bytes,)
+        top, left, height, width = RandomResizedCrop.get_params(picture, self.scale, (3 / 4, 4 / 3))
+        flip = bool(torch.rand(()) < 0.5)
+        box = (left, top, left + width, top + height)
+        parts = []
+        for rows, cols in self.sizes:
+            cut = picture.resize((cols, rows), self.resample, box=box)
+            if flip:
+                cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            parts.append(pil_to_tensor(cut).flatten())
+        return torch.cat(parts)
+
+
+class Views:
+    """A photo as each of some models sees it when it is evaluated, as flat bytes."""
+
+    def __init__(self, models: Sequence[HVT]) -> None:
+        self.transforms = [eval_transform(model, normalize=False) for model in models]
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        return torch.cat([transform(picture).flatten() for transform in self.transforms])
+
+
+def unpack(flat: Tensor, channels: int, sizes: Sequence[Size]) -> list[Tensor]:
+    """Flat bytes as pictures: `(B, bytes)` → `(B, C, H, W)` for each size."""
+    counts = [channels * rows * cols for rows, cols in sizes]
+    parts = flat.split(counts, dim=1)
+    return [part.reshape(-1, channels, *size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def read_views(photos: Any, models: Sequence[HVT], workers: int, skip_broken: bool) -> list[Tensor]:
+    """All of some photos as each model sees them when it is evaluated: uint8 `(B, C, H, W)`."""
+    config = models[0].config
+    batches = EvalBatches(
+        photos, Views(models), batch_size=64, workers=workers, skip_broken=skip_broken
+    )
+    flat = [batch.images for batch in batches if len(batch.labels)]
+    if not flat:
+        raise HVTError("none of the photos can be read")
+    return unpack(torch.cat(flat), config.in_chans, [model.config.image for model in models])
+
+
+class Normalise:
+    """Bytes to what a model takes: uint8 `(B, C, H, W)` → float32."""
+
+    def __init__(self, model: HVT, device: torch.device) -> None:
+        cfg, channels = model.pretrained_cfg, model.config.in_chans
+        self.mean, self.std = (
+            torch.tensor(per_channel(cfg[name], channels), device=device).view(-1, 1, 1)
+            for name in ("mean", "std")
+        )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return (images.to(self.mean.device, non_blocking=True) / 255 - self.mean) / self.std

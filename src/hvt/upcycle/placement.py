@@ -1,0 +1,326 @@
+"""Where to pool: all placements and picture sizes within a budget, ranked before any training."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import HVTConfig
+from ..costs import cost
+from ..data.folders import FilePictures
+from ..errors import HVTError
+from ..model import HVT
+from .distil import compare
+from .photos import Normalise, read_views
+from .student import Student, pooled, resized, split_of
+
+NEAR = 0.85
+"""The share of the budget that a placement spends at least, where there are any such."""
+ROUNDS = (16, 64)
+"""Photos of the first rounds; the last has as many as are asked for."""
+KEPT = (24, 12)
+"""Placements that go on after each of these rounds; their variants enter after the first."""
+STRIDES: tuple[tuple[int, int] | int, ...] = ((2, 2), (2, 1), (1, 2), 2)
+"""Rows and columns of the grid, or a stride of the sequence."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A placement and how like the source it is, untrained."""
+
+    config: HVTConfig
+    gflops: float
+    agreement: float
+    """Per cent of the photos with the same likeliest class; cosine similarity without a head."""
+    kl: float
+    photos: int
+    """Those it was judged by; the worse ones left early."""
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = (
+            "img_size", "pool_after", "pool", "pool_dims", "pool_kernel", "pool_stride",
+            "proportional_attention",
+        )  # fmt: skip
+        described = {name: getattr(self.config, name) for name in fields}
+        described["pool_after"] = self.config.pool_blocks
+        return described | {
+            "gflops": self.gflops, "agreement": self.agreement, "kl": self.kl,
+            "photos": self.photos,
+        }  # fmt: skip
+
+
+def describe(config: HVTConfig) -> str:
+    """A placement in a few words."""
+    height, width = config.image
+    size = f"{height}" if height == width else f"{height}×{width}"
+    if not config.pool_blocks:
+        return f"{size} px, whole"
+    stride = config.pool_stride
+    if config.pool_dims == 1:
+        shape = f"1D {stride}"
+    else:
+        rows, cols = stride if isinstance(stride, tuple) else (stride, stride)
+        shape = f"2D {rows}×{cols}"
+    after = " and ".join(map(str, config.pool_blocks))
+    weighed = ", log(size)" if config.proportional_attention else ""
+    return f"{size} px, {shape} {config.pool} after {after}{weighed}"
+
+
+# ── what there is ───────────────────────────────────────────────────────────────────────────────
+
+
+def candidates(
+    source: HVTConfig, gflops: float | None, fixed: dict[str, Any]
+) -> tuple[list[HVTConfig], list[HVTConfig]]:
+    """Pooled architectures that cost the budget or a little less, and whole ones on small pictures.
+
+    One for each size, stride and place; averages and log(size) unless `fixed` has others, for
+    which see `variants`. Without a budget `fixed` must name a size and the places.
+    """
+    base = source.replace(drop_path_rate=0.0)
+    if gflops is None:
+        if "img_size" not in fixed or "pool_after" not in fixed:
+            raise HVTError("no budget is named: use --gflops, or fix --img-size and --pool-after")
+        return [_only(base, fixed)], []
+    whole = cost(base).gflops
+    if gflops >= whole:
+        raise HVTError(
+            f"gflops={gflops:g} is no less than the {whole:.3g} that the source costs: name a "
+            "smaller budget"
+        )
+    sizes = _sizes(base, fixed)
+    places = _places(base, fixed)
+    priced = [
+        (config, cost(config).gflops)
+        for size, stride, after in itertools.product(sizes, _strides(fixed), places)
+        if (config := _config(base, fixed, size, stride, after)) is not None
+    ]
+    priced = list({config: (config, price) for config, price in priced}.values())
+    within = [(config, price) for config, price in priced if price <= gflops]
+    if not within:
+        prices = [price for _, price in priced] or [whole]
+        raise HVTError(
+            f"no placement costs {gflops:g} GFLOPs or less: those there are cost from "
+            f"{min(prices):.3g} to {max(prices):.3g}"
+        )
+    near = [config for config, price in within if price >= NEAR * gflops]
+    if not near:
+        near = [max(within, key=lambda pair: pair[1])[0]]
+    return near, _rivals(base, gflops, sizes)
+
+
+def variants(config: HVTConfig, fixed: dict[str, Any]) -> list[HVTConfig]:
+    """A placement by average and maximum, with and without log(size), as far as it is free."""
+    if not config.pool_blocks:
+        return [config]
+    kinds = [fixed["pool"]] if "pool" in fixed else ["avg", "max"]
+    weighed = "proportional_attention"
+    ways = [fixed[weighed]] if weighed in fixed else [True, False]
+    return [
+        config.replace(pool=kind, proportional_attention=way)
+        for kind, way in itertools.product(kinds, ways)
+    ]
+
+
+def _sizes(base: HVTConfig, fixed: dict[str, Any]) -> list[tuple[int, int]]:
+    """Multiples of the patch from half the source's size to a quarter above it."""
+    if "img_size" in fixed:
+        return [base.replace(img_size=fixed["img_size"]).image]
+    rows, cols, patch = *base.grid, base.patch_size
+    wanted = range(max(1, (rows + 1) // 2), rows * 5 // 4 + 1)
+    return [(n * patch, max(1, round(n * cols / rows)) * patch) for n in wanted]
+
+
+def _strides(fixed: dict[str, Any]) -> list[tuple[int, int] | int]:
+    dims, stride = fixed.get("pool_dims"), fixed.get("pool_stride")
+    if stride is not None:
+        if dims == 2 and isinstance(stride, int):
+            stride = (stride, stride)
+        if dims is None and isinstance(stride, int):
+            return [(stride, stride), stride]
+        return [stride]
+    if dims is None:
+        return list(STRIDES)
+    return [s for s in STRIDES if isinstance(s, tuple) == (dims == 2)]
+
+
+def _places(base: HVTConfig, fixed: dict[str, Any]) -> list[tuple[int, ...]]:
+    """One or two blocks, but not the last: nothing would be left to save."""
+    if "pool_after" in fixed:
+        return [tuple(fixed["pool_after"])]
+    blocks = range(base.depth - 1)
+    return [*((block,) for block in blocks), *itertools.combinations(blocks, 2)]
+
+
+def _config(
+    base: HVTConfig,
+    fixed: dict[str, Any],
+    size: tuple[int, int],
+    stride: tuple[int, int] | int,
+    after: tuple[int, ...],
+) -> HVTConfig | None:
+    """The architecture of a placement; None where too few tokens would be left."""
+    if not after:
+        return base.replace(img_size=size)
+    values: dict[str, Any] = {
+        "img_size": size,
+        "pool_after": after,
+        "pool": fixed.get("pool", "avg"),
+        "pool_dims": 2 if isinstance(stride, tuple) else 1,
+        "pool_stride": stride,
+        "proportional_attention": fixed.get("proportional_attention", True),
+    }
+    values["pool_kernel"] = fixed.get("pool_kernel", _kernel(base, size, stride, len(after)))
+    try:
+        config = base.replace(**values)
+    except HVTError:
+        if "pool_after" in fixed and "img_size" in fixed:
+            raise
+        return None
+    return config if min(config.grids[-1]) * max(config.grids[-1]) >= 2 else None
+
+
+def _kernel(
+    base: HVTConfig, size: tuple[int, int], stride: tuple[int, int] | int, stages: int
+) -> tuple[int, int] | int:
+    """Windows that share no token where the grid can be divided; elsewhere the paper's, of 3.
+
+    A window of 2 would leave out the last row of an odd grid.
+    """
+    if isinstance(stride, int):
+        return stride + 1
+    grid = (size[0] // base.patch_size, size[1] // base.patch_size)
+    rows, cols = (s if n % s**stages == 0 else s + 1 for n, s in zip(grid, stride, strict=True))
+    return rows, cols
+
+
+def _rivals(base: HVTConfig, gflops: float, sizes: Iterable[tuple[int, int]]) -> list[HVTConfig]:
+    """The whole source on the largest pictures that the budget allows."""
+    configs = [base.replace(img_size=size) for size in sizes]
+    within = [config for config in configs if cost(config).gflops <= gflops]
+    return within[-1:]
+
+
+def _only(base: HVTConfig, fixed: dict[str, Any]) -> HVTConfig:
+    config = _config(
+        base, fixed, _sizes(base, fixed)[0], _strides(fixed)[0], _places(base, fixed)[0]
+    )
+    if config is None:
+        raise HVTError("this placement leaves too few tokens: pool later, or less often")
+    return config
+
+
+# ── which is best ───────────────────────────────────────────────────────────────────────────────
+
+
+class Judge:
+    """Measures placements on photos, cheaply.
+
+    For each picture size the source's blocks run once and every block's output is kept, so that a
+    placement costs its tail alone.
+    """
+
+    def __init__(
+        self, source: HVT, photos: FilePictures, device: torch.device, workers: int, skip: bool
+    ) -> None:
+        self.source, self.photos = source.to(device), photos
+        self.device, self.workers, self.skip = device, workers, skip
+        self.normalise = Normalise(source, device)
+        self.head = source.num_classes > 0
+        self.sums: dict[HVTConfig, Tensor] = {}  # same, among five, KL, photos read, asked for
+        self._answers: dict[tuple[int, int], Tensor] = {}
+
+    def judge(self, configs: Sequence[HVTConfig], photos: int) -> None:
+        """Bring some placements to so many photos."""
+        photos = min(photos, len(self.photos))
+        spans = {config: (self._seen(config), photos) for config in configs}
+        for (start, stop), image in sorted({(spans[c], c.image) for c in configs}):
+            alike = [c for c in configs if spans[c] == (start, stop) and c.image == image]
+            if start < stop:
+                self._run(alike, image, start, stop)
+
+    def ranked(self, configs: Iterable[HVTConfig]) -> list[Ranked]:
+        """Those that were judged, best first; by the more photos, the more they are worth."""
+        rows = []
+        for config in configs:
+            same, _, kl, count, _ = self.sums[config].tolist()
+            rows.append(
+                Ranked(config, cost(config).gflops, 100 * same / count, kl / count, int(count))
+            )
+        return sorted(rows, key=lambda row: (-row.photos, row.kl))
+
+    def _seen(self, config: HVTConfig) -> int:
+        return int(self.sums[config][4]) if config in self.sums else 0
+
+    @torch.inference_mode()
+    def _run(
+        self, configs: Sequence[HVTConfig], image: tuple[int, int], start: int, stop: int
+    ) -> None:
+        model = resized(self.source, image)
+        students = {config: Student(pooled(model, config), split_of(config)) for config in configs}
+        part = self.photos.subset(range(start, stop))
+        views = read_views(part, [model], self.workers, self.skip)[0]
+        truth = self._truth(part, start, stop, views if model is self.source else None)
+        deepest = max(split_of(config) for config in configs)
+        for first in range(0, len(views), 16):
+            x = model._embed(self.normalise(views[first : first + 16]))
+            outputs = []
+            for block in model.blocks[: deepest + 1]:
+                x = block(x)
+                outputs.append(x)
+            target = truth[first : first + 16]
+            for config, student in students.items():
+                split = split_of(config)
+                pooled_block: Any = student.model.blocks[split]
+                pool, x = pooled_block.pool, outputs[split]
+                answer = student(x if pool is None else pool(x)).logits
+                rows = compare(answer, target, self.head).double().sum(dim=0).cpu()
+                sums = torch.cat((rows, torch.tensor([len(target), 0.0], dtype=torch.float64)))
+                self.sums[config] = (
+                    self.sums.get(config, torch.zeros(5, dtype=torch.float64)) + sums
+                )
+        for config in configs:
+            self.sums[config][4] = stop
+
+    def _truth(self, part: FilePictures, start: int, stop: int, views: Tensor | None) -> Tensor:
+        """The source's answers at its own size."""
+        if (start, stop) not in self._answers:
+            if views is None:
+                views = read_views(part, [self.source], self.workers, self.skip)[0]
+            pieces = [self.source(self.normalise(piece)) for piece in views.split(16)]
+            self._answers[start, stop] = torch.cat(pieces)
+        return self._answers[start, stop]
+
+
+def rank(
+    judge: Judge,
+    pooled_ones: Sequence[HVTConfig],
+    rivals: Sequence[HVTConfig],
+    fixed: dict[str, Any],
+    photos: int,
+    note: Callable[[str], None] = lambda text: None,
+) -> list[Ranked]:
+    """All placements, best first, by successive halving: the better ones see more photos.
+
+    First each place by one kind of pooling; then the best of them by all kinds; then the best of
+    those on all photos. Rivals see all photos.
+    """
+    entered: list[HVTConfig] = []
+    current = list(pooled_ones)
+    for turn, (count, kept) in enumerate(zip(ROUNDS, KEPT, strict=True)):
+        note(f"{len(current)} placements on {min(count, photos)} photos")
+        judge.judge(current, min(count, photos))
+        entered += [config for config in current if config not in entered]
+        best = [row.config for row in judge.ranked(current)[:kept]]
+        current = best
+        if turn == 0:
+            current = [one for config in best for one in variants(config, fixed)]
+    note(f"{len(current)} placements on {photos} photos")
+    judge.judge([*current, *rivals], photos)
+    entered += [config for config in (*current, *rivals) if config not in entered]
+    return judge.ranked(entered)

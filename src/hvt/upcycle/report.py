@@ -1,0 +1,132 @@
+"""What an upcycling gave: cost, speed and likeness, before and after, as one table."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from ..bench.contenders import open_contender
+from ..bench.measure import describe
+from ..bench.run import measure
+from ..checkpoint.save_load import save
+from ..costs import cost
+from ..data.evaluation import SMALL, as_files, eval_transform
+from ..data.loader import EvalBatches
+from ..data.sources import ArrayPictures, EvalData, open_eval
+from ..errors import HVTError
+from ..evaluation import Score, evaluate
+from ..model import HVT
+from .settings import Settings
+
+BATCHES = (1, 16)
+MODES = {"eager": "PyTorch", "onnx": "ONNX", "int8": "int8"}
+Note = Callable[[str], None]
+
+
+@dataclass
+class Row:
+    """One model of the table."""
+
+    name: str
+    gflops: float
+    params_m: float
+    agreement: float
+    kl: float
+    top1: float | None = None
+    top5: float | None = None
+    speed: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Images/s by mode and batch size."""
+
+
+def row_of(name: str, model: HVT, score: Score) -> Row:
+    price = cost(model)
+    return Row(name, price.gflops, price.params_m, score.top1, score.loss)
+
+
+def open_labelled(settings: Settings, source: HVT) -> EvalData | None:
+    """The data of `--eval`, its classes found among the source's."""
+    if settings.eval is None:
+        return None
+    if not source.num_classes:
+        raise HVTError(
+            f"the source has no classifier, so top-1 on {settings.eval} cannot be measured"
+        )
+    return open_eval(
+        settings.eval,
+        root=settings.root,
+        class_names=source.class_names,
+        num_classes=source.num_classes,
+        match_by_order=settings.match_by_order,
+        in_chans=source.config.in_chans,
+    )
+
+
+def top(
+    model: HVT, data: EvalData, settings: Settings, device: torch.device
+) -> tuple[float, float]:
+    """Top-1 and top-5 on labelled data."""
+    height, width = model.config.image
+    small = isinstance(data.val, ArrayPictures) and height == width <= SMALL
+    batches = EvalBatches(
+        data.val if small else as_files(data.val),
+        eval_transform(model, arrays=small),
+        batch_size=64,
+        workers=max(0, settings.workers),
+        skip_broken=settings.skip_broken,
+    )
+    score = evaluate(model, batches, model.num_classes, device)
+    return score.top1, score.top5
+
+
+def measure_speed(models: dict[str, HVT], device: torch.device, note: Note) -> dict[str, Any]:
+    """Images/s of each model by mode and batch, in turns; without a head PyTorch's alone."""
+    exported = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+    heads = all(model.num_classes for model in models.values())
+    modes = list(MODES) if exported and heads and device.type == "cpu" else ["eager"]
+    with tempfile.TemporaryDirectory() as folder:
+        entries = []
+        for name, model in models.items():
+            path = Path(folder) / f"{name}.safetensors"
+            save(model, path)
+            for mode in modes:
+                note(f"opening {name} ({MODES[mode]})")
+                entries.append((name, open_contender(str(path), mode, device, Path(folder))))
+        rows = measure([contender for _, contender in entries], BATCHES, device, note=note)
+    speed: dict[str, Any] = {name: {mode: {} for mode in modes} for name in models}
+    for row in rows:
+        speed[Path(row.model).stem][row.mode][row.batch] = row.images_per_s
+    return speed
+
+
+def as_table(rows: list[Row], head: bool) -> Table:
+    """A column for each model, for there are more measures than a terminal has room for."""
+    table = Table("", box=None, header_style="bold")
+    for row in rows:
+        table.add_column(row.name, justify="right")
+
+    def add(name: str, form: str, values: list[float | None]) -> None:
+        if any(value is not None for value in values):
+            table.add_row(name, *("" if v is None else form.format(v) for v in values))
+
+    add("GFLOPs", "{:.3f}", [row.gflops for row in rows])
+    add("parameters (M)", "{:.2f}", [row.params_m for row in rows])
+    add("agreement" if head else "cosine similarity", "{:.1f} %", [row.agreement for row in rows])
+    add("KL" if head else "1 - cosine", "{:.4f}", [row.kl for row in rows])
+    add("top-1", "{:.1f} %", [row.top1 for row in rows])
+    add("top-5", "{:.1f} %", [row.top5 for row in rows])
+    for mode, words in MODES.items():
+        for batch in BATCHES:
+            speeds = [row.speed.get(mode, {}).get(batch) for row in rows]
+            add(f"images/s, {words}, batch {batch}", "{:.1f}", speeds)
+    return table
+
+
+def to_dict(rows: list[Row], device: torch.device) -> dict[str, Any]:
+    return {"rows": [asdict(row) for row in rows], "machine": describe(device)}

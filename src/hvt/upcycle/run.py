@@ -1,0 +1,529 @@
+"""From a trained ViT to a cheap one: place the pooling, distil the tail, distil all, report.
+
+The run's folder has `upcycle.json` (what was asked), `source.safetensors`, `placement.json`, a
+folder for each phase as `hvt train` leaves it, and `report.json`. Whatever is there already is not
+done again, which is all there is to resuming.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from .. import distributed
+from ..checkpoint.save_load import load, save
+from ..config import HVTConfig
+from ..costs import arrow, cost
+from ..data.loader import TrainBatches
+from ..errors import HVTError, nearest
+from ..evaluation import Score
+from ..files import whole_file
+from ..model import HVT
+from ..terminal import printable
+from ..training.interrupt import Interrupted
+from ..training.pipeline import reading_processes
+from ..training.recipe import from_dict as recipe_from_dict
+from ..training.state import states
+from ..training.watch import clock
+from . import report
+from .cache import CHUNK, Cache
+from .distil import Held
+from .phase import Phase, Work, phase_recipe
+from .photos import Photos, open_photos, read_views
+from .placement import Judge, Ranked, candidates, describe, rank
+from .settings import Settings, from_dict
+from .source import open_source
+from .student import Target, pooled, resized
+
+TAIL_SHARE, CACHE_SHARE = 0.3, 0.6
+"""Under `minutes`: the part of the tail with its cache, and in that the part of the cache."""
+FEWEST = 4
+"""Chunks of a cache below which the tail would only learn them by heart."""
+SHOWN = 12  # rows of the printed table of placements
+
+
+@dataclass
+class Upcycled:
+    """What an upcycling gives."""
+
+    model: HVT
+    """The best by KL on held-out photos, in evaluation mode."""
+    path: Path
+    folder: Path
+    ranked: list[dict[str, Any]]
+    """The placements, best first; empty where it was fixed by hand."""
+    rows: list[report.Row]
+
+
+def upcycle(
+    source: str | Path | nn.Module,
+    output: str | Path,
+    data: str | Path,
+    *,
+    run_folder: str | Path | None = None,
+    console: Console | None = None,
+    **settings: Any,
+) -> Upcycled:
+    """Make a trained plain ViT cheap and write it to `output`.
+
+    `source` is what `open_source` takes, `data` any folder of pictures, `run_folder` the folder
+    to work in. `settings` are the fields of `Settings`, such as `gflops=0.7, minutes=30`.
+    """
+    names = [field.name for field in dataclasses.fields(Settings)]
+    for name in settings:
+        if name not in names:
+            raise HVTError(f"unknown setting {name!r}: {nearest(name, names)}")
+    chosen = Settings(**settings)
+    name = type(source).__name__ if isinstance(source, nn.Module) else Path(source).stem
+    folder = Path(run_folder or f"runs/upcycle-{name}")
+    team, device = distributed.join(chosen.device)
+    try:
+        restarted = any(team.any(device, distributed.restarted()))
+        described = folder / "upcycle.json"
+        if team.share(described.exists()) and not restarted:
+            raise HVTError(
+                f"{folder} already holds a run: go on with hvt upcycle --resume {folder}, "
+                "or choose another --run-folder"
+            )
+        work = Upcycling(chosen, Path(output), str(data), folder, team, device, console)
+        work.begin(source)
+        return work.run()
+    finally:
+        distributed.leave()
+
+
+def resume(folder: str | Path, console: Console | None = None) -> Upcycled:
+    """Go on with an upcycling where it stopped."""
+    folder = Path(folder)
+    try:
+        values = json.loads((folder / "upcycle.json").read_text())
+        settings = from_dict(values["settings"])
+        output, data = Path(values["output"]), str(values["data"])
+        digest = values["photos"]
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        raise HVTError(
+            f"{folder} is not the folder of an upcycling: it has no readable upcycle.json"
+        ) from error
+    team, device = distributed.join(settings.device)
+    try:
+        work = Upcycling(settings, output, data, folder, team, device, console)
+        work.go_on(digest)
+        return work.run()
+    finally:
+        distributed.leave()
+
+
+class Upcycling:
+    """One process's part in an upcycling."""
+
+    source: HVT
+    photos: Photos
+
+    def __init__(
+        self,
+        settings: Settings,
+        output: Path,
+        data: str,
+        folder: Path,
+        team: distributed.Team,
+        device: torch.device,
+        console: Console | None,
+    ) -> None:
+        self.settings, self.output, self.data, self.folder = settings, output, data, folder
+        self.team, self.device, self.console = team, device, console or Console()
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.workers = reading_processes(settings.workers, team, device)
+
+    # ── what is asked ───────────────────────────────────────────────────────────────────────────
+
+    def begin(self, source: str | Path | nn.Module) -> None:
+        """See that everything fits before anything is written, then open the folder."""
+        if self.output.suffix != ".safetensors":
+            better = self.output.with_suffix(".safetensors").name
+            raise HVTError(f"{self.output} should end in .safetensors, as {better} does")
+        if self.output.exists():
+            raise HVTError(f"{self.output} is there already: choose another file, or remove it")
+        if not self.output.parent.is_dir():
+            folder = self.output.parent
+            raise HVTError(f"cannot write {self.output}: the folder {folder} does not exist")
+        self.source = open_source(source)
+        origin = self.source.pretrained_cfg["origin"]
+        origin["command"] = _command()
+        if self.settings.license:
+            origin["license"] = self.settings.license
+        self._open_data()
+        candidates(self.source.config, self.settings.gflops, self.settings.fixed)
+        if self.team.leads:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise HVTError(f"cannot write {self.folder}: {error.strerror}") from error
+            save(self.source, self.folder / "source.safetensors")
+            asked = {
+                "settings": self.settings.to_dict(),
+                "output": str(self.output),
+                "data": self.data,
+                "photos": self.photos.digest,
+            }
+            self._write("upcycle.json", asked)
+        self.team.wait()
+
+    def go_on(self, digest: str) -> None:
+        self.source = load(self.folder / "source.safetensors").float()
+        self._open_data()
+        if self.photos.digest != digest:
+            raise HVTError(
+                f"the pictures in {self.data} are not those that the run in {self.folder} began "
+                "with: put them back, or begin another run"
+            )
+
+    def _open_data(self) -> None:
+        settings = self.settings
+        self.photos = open_photos(
+            self.data,
+            settings.batch_size,
+            settings.holdout,
+            settings.seed,
+            self.source.config.in_chans,
+        )
+        self.labelled = report.open_labelled(settings, self.source)
+
+    # ── the run ─────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> Upcycled:
+        """All that is not done yet."""
+        source, photos = self.source.to(self.device), self.photos
+        config = source.config
+        self._say(
+            f"{source.pretrained_cfg['origin']['source']}: {config.image[0]}×{config.image[1]}, "
+            f"{cost(config).gflops:.3g} GFLOPs; {photos.name}: {len(photos.train)} photos to learn "
+            f"from, {len(photos.val)} held out"
+        )
+        chosen, table = self._place()
+        student = pooled(resized(source, chosen.image), chosen)
+        self._say(
+            f"{describe(chosen)}: {cost(chosen).gflops:.3g} GFLOPs, tokens "
+            f"{arrow(list(chosen.tokens))}"
+        )
+        held = self._hold(student)
+        untrained = _own_copy(student)
+        scores = {"untrained": held.measure(untrained)}
+        models = {"untrained": untrained}
+        sizes = tuple(dict.fromkeys((config.image, chosen.image)))
+        work = Work(self.settings, self.folder, photos, Target(source, chosen), sizes, held)
+        tail_epochs, all_epochs = self.settings.passes()
+        self._describe_score("untrained", scores["untrained"])
+        for name, epochs, phase in (
+            ("tail", tail_epochs, self._tail),
+            ("all", all_epochs, self._all),
+        ):
+            if not epochs:
+                continue
+            best = min(scores, key=lambda key: scores[key].loss)
+            path = self.folder / name
+            if not self.team.share((path / "model.safetensors").exists()):
+                phase(work, _own_copy(models[best]), path, epochs)
+                self.team.wait()  # for the leader, who writes
+                if not (path / "best.safetensors").exists():
+                    continue
+            models[name] = load(path / "best.safetensors", self.device).float()
+            scores[name] = held.measure(models[name])
+            self._describe_score(name, scores[name])
+        best = min(scores, key=lambda key: scores[key].loss)
+        return self._finish(models, scores, best, held, table)
+
+    def _tail(self, work: Work, model: HVT, path: Path, epochs: float) -> None:
+        settings, began = self.settings, time.monotonic()
+        cache = self._cache(work, model)
+        most = cache.batches.steps * settings.crops
+        chunks = most
+        if settings.minutes is not None:
+            chunks = self._affordable(cache, most)
+            if chunks < min(most, FEWEST):
+                self._say("the minutes are too few for a cache: all blocks learn from the start")
+                self._drop(cache)
+                return
+        if self.team.leads:
+            cache.check_room(chunks)
+        self._say(
+            f"the cache: {chunks * cache.batches.batch_size} crops, "
+            f"{cache.needs(chunks) / 1e9:.2f} GB to write to {cache.folder}"
+        )
+        try:
+            cache.build(chunks, self._progress("cached", cache.batches.batch_size))
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                f"stopped while the cache was built; go on with: hvt upcycle --resume {self.folder}"
+            ) from error
+        rows, lr = cache.rows(chunks), settings.tail_lr
+
+        def make(epochs: float) -> Phase:
+            recipe = self._recipe(path, epochs, lr)
+            return Phase(
+                work, model, recipe, path, self.team, self.device, self.console,
+                rows=rows, layout=cache.layout,
+            )  # fmt: skip
+
+        if settings.minutes is not None and not (path / "phase.json").exists():
+            share = 60 * settings.minutes * TAIL_SHARE
+            left = max(share * (1 - CACHE_SHARE), share - (time.monotonic() - began))
+            epochs = self._epochs_for(make(1.0), left)
+        self._train(make(epochs))
+        model.requires_grad_(True)
+        self._drop(cache)
+
+    def _drop(self, cache: Cache) -> None:
+        if self.settings.cache is None and self.team.leads:
+            cache.remove()
+
+    def _all(self, work: Work, model: HVT, path: Path, epochs: float) -> None:
+        settings = self.settings
+
+        def make(epochs: float) -> Phase:
+            recipe = self._recipe(
+                path, epochs, settings.lr, layer_decay=settings.layer_decay, ema=settings.ema
+            )
+            return Phase(work, model, recipe, path, self.team, self.device, self.console)
+
+        if settings.minutes is not None and not (path / "phase.json").exists():
+            share = TAIL_SHARE if (self.folder / "tail").exists() else 0.0
+            epochs = self._epochs_for(make(1.0), 60 * settings.minutes * (1 - share))
+        self._train(make(epochs))
+
+    def _train(self, phase: Phase) -> None:
+        goes_on = self.team.share(bool(states(phase.folder / "checkpoints")))
+        phase.run(resume=goes_on)
+
+    def _recipe(self, path: Path, epochs: float, lr: float, **values: Any) -> Any:
+        """A phase's recipe, which a resumed run has from its folder."""
+        written = path / "phase.json"
+        if self.team.share(written.exists()):
+            return recipe_from_dict(json.loads(written.read_text()), str(written))
+        return phase_recipe(self.settings, epochs, lr, **values)
+
+    def _epochs_for(self, phase: Phase, seconds: float) -> float:
+        """As many passes as the seconds allow, by the time of a step, of reading and measuring."""
+        began = time.monotonic()
+        batches = phase.pipeline.train.epoch(0)
+        next(batches)
+        started = time.monotonic() - began  # reading processes included
+        began, count = time.monotonic(), 0
+        for _ in batches:
+            count += 1
+            if count == 3:
+                break
+        reading = (time.monotonic() - began) / max(1, count)
+        del batches
+        step = phase.learner.seconds_per_step() + reading
+        began = time.monotonic()
+        phase._evaluate(phase.learner.model)
+        measuring = time.monotonic() - began
+        per_epoch = phase.steps * step + measuring + started
+        epochs = max(1 / phase.steps, (seconds - measuring) / per_epoch)
+        return float(self.team.share(round(epochs, 4)))
+
+    def _affordable(self, cache: Cache, most: int) -> int:
+        """Chunks that can be made in the cache's part of the minutes, by the time of the first."""
+        written = cache.folder / "chunks.json"
+        if self.team.share(written.exists()):
+            return min(most, int(json.loads(written.read_text())))
+        budget = 60 * (self.settings.minutes or 0) * TAIL_SHARE * CACHE_SHARE
+        began = time.monotonic()
+        if self.team.leads:
+            cache.check_room(1)
+        cache.build(1)
+        chunks = int(budget / max(1e-3, time.monotonic() - began)) * self.team.size
+        chunks = self.team.share(max(1, min(most, chunks)))
+        if self.team.leads:
+            with whole_file(written) as temporary:
+                temporary.write_text(json.dumps(chunks))
+        self.team.wait()
+        return chunks
+
+    def _cache(self, work: Work, model: HVT) -> Cache:
+        settings, train = self.settings, work.photos.train
+        size = max(2, min(CHUNK, len(train)) // 2 * 2)
+        least = -(-settings.batch_size // size)  # chunks that a batch needs
+        batches = TrainBatches(
+            train,
+            work.crops(),
+            batch_size=size,
+            seed=settings.seed,
+            workers=self.workers,
+            skip_broken=settings.skip_broken,
+        )
+        assert least <= batches.steps * settings.crops
+        identity = {
+            "source": self.source.pretrained_cfg["origin"]["source"],
+            "config": model.config.to_dict(),
+            "photos": work.photos.digest,
+            "sizes": work.sizes,
+            "scale": settings.scale,
+            "seed": settings.seed,
+            "chunk": size,
+        }
+        folder = Path(settings.cache) if settings.cache else self.folder / "cache"
+        cache = Cache(
+            folder, batches, model, work.target, work.sizes, self.team, self.device, identity
+        )
+        if self.team.leads:
+            cache.open()
+        self.team.wait()
+        return cache
+
+    # ── where to pool ───────────────────────────────────────────────────────────────────────────
+
+    def _place(self) -> tuple[HVTConfig, list[dict[str, Any]]]:
+        """The placement, and the table it was chosen from; ranked by the leader."""
+        path, settings = self.folder / "placement.json", self.settings
+        if not path.exists() and self.team.leads:
+            pooled_ones, rivals = candidates(self.source.config, settings.gflops, settings.fixed)
+            table: list[Ranked] = []
+            chosen = pooled_ones[0]
+            if len(pooled_ones) > 1 or rivals:
+                table = self._rank(pooled_ones, rivals)
+                free = [row for row in table if row.config not in rivals] or table
+                chosen = free[0].config
+            found = {"chosen": chosen.to_dict(), "ranked": [row.to_dict() for row in table]}
+            self._write("placement.json", found)
+        self.team.wait()
+        found = json.loads(path.read_text())
+        return HVTConfig.from_dict(found["chosen"]), found["ranked"]
+
+    def _rank(self, pooled_ones: list[HVTConfig], rivals: list[HVTConfig]) -> list[Ranked]:
+        settings, photos = self.settings, self.photos
+        count = min(settings.rank_photos, len(photos.train))
+        spread = range(0, len(photos.train), max(1, len(photos.train) // count))[:count]
+        judge = Judge(
+            self.source, photos.train.subset(spread), self.device, self.workers,
+            settings.skip_broken,
+        )  # fmt: skip
+        table = rank(judge, pooled_ones, rivals, settings.fixed, count, self._say)
+        shown = Table("placement, untrained", box=None, header_style="bold")
+        for heading in ("GFLOPs", "agreement", "KL", "photos"):
+            shown.add_column(heading, justify="right")
+        rows = table[:SHOWN] + [row for row in table[SHOWN:] if row.config in rivals]
+        for row in rows:
+            shown.add_row(
+                describe(row.config), f"{row.gflops:.3f}", f"{row.agreement:.1f} %",
+                f"{row.kl:.4f}", str(row.photos),
+            )  # fmt: skip
+        self.console.print(shown)
+        if len(table) > len(rows):
+            self._say(f"and {len(table) - len(rows)} more in {self.folder / 'placement.json'}")
+        if rivals and table[0].config in rivals:
+            self._say(
+                "untrained, the whole source on smaller pictures is nearer to itself than any "
+                "placement: --pool-after '()' takes it"
+            )
+        return table
+
+    # ── the end ─────────────────────────────────────────────────────────────────────────────────
+
+    def _hold(self, student: HVT) -> Held:
+        """The held-out photos, of which this process takes its part."""
+        if len(self.photos.val) < self.team.size:
+            raise HVTError(
+                f"{len(self.photos.val)} held-out photos are too few for {self.team.size} "
+                "processes: use more photos or fewer processes"
+            )
+        part = self.photos.val.subset(range(self.team.rank, len(self.photos.val), self.team.size))
+        views = read_views(part, [self.source, student], self.workers, self.settings.skip_broken)
+        return Held(self.source, views[0], views[1], self.team, self.device)
+
+    def _finish(
+        self,
+        models: dict[str, HVT],
+        scores: dict[str, Score],
+        best: str,
+        held: Held,
+        table: list[dict[str, Any]],
+    ) -> Upcycled:
+        model = models[best].eval()
+        model.pretrained_cfg["origin"] = self.source.pretrained_cfg["origin"]
+        rows: list[report.Row] = []
+        if self.team.leads:
+            save(model, self.output)
+            self._say(f"the model is in {self.output}")
+            whole = Score(
+                100.0, 100.0, 0.0, scores[best].pictures, 0, 0.0, 0, scores[best].confusion
+            )
+            rows = [report.row_of("source", self.source, whole)]
+            rows += [report.row_of(name, models[name], score) for name, score in scores.items()]
+            kept = {"source": self.source, **models}
+            if self.labelled is not None:
+                for row in rows:
+                    self._say(f"measuring {row.name} on {self.settings.eval}")
+                    row.top1, row.top5 = report.top(
+                        kept[row.name], self.labelled, self.settings, self.device
+                    )
+            if self.settings.speed:
+                speed = report.measure_speed(
+                    {"source": self.source, "upcycled": model}, self.device, self._say
+                )
+                for row in rows:
+                    row.speed = speed["source" if row.name == "source" else "upcycled"]
+            self.console.print(report.as_table(rows, held.head))
+            self._write(
+                "report.json",
+                {"output": str(self.output), "best": best, **report.to_dict(rows, self.device)},
+            )
+        self.team.wait()
+        return Upcycled(model, self.output, self.folder, table, rows)
+
+    # ── what is said and written ────────────────────────────────────────────────────────────────
+
+    def _describe_score(self, name: str, score: Score) -> None:
+        words = (
+            "agreement {:.1f} %, KL {:.4f}"
+            if self.source.num_classes
+            else ("cosine similarity {:.1f} %, loss {:.4f}")
+        )
+        self._say(f"{name}: {words.format(score.top1, score.loss)} on {score.pictures} photos")
+
+    def _progress(self, what: str, each: int) -> Any:
+        said = time.monotonic()
+        began, first = said, 0
+
+        def note(done: int, of: int) -> None:
+            nonlocal said, first
+            first = first or done - 1
+            now = time.monotonic()
+            if now - said > 15 or done == of:
+                said = now
+                left = (now - began) / max(1, done - first) * (of - done)
+                self._say(f"{what} {done * each} of {of * each} crops, {clock(left)} left")
+
+        return note
+
+    def _say(self, text: str) -> None:
+        if self.team.leads:
+            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        with whole_file(self.folder / name) as temporary:
+            temporary.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _own_copy(model: HVT) -> HVT:
+    """A copy that shares no weight with the source."""
+    return copy.deepcopy(model)
+
+
+def _command() -> str:
+    """How this was started, paths without their folders."""
+    program, *words = [Path(word).name if "/" in word else word for word in sys.argv]
+    return shlex.join(["hvt" if program == "__main__.py" else program, *words])

@@ -1,0 +1,107 @@
+"""What an upcycling is: one frozen dataclass, which the flags of `hvt upcycle` fill."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import HVTError
+from ..training.recipe import check_values, field
+
+PLACEMENT = (
+    "img_size", "pool_after", "pool", "pool_dims", "pool_stride", "pool_kernel",
+    "proportional_attention",
+)  # fmt: skip
+"""The fields of `HVTConfig` that may be fixed by hand."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything but the source, the photos and the file to write."""
+
+    gflops: float | None = field(
+        None, "multiply-adds of one picture to stay within, in 10⁹", above=0
+    )
+
+    img_size: int | tuple[int, int] | None = field(None, "picture size: N or HxW")
+    pool_after: tuple[int, ...] | None = field(None, "blocks to pool after; () pools nowhere")
+    pool: str | None = field(None, "max or avg", choices=("max", "avg"))
+    pool_dims: int | None = field(None, "1 pools the sequence, 2 the grid", least=1, most=2)
+    pool_stride: int | tuple[int, int] | None = field(None, "pooling stride: N, or HxW of the grid")
+    pool_kernel: int | tuple[int, int] | None = field(None, "pooling window: N, or HxW of the grid")
+    proportional_attention: bool | None = field(
+        None, "pooled tokens count in attention as the tokens they stand for"
+    )
+    rank_photos: int = field(256, "photos that the best placements are ranked by", least=1)
+
+    epochs: float = field(
+        10.0, "passes of each phase: the tail over its crops, all over the photos", least=0
+    )
+    minutes: float | None = field(
+        None, "bound the training by about so many minutes instead of by epochs", least=0
+    )
+    tail_epochs: float | None = field(None, "passes of the tail alone, if not epochs", least=0)
+    all_epochs: float | None = field(None, "passes of all blocks, if not epochs", least=0)
+    crops: int = field(2, "crops of each photo that are cached for the tail", least=1)
+    cache: str | None = field(
+        None, "folder of the cache, kept and used again (default: in the run's, removed when done)"
+    )
+    kl: float = field(1.0, "weight of the logits' KL divergence", least=0)
+    feature: float = field(1.0, "weight of the final feature", least=0)
+    tokens: float = field(0.5, "weight of later blocks' tokens", least=0)
+    batch_size: int = field(64, "crops per step over all processes", least=2)
+    tail_lr: float = field(5e-4, "learning rate of the tail alone, at this batch", above=0)
+    lr: float = field(1e-4, "learning rate of all blocks, at this batch", above=0)
+    layer_decay: float | None = field(
+        0.8, "rate of a block over that of the next one, where all learn", above=0, most=1
+    )
+    weight_decay: float = field(0.02, "AdamW's", least=0)
+    ema: float = field(0.0, "decay of averaged weights where all learn; 0 is off", least=0, below=1)
+    scale: float = field(0.2, "smallest share of a photo that a crop shows", above=0, most=1)
+    holdout: int = field(500, "photos held out to measure by, at most a fifth of all", least=1)
+    skip_broken: bool = field(False, "pass over unreadable photos and count them")
+
+    eval: str | None = field(None, "labelled data to measure top-1 and top-5 on, at the end only")
+    root: str | None = field(None, "folder that has the named data set of --eval in it")
+    match_by_order: bool = field(False, "take its classes for the model's in their order")
+    speed: bool = field(True, "measure images/s at the end")
+    license: str | None = field(None, "licence of the source, for the written file")
+
+    device: str = field("auto", "auto, cpu, cuda …")
+    amp: str = field(
+        "auto",
+        "mixed precision: auto (bfloat16 on GPUs), off, bfloat16, float16",
+        choices=("auto", "off", "bfloat16", "float16"),
+    )
+    workers: int = field(-1, "processes that read photos; -1 chooses", least=-1)
+    threads: int | None = field(None, "CPU threads of each process", least=1)
+    seed: int = field(0, "seed of the held-out part, crops and order", least=0)
+    checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", least=0)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.batch_size % 2:
+            raise HVTError(f"batch_size={self.batch_size} must be even")
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What of the placement was chosen by hand, as fields of `HVTConfig`."""
+        values = {name: getattr(self, name) for name in PLACEMENT}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def passes(self) -> tuple[float, float]:
+        """Epochs of the tail and of all blocks; under `minutes`, whether there are any."""
+        each = self.epochs if self.minutes is None else float(self.minutes > 0)
+        asked = (self.tail_epochs, self.all_epochs)
+        tail, whole = (each if epochs is None else epochs for epochs in asked)
+        return tail, whole
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def from_dict(values: dict[str, Any]) -> Settings:
+    """Settings from plain values: JSON has lists where there were tuples."""
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return Settings(**plain)

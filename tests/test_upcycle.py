@@ -1,0 +1,515 @@
+"""A trained ViT made cheap: placements, crops, cache, distillation, runs that go on, refusals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import signal
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+from training import quiet, said
+
+import hvt
+from hvt.cli import main
+from hvt.config import HVTConfig
+from hvt.data.keyed import transform_by_key
+from hvt.model import HVT
+from hvt.training.interrupt import Interrupted
+from hvt.upcycle.cache import Layout
+from hvt.upcycle.distil import Weights, compare, distillation_loss
+from hvt.upcycle.photos import Crops, Normalise, open_photos, read_views, unpack
+from hvt.upcycle.placement import Judge, candidates, describe, variants
+from hvt.upcycle.run import resume, upcycle
+from hvt.upcycle.settings import Settings
+from hvt.upcycle.source import open_source
+from hvt.upcycle.student import Student, Target, front, pooled, resized, split_of
+
+CPU = torch.device("cpu")
+SMALL = HVTConfig(
+    img_size=64, patch_size=8, num_heads=2, head_dim=8, depth=4, class_token=True, num_classes=6,
+    stages=0,
+)  # fmt: skip
+FIXED: dict[str, Any] = {"img_size": 48, "pool_after": (1,), "pool": "avg", "pool_dims": 2}
+QUICK: dict[str, Any] = FIXED | {
+    "epochs": 2.0, "batch_size": 8, "workers": 0, "speed": False, "device": "cpu", "threads": 1,
+    "rank_photos": 8,
+}  # fmt: skip
+
+
+def small(**fields: Any) -> HVT:
+    torch.manual_seed(0)
+    model = HVT(SMALL.replace(**fields)).eval()
+    for name, parameter in model.named_parameters():  # so that pictures differ in their answers
+        norm = "norm" in name and name.endswith("weight")
+        torch.nn.init.normal_(parameter, mean=float(norm), std=0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photos, labelled ones too, and a source's file."""
+    folder = tmp_path_factory.mktemp("upcycle")
+    draw = np.random.default_rng(0)
+    for number in range(40):
+        coarse = draw.integers(0, 256, (5, 6, 3)).astype(np.uint8)
+        path = folder / "photos" / ("a" if number % 2 else "b") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(coarse).resize((90, 75), Image.Resampling.BICUBIC).save(path)
+    hvt.save(small(), folder / "vit.safetensors", class_names=["a", "b", "c", "d", "e", "f"])
+    return folder
+
+
+def run(place: Path, folder: Path, console: Console | None = None, **values: Any) -> Any:
+    folder.mkdir(exist_ok=True)
+    return upcycle(
+        place / "vit.safetensors",
+        folder / "out.safetensors",
+        place / "photos",
+        run_folder=folder / "run",
+        console=console or quiet(),
+        **QUICK | values,
+    )
+
+
+# ── the student ─────────────────────────────────────────────────────────────────────────────────
+
+FAMILIES = {
+    "class token": {},
+    "average": {"class_token": False},
+    "average behind a norm": {"class_token": False, "fc_norm": True},
+    "registers and LayerScale": {"reg_tokens": 2, "init_values": 0.1, "no_embed_class": True},
+    "distilled": {"dist_token": True},
+    "CLIP": {"pre_norm": True, "act_layer": "quick_gelu"},
+    "no head": {"num_classes": 0},
+}
+
+
+@pytest.mark.parametrize("fields", FAMILIES.values(), ids=FAMILIES)
+@torch.inference_mode()
+def test_the_student_is_front_and_tail(fields: dict[str, Any]) -> None:
+    source = small(**fields)
+    config = candidates(source.config, None, FIXED)[0][0]
+    student = pooled(resized(source, config.image), config)
+    images = torch.randn(2, 3, 48, 48)
+    whole = student(images)
+    tail = Student(student, split_of(config))(front(student, images, split_of(config)))
+    assert torch.allclose(tail.logits, whole, atol=1e-5)
+    assert torch.allclose(Student(student)(images).feature, tail.feature, atol=1e-5)
+    reference = HVT(config).eval()  # the same by an ordinary model and a state dict
+    tensors = resized(source, (48, 48)).state_dict()
+    missing = reference.load_state_dict(tensors, strict=False).missing_keys
+    assert missing == ["blocks.1.pos_embed"]
+    torch.nn.init.zeros_(reference.get_parameter("blocks.1.pos_embed"))
+    assert torch.equal(reference(images), whole)
+
+
+@torch.inference_mode()
+def test_an_unpooled_student_is_its_target() -> None:
+    source = small()
+    config = source.config.replace(drop_path_rate=0.0)
+    images = torch.randn(2, 3, 64, 64)
+    answer, target = Student(pooled(source, config))(images), Target(source, config)(images)
+    assert len(answer.tokens) == len(target.tokens) > 0
+    assert distillation_loss(answer, target, Weights(), head=True).item() == pytest.approx(
+        0, abs=1e-6
+    )
+
+
+def test_targets_are_averages_of_the_pictures_parts() -> None:
+    source = small()
+    config = source.config.replace(pool_after=(1,), pool_dims=2, pool_kernel=2, pool="avg")
+    target = Target(source, config)
+    x = torch.randn(1, 65, 16)
+    (grid,) = [target._pool(x, 2)[0, 1:].reshape(4, 4, 16)]
+    assert torch.allclose(grid[0, 1], x[0, 1:].reshape(8, 8, 16)[:2, 2:4].mean((0, 1)), atol=1e-6)
+    assert torch.equal(target._pool(x, 2)[:, :1], x[:, :1])
+
+
+@pytest.mark.parametrize("part", ["kl", "feature", "tokens"])
+def test_each_loss_can_be_left_out(part: str) -> None:
+    source = small()
+    config = candidates(source.config, None, FIXED)[0][0]
+    student = Student(pooled(resized(source, config.image), config).requires_grad_(True))
+    target = Target(small(), config)
+    answer, truth = student(torch.randn(2, 3, 48, 48)), target(torch.randn(2, 3, 64, 64))
+    none = {"kl": 0.0, "feature": 0.0, "tokens": 0.0}
+    assert distillation_loss(answer, truth, Weights(**none), head=True).item() == 0
+    alone = distillation_loss(answer, truth, Weights(**none | {part: 1.0}), head=True)
+    assert alone.item() > 0
+    both = {"kl": 1.0, "feature": 1.0, "tokens": 1.0}
+    whole = distillation_loss(answer, truth, Weights(**both), head=True)
+    rest = distillation_loss(answer, truth, Weights(**both | {part: 0.0}), head=True)
+    assert (whole - rest).item() == pytest.approx(alone.item(), rel=1e-3, abs=1e-5)
+
+
+# ── where to pool ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_placements_are_within_the_budget() -> None:
+    budget = 0.6 * hvt.cost(SMALL).gflops
+    chosen, rivals = candidates(SMALL, budget, {})
+    prices = [hvt.cost(config).gflops for config in chosen]
+    assert all(0.85 * budget <= price <= budget for price in prices)
+    assert {config.pool_dims for config in chosen} == {1, 2}
+    assert {len(config.pool_blocks) for config in chosen} == {1, 2}
+    assert {config.pool_stride for config in chosen} >= {2, (2, 1), (1, 2)}
+    assert len(set(chosen)) == len(chosen)
+    assert all(config.class_token and min(config.image) >= 32 for config in chosen)
+    assert [config.pool_blocks for config in rivals] == [()]
+    assert hvt.cost(rivals[0]).gflops <= budget
+    assert len(variants(chosen[0], {})) == 4
+    assert len(variants(chosen[0], {"pool": "max"})) == 2
+    assert len({describe(one) for one in variants(chosen[0], {})}) == 4
+
+
+def test_no_row_of_an_odd_grid_is_left_out() -> None:
+    for size, grid in ((48, (3, 3)), (56, (4, 4)), (40, (3, 3))):
+        config = candidates(SMALL, None, FIXED | {"img_size": size})[0][0]
+        assert config.grids[-1] == grid
+
+
+@pytest.mark.parametrize(
+    ("gflops", "fixed", "match"),
+    [
+        (1e-6, {}, r"no placement costs 1e-06 GFLOPs or less: those there are cost from 0\.\d+ to"),
+        (1.0, {}, r"is no less than the 0\.\d+ that the source costs"),
+        (None, {"img_size": 48}, "no budget is named"),
+        (None, FIXED | {"pool_after": (9,)}, "must name blocks from 0 to 3"),
+        (None, FIXED | {"img_size": 50}, "does not divide"),
+    ],
+)
+def test_a_budget_or_place_that_cannot_be(gflops: Any, fixed: Any, match: str) -> None:
+    with pytest.raises(hvt.HVTError, match=match):
+        candidates(SMALL, gflops, fixed)
+
+
+def test_the_judge_is_as_exact_as_whole_models(place: Path) -> None:
+    source = hvt.load(place / "vit.safetensors")
+    photos = open_photos(place / "photos", 8, 500, 0).train
+    configs = candidates(source.config, 0.6 * hvt.cost(source).gflops, {})[0]
+    configs = [config for config in configs if config.image in ((48, 48), (64, 64))][:4]
+    judge = Judge(source, photos, CPU, workers=0, skip=False)
+    judge.judge(configs[:2], 4)
+    judge.judge(configs, 12)  # some go on, others begin
+    normalise = Normalise(source, CPU)
+    for row in judge.ranked(configs):
+        student = pooled(resized(source, row.config.image), row.config)
+        theirs, ours = read_views(photos.subset(range(12)), [source, student], 0, False)
+        with torch.inference_mode():
+            sums = compare(student(normalise(ours)), source(normalise(theirs)), True).mean(dim=0)
+        assert row.photos == 12
+        assert row.kl == pytest.approx(sums[2].item(), rel=1e-3)
+        assert row.agreement == pytest.approx(100 * sums[0].item(), abs=1e-3)
+
+
+# ── photos and crops ────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_held_out_part_is_stable(place: Path, tmp_path: Path) -> None:
+    before = open_photos(place / "photos", 8, 500, 0)
+    assert len(before.val) == 8
+    assert not {*before.train.paths} & {*before.val.paths}
+    shutil.copytree(place / "photos", tmp_path / "photos")
+    copied = open_photos(tmp_path / "photos", 8, 500, 0)
+    assert [p.name for p in copied.val.paths] == [p.name for p in before.val.paths]
+    assert copied.digest == before.digest
+    shutil.copy(place / "photos/a/1.png", tmp_path / "photos/new.png")
+    more = open_photos(tmp_path / "photos", 8, 500, 0)
+    assert len({p.name for p in more.val.paths} & {p.name for p in before.val.paths}) >= 7
+    assert more.digest != before.digest
+    other = open_photos(place / "photos", 8, 500, 1)
+    assert other.val.paths != before.val.paths
+
+
+def test_source_and_student_see_the_same_crop(place: Path) -> None:
+    with Image.open(place / "photos/a/1.png") as picture:
+        crops = Crops(((64, 64), (48, 48)), 0.3, "bicubic")
+        flat = transform_by_key(crops, picture, 7)
+        assert torch.equal(flat, transform_by_key(crops, picture, 7))
+        assert not torch.equal(flat, transform_by_key(crops, picture, 8))
+    large, little = unpack(flat[None], 3, crops.sizes)
+    shrunk = torch.nn.functional.interpolate(
+        large.float(), (48, 48), mode="bilinear", antialias=True
+    )
+    assert (shrunk - little.float()).abs().mean() < 4  # of 255; another crop is tens away
+
+
+# ── runs ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("done")
+    values = {"eval": str(place / "labelled"), "license": "apache-2.0", "crops": 1}
+    for number, name in enumerate("abf"):
+        (place / "labelled" / name).mkdir(parents=True)
+        shutil.copy(place / f"photos/a/{2 * number + 1}.png", place / "labelled" / name / "x.png")
+    return run(place, folder, **values, tail_lr=2e-3, lr=1e-3)
+
+
+def test_a_run_brings_the_student_nearer(done: Any) -> None:
+    kl = {row.name: row.kl for row in done.rows}
+    assert list(kl) == ["source", "untrained", "tail", "all"]
+    assert kl["source"] == 0
+    assert min(kl["tail"], kl["all"]) < kl["untrained"]
+    gflops = {row.name: row.gflops for row in done.rows}
+    assert gflops["all"] == hvt.cost(done.model).gflops < gflops["source"]
+    assert all(row.top1 is not None and row.top5 is not None for row in done.rows)
+
+
+def test_the_front_is_frozen_in_the_tail_and_not_after(done: Any, place: Path) -> None:
+    source = resized(hvt.load(place / "vit.safetensors"), (48, 48)).state_dict()
+    tail = hvt.load(done.folder / "tail/model.safetensors").state_dict()
+    whole = hvt.load(done.folder / "all/model.safetensors").state_dict()
+    for name in ("pos_embed", "patch_embed.proj.weight", "blocks.1.mlp.fc2.weight"):
+        assert torch.equal(tail[name], source[name])
+        assert not torch.equal(whole[name], source[name])
+    for name in ("blocks.1.pos_embed", "blocks.2.attn.qkv.weight", "norm.weight", "head.bias"):
+        assert name == "blocks.1.pos_embed" or not torch.equal(tail[name], source[name])
+        assert not torch.equal(whole[name], tail[name])
+
+
+def test_the_file_is_an_ordinary_checkpoint(done: Any, place: Path, capsys: Any) -> None:
+    model = hvt.load(done.path)
+    assert model.class_names == ("a", "b", "c", "d", "e", "f")
+    assert model.config.pool_blocks == (1,)
+    assert model.pretrained_cfg["crop_pct"] == 0.875
+    origin = model.pretrained_cfg["origin"]
+    assert origin["source"] == "vit.safetensors"
+    assert origin["license"] == "apache-2.0"
+    assert "command" in origin
+    hvt.save(model.half(), done.folder / "half.safetensors")
+    assert hvt.load(done.folder / "half.safetensors").pretrained_cfg["origin"] == origin
+    assert main(["predict", str(done.path), str(place / "photos/a/1.png"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] in model.class_names
+
+
+def test_the_folder_says_everything(done: Any) -> None:
+    names = {path.name for path in done.folder.iterdir()} - {"half.safetensors"}
+    assert names == {
+        "upcycle.json", "source.safetensors", "placement.json", "tail", "all", "report.json",
+    }  # fmt: skip
+    with (done.folder / "tail/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    best = next(row for row in done.rows if row.name == "tail")
+    assert min(float(row["val_loss"]) for row in rows) == pytest.approx(best.kl, rel=1e-4)
+    report = json.loads((done.folder / "report.json").read_text())
+    assert report["best"] == min(done.rows[1:], key=lambda row: row.kl).name
+
+
+class Interrupting(io.StringIO):
+    """A terminal at which somebody presses Ctrl-C when some words appear."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def write(self, text: str) -> int:
+        if self.words in text:
+            self.words = "\0"
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("words", ["the cache: ", "epoch 1/2"])
+def test_a_stopped_run_ends_as_if_it_had_not(
+    done: Any, place: Path, tmp_path: Path, words: str
+) -> None:
+    console = Console(file=Interrupting(words), width=200)
+    values = {"license": "apache-2.0", "crops": 1}
+    with pytest.raises((Interrupted, KeyboardInterrupt)):
+        run(place, tmp_path, console, **values, tail_lr=2e-3, lr=1e-3)
+    assert not (tmp_path / "out.safetensors").exists()
+    with pytest.raises(hvt.HVTError, match="go on with hvt upcycle --resume"):
+        run(place, tmp_path)
+    resume(tmp_path / "run", quiet())
+    for name in ("tail", "all"):
+        ours = hvt.load(tmp_path / "run" / name / "model.safetensors").state_dict()
+        theirs = hvt.load(done.folder / name / "model.safetensors").state_dict()
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_no_epochs_give_the_untrained_model(place: Path, tmp_path: Path) -> None:
+    console = quiet()
+    values = {"pool_after": None, "pool": None, "pool_dims": None}
+    budget = 0.6 * hvt.cost(SMALL).gflops
+    result = run(place, tmp_path, console, epochs=0.0, gflops=budget, **values)
+    assert hvt.cost(hvt.load(result.path)).gflops <= budget
+    assert [row.name for row in result.rows] == ["source", "untrained"]
+    pooled_rows = [row for row in result.ranked if row["pool_after"]]
+    most = max(row["photos"] for row in pooled_rows)
+    best = min((row for row in pooled_rows if row["photos"] == most), key=lambda row: row["kl"])
+    assert list(hvt.load(result.path).config.pool_blocks) == best["pool_after"]
+    assert any(not row["pool_after"] for row in result.ranked)  # the plain rival
+    assert "px, whole" in said(console)
+
+
+def test_minutes_bound_a_run(place: Path, tmp_path: Path) -> None:
+    result = run(place, tmp_path, minutes=0.02, tail_epochs=0.0)
+    assert [row.name for row in result.rows] == ["source", "untrained", "all"]
+    recipe = json.loads((result.folder / "all/phase.json").read_text())
+    assert recipe["epochs"] < 100  # a second's worth
+
+
+def test_minutes_too_few_for_a_cache_go_to_all_blocks(place: Path, tmp_path: Path) -> None:
+    console = quiet()
+    result = run(place, tmp_path, console, minutes=1e-6)
+    assert [row.name for row in result.rows] == ["source", "untrained", "all"]
+    assert "the minutes are too few for a cache" in said(console)
+
+
+def test_the_rival_is_distilled_alike(place: Path, tmp_path: Path) -> None:
+    values = {"pool_after": (), "pool": None, "pool_dims": None}
+    result = run(place, tmp_path, **values, all_epochs=0.0, tail_epochs=1.0)
+    assert result.model.config.pool_blocks == ()
+    assert result.model.config.image == (48, 48)
+
+
+def test_a_source_without_a_head_is_followed_by_its_features(place: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = timm.create_model(
+        "vit_small_patch14_reg4_dinov2", img_size=56, depth=3, embed_dim=32, num_heads=2
+    )
+    result = upcycle(
+        theirs, tmp_path / "out.safetensors", place / "photos", run_folder=tmp_path / "run",
+        console=quiet(),
+        **QUICK | {"img_size": 56, "pool_after": (0,), "tail_epochs": 1.0, "all_epochs": 1.0},
+    )  # fmt: skip
+    model = hvt.load(result.path)
+    assert (model.num_classes, model.config.reg_tokens) == (0, 4)
+    assert model.config.init_values is not None
+    assert result.rows[0].agreement == 100
+
+
+def test_a_cache_is_kept_used_again_and_not_mistaken(place: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = run(place, tmp_path / "1", all_epochs=0.0, tail_epochs=1.0, cache=str(cache))
+    chunks = {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
+    second = run(place, tmp_path / "2", all_epochs=0.0, tail_epochs=1.0, cache=str(cache))
+    assert chunks == {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
+    ours, theirs = first.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    path, *_ = chunks
+    content = path.read_bytes()
+    path.unlink()
+    run(place, tmp_path / "3", all_epochs=0.0, tail_epochs=0.25, cache=str(cache))
+    assert path.read_bytes() == content  # crops follow from their number
+    with pytest.raises(hvt.HVTError, match="is the cache of another source, placement or folder"):
+        run(place, tmp_path / "4", all_epochs=0.0, cache=str(cache), img_size=64)
+
+
+def test_rows_come_back_as_they_were(place: Path) -> None:
+    config = candidates(SMALL, None, FIXED)[0][0]
+    source = small()
+    answer = Target(source, config)(torch.randn(3, 3, 64, 64))
+    x = front(pooled(resized(source, (48, 48)), config), torch.randn(3, 3, 48, 48), 1).detach()
+    layout = Layout.of(x, answer)
+    again, back = layout.unpack(layout.pack(x, answer).float())
+    pairs: list[tuple[Tensor, Tensor]] = [(again, x), (back.logits, answer.logits)]
+    pairs += [(back.feature, answer.feature), *zip(back.tokens, answer.tokens, strict=True)]
+    assert all(torch.allclose(a, b, atol=5e-3) for a, b in pairs)
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_disk_too_small_is_said_before(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
+    with pytest.raises(
+        hvt.HVTError, match=r"crops needs 0\.\d+ GB and the disk of .* has 0\.00 GB"
+    ):
+        run(place, tmp_path)
+    assert not list((tmp_path / "run/cache").glob("*.npy"))
+    monkeypatch.undo()
+    assert resume(tmp_path / "run", quiet()).path.exists()  # nothing was lost
+
+
+def test_other_photos_are_noticed_on_resuming(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "photos", tmp_path / "photos")
+    shutil.copy(place / "vit.safetensors", tmp_path)
+    console = Console(file=Interrupting("untrained"), width=200)
+    with pytest.raises((Interrupted, KeyboardInterrupt)):
+        run(tmp_path, tmp_path, console)
+    (tmp_path / "photos/a/1.png").unlink()
+    with pytest.raises(hvt.HVTError, match="are not those that the run"):
+        resume(tmp_path / "run", quiet())
+
+
+def refused(capsys: Any, *words: str) -> str:
+    assert main(["upcycle", *words]) == 2
+    error: str = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> None:
+    vit, out, photos = str(place / "vit.safetensors"), str(tmp_path / "o.safetensors"), str(place)
+    run_flags = ["--run-folder", str(tmp_path / "run"), "--device", "cpu", "--workers", "0"]
+    (tmp_path / "empty").mkdir()
+    common = ["--gflops", "0.0005", *run_flags]
+    assert "has no pictures" in refused(
+        capsys, vit, out, "--data", str(tmp_path / "empty"), *common
+    )
+    text = refused(capsys, vit, out, "--data", photos + "/photos/a", "--batch-size", "64", *common)
+    assert "20 pictures, of which 16" in text
+    assert "too few for a batch of 64" in text
+    run_flags += ["--batch-size", "8"]
+    text = refused(capsys, vit, out, "--data", photos, *run_flags, "--gflops", "0.00000001")
+    assert "those there are cost from" in text
+    (tmp_path / "labelled/zebra").mkdir(parents=True)
+    shutil.copy(place / "photos/a/1.png", tmp_path / "labelled/zebra")
+    text = refused(
+        capsys, vit, out, "--data", photos, *common, "--batch-size", "8", "--eval",
+        str(tmp_path / "labelled"),
+    )  # fmt: skip
+    assert "the class 'zebra'" in text
+    assert "neither a file nor a model" in refused(capsys, "deit_tiny_", out, "--data", photos)
+    assert "should end in .safetensors" in refused(capsys, vit, "out.pth", "--data", photos)
+    assert "no photos are named" in refused(capsys, vit, out)
+    assert "a source and a file" in refused(capsys, vit)
+    assert "give it alone" in refused(capsys, vit, out, "--resume", "x")
+    assert "not the folder of an upcycling" in refused(capsys, "--resume", str(tmp_path))
+    assert not (tmp_path / "run").exists()
+    assert not Path(out).exists()
+
+
+def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    hvt.save(small(stages=2), tmp_path / "hvt.safetensors")
+    with pytest.raises(hvt.HVTError, match="is not a plain ViT: it is pooled after block 0"):
+        open_source(tmp_path / "hvt.safetensors")
+    with pytest.raises(hvt.HVTError, match="resnet18 does not fit"):
+        open_source("resnet18")
+    with pytest.raises(hvt.HVTError, match="it is a SwinTransformer"):
+        open_source("swin_tiny_patch4_window7_224")
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(hvt.HVTError, match="must be even"):
+        Settings(batch_size=7)
+    with pytest.raises(hvt.HVTError, match="pool='conv' must be max or avg"):
+        Settings(pool="conv")
+    with pytest.raises(hvt.HVTError, match="unknown setting 'gflop': did you mean gflops"):
+        hvt.upcycle("x", "y.safetensors", "z", gflop=1)
+
+
+def test_help_has_the_settings(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["upcycle", "--help"])
+    shown = capsys.readouterr().out
+    for flag in ("--gflops", "--minutes", "--pool-after", "--eval", "--resume", "torchrun"):
+        assert flag in shown
