@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from hvt.builtin import BUILT_IN, built_in, built_in_config, find_checkpoint
 from PIL import Image
 
 import hvt
+from hvt.builtin import BUILT_IN, built_in, built_in_config, find_checkpoint
 from hvt.cli import main
 
 Captured = pytest.CaptureFixture[str]
