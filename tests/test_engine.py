@@ -150,7 +150,7 @@ def test_what_is_to_come_is_said_first(tmp_path: Path) -> None:
     console = quiet()
     train(tiny(tmp_path / "run", epochs=1, accumulate=2), console=console)
     first, second, epoch, summary = said(console).splitlines()
-    assert "hvt_ti_2: 8×8, tokens 16 → 7 → 3; digits: 1293 training and 145" in first
+    assert "hvt_ti_2 (new weights): 8×8, tokens 16 → 7 → 3; digits: 1293 training and 145" in first
     assert "batch 240 = 1 process(es) × 2 × 120; learning rate 9.37e-03" in second
     assert "5 steps an epoch, 5 to go; about" in second
     assert epoch.startswith("epoch 1/1  loss ")
@@ -749,7 +749,7 @@ def test_the_bar_shows_no_accuracy_before_there_is_one(tmp_path: Path) -> None:
 
 
 def test_train_and_evaluate_are_functions(tmp_path: Path) -> None:
-    values = {"output": str(tmp_path / "run"), "workers": 0, "batch_size": 719, "threads": 1}
+    values = {"output": str(tmp_path / "run"), "workers": 0, "batch_size": 718, "threads": 1}
     result = hvt.train("digits", quiet=True, epochs=1, depth=2, tensorboard=False, **values)
     assert result.model.config.depth == 2
     score = hvt.evaluate(result.folder / "model.safetensors", "digits", workers=0)

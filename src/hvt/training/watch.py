@@ -149,21 +149,25 @@ def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top-1") 
     """Figure 4's form: training loss dashed, top-1 solid; False where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         return False
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     left = figure.subplots()
     right = left.twinx()
     for index, (name, rows) in enumerate(runs.items()):
-        colour = f"C{index}"
+        # A colour for each run, or for each line of the only one.
+        colours = ["C0", "C1", "C2"] if len(runs) == 1 else [f"C{index}"] * 3
         epochs = [row["epoch"] for row in rows]
         losses = [row["train_loss"] for row in rows]
         # A line of one point would not be seen.
         mark = "o" if len(rows) == 1 else None
-        left.plot(epochs, losses, "--", color=colour, marker=mark, label=f"{name}, training loss")
-        for key, label, width in (
-            ("val_top1", f"{name}, top-1", 1.8),
-            ("ema_top1", f"{name}, top-1 of averaged weights", 0.9),
+        left.plot(
+            epochs, losses, "--", color=colours[0], marker=mark, label=f"{name}, training loss"
+        )
+        for key, label, width, colour in (
+            ("val_top1", f"{name}, top-1", 1.8, colours[1]),
+            ("ema_top1", f"{name}, top-1 of averaged weights", 0.9, colours[2]),
         ):
             points = [(r["epoch"], r[key]) for r in rows if r.get(key) not in (None, "")]
             if points:
@@ -177,8 +181,10 @@ def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top-1") 
     left.set_xlabel("epoch")
     left.set_ylabel("training loss (dashed)")
     right.set_ylabel(f"validation {measure}, % (solid)")
-    right.set_ylim(bottom=0)
-    lines = [*left.get_lines(), *right.get_lines()]
+    right.set_ylim(bottom=0, top=1.1 * right.get_ylim()[1])  # room for the number
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    losses_shown = left.get_lines() if len(runs) == 1 else []  # of several, the axis says enough
+    lines = [*losses_shown, *right.get_lines()]
     # Below the axes, where it covers no line.
     figure.legend(handles=lines, loc="outside lower center", ncols=2, fontsize=8)
     left.grid(alpha=0.25)
