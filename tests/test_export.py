@@ -24,8 +24,7 @@ from torch import Tensor
 from training import PLAIN, run, small_disk
 
 import hvt
-from hvt.cli import GROUPS
-from hvt.cli.flags import Parser
+from hvt.cli import build_parser
 from hvt.data.evaluation import eval_transform
 from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
@@ -711,10 +710,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "export.md"
 
 @pytest.mark.skipif(not DOCS.exists(), reason="a source distribution has no docs/")
 def test_commands_in_the_documentation_are_understood() -> None:
-    parser = Parser(prog="hvt")
-    commands = parser.add_subparsers(parser_class=Parser)
-    for group in GROUPS:
-        group.register(commands)
+    parser = build_parser()
     found = re.findall(r"^hvt .*$", DOCS.read_text(encoding="utf-8"), flags=re.M)
     assert len(found) > 6
     for line in found:

@@ -896,7 +896,7 @@ def test_the_page_in_docs_is_current(cpu: Protocol) -> None:
         (["run", "main", "--seeds", "0,x"], "must be whole numbers such as 0,1,2"),
         (["run", "main", "--protocol", "gpu"], "unknown protocol 'gpu'"),
         (["run", "main", "--budget", "epoch"], "did you mean epochs"),
-        (["run", "main", "--protocol-file", "no.toml"], "unknown recipe 'no.toml'"),
+        (["run", "main", "--protocol-file", "no.toml"], "there is no file no.toml"),
         (["run", "main", "--data", "digits"], "the protocol cpu has no data 'digits'"),
         (["report", "--results", "nowhere"], "nowhere/cpu does not exist"),
         (["costss"], "did you mean costs"),

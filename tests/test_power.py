@@ -21,8 +21,7 @@ from training import PLAIN, TINY, quiet, said, tiny, write_recipe
 
 import hvt
 from hvt import HVT, HVTConfig, HVTError
-from hvt.cli import GROUPS, main, power
-from hvt.cli.flags import Parser
+from hvt.cli import build_parser, main, power
 from hvt.data.sources import open_data
 from hvt.distributed import Team
 from hvt.extraction import Extract, best, ranks, shared_softmax, significance
@@ -677,10 +676,7 @@ def test_the_python_of_the_docs_runs() -> None:
 
 
 def test_the_commands_of_the_docs_and_the_help_are_understood() -> None:
-    parser = Parser(prog="hvt")
-    commands = parser.add_subparsers(parser_class=Parser)
-    for group in GROUPS:
-        group.register(commands)
+    parser = build_parser()
     page = Path(__file__).parents[1] / "docs" / "power.md"
     text = (page.read_text() if page.exists() else "") + power._SEARCH + power._RETRAIN
     found = [line.strip() for line in re.findall(r"^\s*hvt (.*)$", text, flags=re.M)]
