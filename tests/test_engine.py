@@ -682,7 +682,6 @@ def test_a_second_run_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
-    """To the bit what a run does that is stopped there and was planned so long from the start."""
     values = PLAIN | {"batch_size": 400}
     first = run(tmp_path / "first", epochs=1, **values)
     longer = resume(first.folder, console=quiet(), epochs=3)
