@@ -6,6 +6,7 @@ make quickstart
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ DEIT = {"class_token": True, "stages": 0, "num_heads": 2}
 
 
 def main() -> None:
+    # As the commands do, before torch is imported: waiting threads that spin collapse on a busy CPU.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Here and not at the top, so that Ctrl-C is quiet while torch is imported.
     from rich.console import Console
     from rich.table import Table
