@@ -17,7 +17,7 @@ DEIT = {"class_token": True, "stages": 0, "num_heads": 2}
 
 
 def main() -> None:
-    # As the commands do, before torch is imported: waiting threads that spin collapse on a busy CPU.
+    # As the commands do, before torch is imported: threads that spin collapse on a busy CPU.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Here and not at the top, so that Ctrl-C is quiet while torch is imported.
     from rich.console import Console
