@@ -22,6 +22,8 @@ from .decoder import bands, decode_apart
 _16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
 _PREFIX = 16  # bytes by which Pillow tells formats apart
 _MAX_STREAM = 1_000_000_000  # bytes of what is no regular file, and may have no end
+# Where Pillow looks for the orientation of a JPEG; to look takes as long as to decode a small one.
+_TURNED = frozenset(("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"))
 _MAX_EXIF = 65_536  # bytes; the tags of more could each claim all of it, in a copy of their own
 
 
@@ -163,12 +165,13 @@ def finish(
         exif = len(image.info.get("exif") or image.info.get("Raw profile type exif") or b"")
         if most_exif is not None and exif > most_exif:
             raise Heavy
-        try:
-            ImageOps.exif_transpose(image, in_place=True)
-        except MemoryError:
-            raise
-        except Exception:  # damaged EXIF says nothing about the pixels
-            pass
+        if image.format != "JPEG" or not _TURNED.isdisjoint(image.info):
+            try:
+                ImageOps.exif_transpose(image, in_place=True)
+            except MemoryError:
+                raise
+            except Exception:  # damaged EXIF says nothing about the pixels
+                pass
         return to_channels(image, in_chans), source_mode
 
 

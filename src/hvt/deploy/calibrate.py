@@ -17,7 +17,7 @@ from .quantise import GELU_LEAST, ZERO, Range, integer_weight, scale_and_zero
 
 CHOOSING = 16  # pictures that balance channels and decide which layers stay in float32
 BATCH = 16  # pictures at a time
-FLOAT_SHARE = 0.1
+FLOAT_SHARE = 0.05
 """The share of the blocks' work and weights that may stay in float32 for accuracy's sake."""
 
 

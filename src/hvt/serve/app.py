@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import math
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,6 +34,7 @@ from .refusals import NotFinite, Refusal
 from .schema import Answers, Described, Health, problems, request_body
 from .settings import Settings
 
+NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}
 LIMITS = (
     "max_body", "max_pixels", "max_pictures", "max_header_bytes", "max_header_count",
     "max_connections", "max_held", "max_batch", "max_wait_ms", "queue", "header_timeout", "timeout",
@@ -77,6 +79,8 @@ def create_app(
         # /docs is ours: the usual pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
+        # FastAPI looks for OpenTelemetry's SDK at every request; without one it finds nothing.
+        telemetry=None if "opentelemetry.sdk" in sys.modules else NO_TELEMETRY,
     )
     app.state.engine, app.state.settings, app.state.metrics = engine, settings, metrics
     app.state.gate = Gate(settings.queue, settings.max_held, metrics.queue.set)
@@ -112,7 +116,8 @@ def _add_routes(app: FastAPI, engine: Engine, settings: Settings, metrics: Metri
 
         One picture that cannot be read refuses the whole request, by a sentence that names it.
         """
-        return await predict_pictures(request, top)
+        body = await predict_pictures(request, top)
+        return Response(body, media_type="application/json")
 
     @app.get(
         "/healthz",
@@ -159,8 +164,8 @@ def _describe(engine: Engine, settings: Settings) -> dict[str, Any]:
     }
 
 
-async def predict_pictures(request: Request, top: int) -> Response:
-    """What the pictures of a request show."""
+async def predict_pictures(request: Request, top: int) -> bytes:
+    """What the pictures of a request show, in JSON."""
     start = time.perf_counter()
     state = request.app.state
     engine = state.engine
@@ -179,7 +184,7 @@ async def predict_pictures(request: Request, top: int) -> Response:
     state.metrics.pictures.inc(len(rows))
     milliseconds = round(1e3 * (time.perf_counter() - start), 3)
     content = {"model": engine.name, "milliseconds": milliseconds, "answers": answers}
-    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
+    return json.dumps(content, allow_nan=False).encode()
 
 
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────
@@ -230,12 +235,17 @@ class Shortcut:
         scope["route"] = self._route
         request = Request(scope, receive)
         try:
-            response = await predict_pictures(request, top)
+            body = await predict_pictures(request, top)
         except (Refusal, ClientDisconnect) as error:
             kind = Refusal if isinstance(error, Refusal) else ClientDisconnect
             answered = self._service.exception_handlers[kind](request, error)
             response = await answered if inspect.isawaitable(answered) else answered
-        await response(scope, receive, send)
+            await response(scope, receive, send)
+            return
+        # The two messages of a Response, of which making the object costs more than sending them.
+        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 def _path(route: Any) -> str:
