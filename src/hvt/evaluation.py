@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .data.classes import ClassMatch
 from .data.loader import Batch
-from .distributed import Team
+from .distributed import Processes
 from .errors import HVTError
 from .files import whole_file
 from .terminal import printable
@@ -89,11 +89,11 @@ def evaluate(
     batches: Iterable[Batch],
     num_classes: int,
     device: torch.device | str = "cpu",
-    team: Team | None = None,
+    processes: Processes | None = None,
     amp: torch.dtype | None = None,
 ) -> Score:
     """Evaluate a model; with several processes, each brings its pictures and gets the whole sum."""
-    device, team = torch.device(device), team or Team()
+    device, processes = torch.device(device), processes or Processes()
     training = isinstance(model, nn.Module) and model.training
     if isinstance(model, nn.Module):
         model.eval()
@@ -123,10 +123,10 @@ def evaluate(
     if isinstance(model, nn.Module):
         model.train(training)
     seconds = time.perf_counter() - start
-    if team.size > 1:
+    if processes.world_size > 1:
         where = device if device.type == "cuda" else torch.device("cpu")
-        sums = team.sum(sums.to(where)).cpu()
-        confusion = sum(team.gather(confusion), Counter())
+        sums = processes.all_reduce(sums.to(where)).cpu()
+        confusion = sum(processes.all_gather(confusion), Counter())
     right, among_five, loss_sum, pictures, skipped = sums.tolist()
     if not pictures:
         raise HVTError("there is no readable picture to evaluate on")

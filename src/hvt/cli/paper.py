@@ -287,13 +287,13 @@ def run_run(args: argparse.Namespace) -> int:
         jobs = run.shard(jobs, *args.shard)
     place, console = _place(args), _console()
     pending = [job for job in jobs if not run.is_done(job, place)]
-    if run.leads():
+    if run.is_main_process():
         _announce(jobs, pending, protocol, place, known, console)
     if args.dry_run:
         return 0
     try:
         for number, job in enumerate(pending, 1):
-            if run.leads():
+            if run.is_main_process():
                 title = f"{number}/{len(pending)} {job.name}: {', '.join(job.rows)}"
                 console.print(title, highlight=False, soft_wrap=True)
             run.run_job(job, protocol, place, console)
@@ -303,7 +303,7 @@ def run_run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # outside of the training's own care, so nothing is half written
         print("hvt: stopped; the same command goes on from there", file=sys.stderr)
         return 130
-    if run.leads() and not is_long:
+    if run.is_main_process() and not is_long:
         _show(chosen, protocol, read_all([place.results]), args.data, console)
     return 0
 

@@ -136,8 +136,8 @@ def has_begun(job: Job, place: Place) -> bool:
     return (place.runs / job.name / "recipe.json").exists()
 
 
-def leads() -> bool:
-    """Whether this process is the one that writes, of those that torchrun started."""
+def is_main_process() -> bool:
+    """Whether this process is rank 0 of those that torchrun started: the one that writes."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -159,7 +159,7 @@ def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Fin
         where = str(stopped).partition(";")[0]
         raise Interrupted(f"{job.name}: {where}; the same command goes on from there") from stopped
     finished = _finished(job, protocol, last, seconds)
-    if leads():
+    if is_main_process():
         results.write(place.results, finished)
     return finished
 
