@@ -286,15 +286,15 @@ def test_refusals_are_those_of_predict(
         assert (response.status_code, words in response.json()["detail"]) == (status, True)
         if words != "send one":
             assert response.json() == client.post("/predict", **request_).json()
-        assert client.app.state.gate.held == 0  # type: ignore[attr-defined]
+        assert client.app.state.admission_control.held == 0  # type: ignore[attr-defined]
 
 
 def test_limits_of_time_and_number(serve: Callable[..., TestClient]) -> None:
     with serve(queue=1, max_pictures=1, timeout=0.001) as client:
         assert client.post("/explain", content=png()).status_code == 504
-        gate = client.app.state.gate  # type: ignore[attr-defined]
-        assert gate.held == 0
-        gate.take(pictures=1)
+        control = client.app.state.admission_control  # type: ignore[attr-defined]
+        assert control.held == 0
+        control.acquire(pictures=1)
         response: httpx.Response = client.post("/explain", content=png())
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from ..errors import HVTError, nearest
 from ..training.engine import Result, resume, train
 from ..training.interrupt import Interrupted
-from . import power_row, results
+from . import power_baseline, results
 from .protocol import SEEDS, Protocol, Training, plan
 from .results import Finished
 from .tables import Row, Table
@@ -150,7 +150,7 @@ def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Fin
             if is_done(job.base, place):
                 seconds = results.read(results.path_of(place.results, job.base.name)).seconds
             weights, folder = last.folder / "model.safetensors", place.runs / job.name
-            last, searching = power_row.prune(
+            last, searching = power_baseline.search_and_retrain(
                 job.training, job.seed, weights, folder, place.recipe, console
             )
             known = seconds is not None and searching is not None
