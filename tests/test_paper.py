@@ -893,7 +893,10 @@ def test_the_page_in_docs_is_current(cpu: Protocol) -> None:
         (["run", "pool_type", "--row", "Maxx"], "there is no row 'Maxx': did you mean Max?"),
         (["run", "scalability"], "scalability has costs alone"),
         (["run", "main", "--shard", "3/2"], "'3/2' must be one part of some"),
-        (["run", "main", "--seeds", "0,x"], "must be whole numbers such as 0,1,2"),
+        (
+            ["run", "main", "--seeds", "0,x"],
+            "seeds='0,x' must be whole numbers of at least 0 such as 0,6",
+        ),
         (["run", "main", "--protocol", "gpu"], "unknown protocol 'gpu'"),
         (["run", "main", "--budget", "epoch"], "did you mean epochs"),
         (["run", "main", "--protocol-file", "no.toml"], "there is no file no.toml"),

@@ -11,7 +11,7 @@ from typing import Any
 from ..config import HVTConfig
 from ..errors import HVTError
 from ..training.recipe import Recipe, list_recipes, load_recipe
-from .flags import Parser, add_fields, given_fields
+from .flags import Parser, add_fields, converter, given_fields
 
 _SEARCH = """\
 examples:
@@ -54,10 +54,17 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("checkpoint", help="a trained DeiT, in any form that hvt.load reads")
     parser.add_argument(
-        "--gflops", type=float, required=True, metavar="X", help="multiply-adds to meet, in 10⁹"
+        "--gflops",
+        type=converter("gflops", float),
+        required=True,
+        metavar="X",
+        help="multiply-adds to meet, in 10⁹",
     )
     parser.add_argument(
-        "--r-lr", type=float, metavar="X", help="learning rate of r (default: from the steps)"
+        "--r-lr",
+        type=converter("r_lr", float),
+        metavar="X",
+        help="learning rate of r (default: from the steps)",
     )
     parser.add_argument(
         "--match-by-order",

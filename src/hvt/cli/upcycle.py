@@ -6,10 +6,9 @@ import argparse
 import sys
 from typing import Any
 
-from rich.console import Console
-
 from ..errors import HVTError
 from ..upcycle.settings import Settings
+from .console import new_console
 from .flags import add_fields, given_fields
 
 _EXAMPLES = """\
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from ..upcycle.run import resume, upcycle
 
     values = given_fields(args, Settings)
-    console = Console(stderr=True) if args.json else None
+    console = new_console(stderr=True) if args.json else None
     try:
         if args.resume:
             if args.source or args.data or args.run_folder or values:
