@@ -18,6 +18,7 @@ from .data.loader import Batch
 from .distributed import Processes
 from .errors import HVTError
 from .files import whole_file
+from .plot import new_figure
 from .terminal import printable
 
 NUMBERED = 30
@@ -148,11 +149,10 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     Only classes that have pictures are shown; answers that are none of them share the last column.
     Of more classes than `CELLS`, neighbours share a row and a column.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import PercentFormatter
-    except ImportError as error:
-        raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
+    inches = min(14.0, 3.5 + 0.3 * sum(n > 0 for n in score.class_pictures))
+    figure = new_figure(figsize=(inches, inches), layout="constrained")
+    from matplotlib.ticker import PercentFormatter
+
     shown = [i for i, n in enumerate(score.class_pictures) if n]
     names = [printable(class_names[i]) for i in shown]
     answers = list(names)
@@ -166,8 +166,6 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     shares = counts / counts.sum(dim=1, keepdim=True)
     if shares.shape[1] > side:
         answers.append("another class")
-    inches = min(14.0, 3.5 + 0.3 * len(names))
-    figure = Figure(figsize=(inches, inches), layout="constrained")
     axes = figure.subplots()
     drawn = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
     if len(names) <= NUMBERED:
