@@ -139,7 +139,7 @@ def show(rows: list[Row]) -> None:
 def draw(rows: list[Row], path: Path) -> None:
     """Images/s and memory over the side of the picture: marks are measured, lines the closed form.
 
-    The lines of speed go through the first model at its largest picture, where what is no
+    The lines of speed go through the first model at its largest picture, where what is not
     multiply-add weighs least.
     """
     patches = sorted({int(r["patch"]) for r in rows}, reverse=True)

@@ -216,7 +216,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
         (("hvt_s_1", "--rounds", "0"), "rounds='0' must be a whole number of at least 1"),
         (("none.onnx",), "cannot read none.onnx: No such file"),
         (("none.safetensors",), "cannot read none.safetensors"),
-        (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not there"),
+        (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not available"),
         (("hvt_s_1", "--plot", "speed.jpg"), "the picture speed.jpg should end in .png or .svg"),
         (("hvt_s_1", "--csv", "none/speed.csv"), "none/speed.csv: the folder none does not exist"),
         (("resnet18", "--modes", "onnx"), "resnet18 is not a model of hvt, and only those are"),

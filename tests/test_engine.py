@@ -583,7 +583,7 @@ def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> 
     for index, change in enumerate(
         ({"model": "hvt_ti_4"}, {"model": "hvt_ti_2", "overrides": {"depth": 6}})
     ):
-        with pytest.raises(HVTError, match=r"best\.safetensors is of another architecture than"):
+        with pytest.raises(HVTError, match=r"best\.safetensors has another architecture than"):
             run(tmp_path / str(index), init=init, **change)
     assert run(tmp_path / "same", init=init, epochs=1).top1 > 0
 
@@ -591,9 +591,9 @@ def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model": None}, "no model is named"),
-        ({"data": None}, "no data is named"),
-        ({"model": None, "init": "pretrained"}, "no model is named"),
+        ({"model": None}, "no model is given"),
+        ({"data": None}, "no data is given"),
+        ({"model": None, "init": "pretrained"}, "no model is given"),
         ({"init": "nowhere.pth"}, r"cannot read nowhere\.pth"),
         ({"init": "hvt_ti_4"}, "--model hvt_ti_2 and --init hvt_ti_4 are two models: name one"),
         ({"init": "x.pth", "pretrained": True}, r"x\.pth has its own weights: leave --pretrained"),
@@ -661,12 +661,12 @@ def test_a_run_is_not_overwritten(done: Result, tmp_path: Path) -> None:
     shutil.copytree(done.folder, copy)
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     with pytest.raises(
-        HVTError, match=rf"already holds a run: go on with hvt train --resume {copy}"
+        HVTError, match=rf"already contains a run: resume it with hvt train --resume {copy}"
     ):
         run(copy)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
     shutil.rmtree(copy / "checkpoints")  # somebody wanted the space
-    with pytest.raises(HVTError, match="already holds a run"):
+    with pytest.raises(HVTError, match="already contains a run"):
         run(copy)
 
 
@@ -762,7 +762,7 @@ def test_train_and_evaluate_are_functions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: hvt.train(), "no recipe is named"),
+        (lambda: hvt.train(), "no recipe is given"),
         (lambda: hvt.train("digit"), "did you mean digits"),
         (lambda: hvt.train("digits", epoch=3), "unknown field 'epoch': did you mean epochs"),
         (lambda: hvt.train("digits", epochs="3"), "epochs='3' must be a number"),
@@ -828,7 +828,7 @@ def test_a_full_disk_is_one_sentence(
 
 
 def test_a_name_that_would_steer_the_terminal(folder_of_pictures: Path, tmp_path: Path) -> None:
-    """Brackets are no markup and control characters are escaped, in what a training says."""
+    """Brackets are not markup and control characters are escaped, in what a training says."""
     named = tmp_path / "[" / "b]\x1b[2J"  # [/b] would close a tag that was never opened
     named.parent.mkdir()
     folder_of_pictures.rename(named)
@@ -842,5 +842,5 @@ def test_a_name_that_would_steer_the_terminal(folder_of_pictures: Path, tmp_path
 def test_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--device", "gpu", "--output", str(tmp_path / "run")]) == 2
     there = " or ".join(("auto", *devices()))
-    assert capsys.readouterr().err == f"hvt: the device 'gpu' is not there: use {there}\n"
+    assert capsys.readouterr().err == f"hvt: the device 'gpu' is not available: use {there}\n"
     assert not (tmp_path / "run").exists()

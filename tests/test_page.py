@@ -204,7 +204,7 @@ def test_seen_part_is_where_the_transform_looks(
     model = build("hvt_ti_1", img_size=image)
     black = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
     model.pretrained_cfg |= {"crop_mode": mode, "crop_pct": share, **black}
-    # Red grows to the right, green downwards; what is no picture has the mean, which is black.
+    # Red grows to the right, green downwards; what is not the picture has the mean, which is black.
     x, y = (np.linspace(55, 255, side).astype(np.uint8) for side in size)
     across, down = np.broadcast_arrays(x, y[:, None])
     picture = np.stack((across, down, np.full_like(across, 255)), axis=-1)
@@ -267,7 +267,7 @@ def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoin
 @pytest.mark.parametrize(
     ("request_", "status", "words"),
     [
-        ({"content": b"no picture"}, 415, "is in no known format"),
+        ({"content": b"no picture"}, 415, "is not in a known format"),
         ({"content": b""}, 422, "is empty"),
         ({"content": png()[:-90]}, 422, "is damaged"),
         ({"files": [("pictures", ("a.png", b"GIF"))]}, 415, "the picture 'a.png'"),

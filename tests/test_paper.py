@@ -476,7 +476,7 @@ def test_ctrl_c_at_the_command_line(
     screen = Console(file=Interrupting(), width=200)
     monkeypatch.setattr("hvt.cli.paper._console", lambda: screen)
     assert main(["paper", "run", "pool_type", "--row", "Max", *other.flags()]) == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "the same command resumes from there" in capsys.readouterr().err
     assert other.known() == {}
 
 

@@ -619,9 +619,12 @@ def test_search_retrain_eval_and_predict(
     [
         (["search", "DEIT", "--gflops", "5"], "is out of reach: this model costs 4.125e-05"),
         (["search", "DEIT", "--gflops", "0.00015", "--r-lr", "0"], "r_lr=0 must be above 0"),
-        (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "is there already"),
+        (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "already exists"),
         (["search", "DEIT", "--gflops", "0.00015", "--output", "no/x"], "the folder no does not"),
-        (["search", "DEIT", "--gflops", "0.00015", "--device", "abc"], "device 'abc' is not there"),
+        (
+            ["search", "DEIT", "--gflops", "0.00015", "--device", "abc"],
+            "device 'abc' is not available",
+        ),
         (["search", "POWER", "--gflops", "0.00015"], "has a retention already"),
         (["search", "HVT", "--gflops", "0.00015"], "PoWER needs a DeiT"),
         (["search", "FIVE", "--gflops", "0.00015"], "knows 5 classes, digits has 10"),

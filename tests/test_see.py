@@ -389,7 +389,7 @@ def test_the_parts_of_a_block_are_its_cost(name: str, pool: str) -> None:
     assert total == pytest.approx([macs / 1e6 for _, macs in cost.blocks()])
 
 
-# ── whom to look at ─────────────────────────────────────────────────────────────────────────────
+# ── which model to look at ────────────────────────────────────────────────────────────────────────
 
 
 def test_named_models_have_weights_of_a_seed() -> None:
@@ -489,8 +489,8 @@ def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -
     [
         ("see feature", "unknown command 'feature': did you mean features?"),
         ("see features", "required: MODEL… PICTURE"),
-        ("see features hvt_ti_1", "no picture is named: use hvt see features hvt_ti_1 PICTURE"),
-        ("see tokens old.pth", "no picture is named: use hvt see tokens old.pth PICTURE"),
+        ("see features hvt_ti_1", "no picture is given: use hvt see features hvt_ti_1 PICTURE"),
+        ("see tokens old.pth", "no picture is given: use hvt see tokens old.pth PICTURE"),
         ("see features hvt_ti_1 none.png", "none.png cannot be read as a picture: there is no"),
         ("see tokens hvt_ti_1 cut.png", "cut.png cannot be read as a picture"),
         ("see tokens hvt_ti_1 .", ". cannot be read as a picture"),
@@ -512,7 +512,7 @@ def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -
         ("see tokens hvt_ti_1 PICTURE --output PICTURE", "is the picture itself"),
         ("see tokens hvt_ti_1 hvt_ti_2 PICTURE", "'hvt_ti_2' is one model too many"),
         ("see tokens deit_ti PICTURE", "has no pooling"),
-        ("see tokens test_resnet PICTURE", "ResNet is no model of this family"),
+        ("see tokens test_resnet PICTURE", "ResNet is not a model of this family"),
         ("see cost hvt_s_44", "'hvt_s_44' is neither a model nor a checkpoint: did"),
         ("see cost resnet50", "resnet50 is timm's, and only models of this family are priced"),
         ("see cost none.pth", "cannot read none.pth"),

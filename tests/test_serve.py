@@ -169,7 +169,7 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="pictures"\r\n\r\n'
     ("request_", "status", "words"),
     [
         ({"content": b""}, 422, "empty"),
-        ({"content": b"no picture"}, 415, "no known format: use JPEG"),
+        ({"content": b"no picture"}, 415, "a known format: use JPEG"),
         ({"content": picture()[:60]}, 422, "damaged"),
         ({"content": png(60_000, 60_000)}, 413, "pixels"),
         ({"content": png(1, 500_000)}, 413, "too long a strip"),
@@ -365,7 +365,7 @@ def test_slow_uploads_give_way_to_others(engine: Callable[..., Engine]) -> None:
             while control.size < 45_000:
                 await asyncio.sleep(0.01)
             two = await to.post("/predict", content=bytes(40_000))
-            assert two.status_code == 415  # it was read, and is no picture
+            assert two.status_code == 415  # it was read, and is not a picture
             assert (await one).status_code == 408
             assert "others needed the room" in (await one).json()["detail"]
 
@@ -590,7 +590,7 @@ def test_the_command_refuses_in_one_sentence(
         assert f"cannot listen on 127.0.0.1:{port}: another program" in refused("--port", port)
     assert "No such file" in refused(tmp_path / "absent.onnx", "--port", 0)
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
-    assert "is no ONNX model" in refused(tmp_path / "bad.onnx", "--port", 0)
+    assert "is not an ONNX model" in refused(tmp_path / "bad.onnx", "--port", 0)
     assert "no such address" in refused("--host", "999.1.1.1", "--port", 0)
     assert "max_batch=0" in refused("--max-batch", 0)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -603,7 +603,7 @@ def test_the_command_refuses_in_one_sentence(
 def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> None:
     """Schemathesis, with all its checks: what is described is accepted, all else refused."""
     config = tmp_path / "schemathesis.toml"
-    # What is no picture is refused by other codes than what is no number.
+    # What is not a picture is refused by other codes than what is not a number.
     config.write_text('[checks.negative_data_rejection]\nexpected-statuses = ["4xx"]\n')
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent / "src")])

@@ -302,7 +302,7 @@ def run_run(args: argparse.Namespace) -> int:
         print(f"hvt: {stopped}", file=sys.stderr)
         return 130
     except KeyboardInterrupt:  # outside of the training's own care, so nothing is half written
-        print("hvt: stopped; the same command goes on from there", file=sys.stderr)
+        print("hvt: stopped; the same command resumes from there", file=sys.stderr)
         return 130
     if run.is_main_process() and not is_long:
         _show(chosen, protocol, read_all([place.results]), args.data, console)

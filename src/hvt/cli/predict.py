@@ -67,7 +67,7 @@ def run_predict(args: argparse.Namespace) -> int:
         checkpoint = inputs.pop(0)
         if not inputs:
             hint = f" (./{checkpoint} is the folder)" if Path(checkpoint).is_dir() else ""
-            raise HVTError(f"no picture is named: use hvt predict {checkpoint} PICTURE{hint}")
+            raise HVTError(f"no picture is given: use hvt predict {checkpoint} PICTURE{hint}")
     elif (swapped := next(filter(is_checkpoint, inputs), None)) is not None:
         first = [word for word in inputs if word != swapped]
         raise HVTError(
@@ -117,7 +117,7 @@ def _print_table(answers: Iterable[Answer]) -> int:
         if answer.error is not None:
             broken += 1
             said = f"cannot be read: {answer.error}"
-        # Text, not str: brackets in a file's name are no colours.
+        # Text, not str: brackets in a file's name are not markup.
         source = Text(printable(str(answer.source)), overflow="fold")
         table.add_row(source, Text(printable(said), overflow="fold"))
     new_console().print(table)

@@ -180,7 +180,7 @@ def _models_and_picture(args: argparse.Namespace) -> tuple[list[str | None], str
     *models, picture = args.others
     if not Path(picture).is_file() and names_model(picture):
         words = " ".join(args.others)
-        raise HVTError(f"no picture is named: use {args.parser.prog} {words} PICTURE")
+        raise HVTError(f"no picture is given: use {args.parser.prog} {words} PICTURE")
     read_picture(picture)  # a broken one is refused before any weights are fetched
     return models or [None], picture
 

@@ -109,7 +109,9 @@ def shard(planned: Sequence[Job], index: int, count: int) -> list[Job]:
     What PoWER prunes is trained on the same machine, as it needs the weights.
     """
     if not 1 <= index <= count:
-        raise HVTError(f"shard {index}/{count} is none: give one from 1/{count} to {count}/{count}")
+        raise HVTError(
+            f"shard {index}/{count} does not exist: give one from 1/{count} to {count}/{count}"
+        )
     units: dict[str, float] = {}
     for job in planned:
         name = job.base.name
@@ -132,7 +134,7 @@ def is_done(job: Job, place: Place) -> bool:
 
 
 def has_begun(job: Job, place: Place) -> bool:
-    """Whether there is a run to go on with."""
+    """Whether there is a run to resume."""
     return (place.runs / job.name / "recipe.json").exists()
 
 
@@ -157,7 +159,7 @@ def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Fin
             seconds = (seconds or 0) + (searching or 0) + last.seconds if known else None
     except Interrupted as stopped:
         where = str(stopped).partition(";")[0]
-        raise Interrupted(f"{job.name}: {where}; the same command goes on from there") from stopped
+        raise Interrupted(f"{job.name}: {where}; the same command resumes from there") from stopped
     finished = _finished(job, protocol, last, seconds)
     if is_main_process():
         results.write(place.results, finished)

@@ -45,11 +45,11 @@ from .retention import (
 from .soft import SoftDeiT, clip, harden, mass, penalty, soften
 
 EPOCHS = 5
-"""Of a search, unless told."""
+"""Of a search, by default."""
 CROSSINGS = 5
 """How often r can cross [0, 1] in a search at its own learning rate."""
 FASTEST = 0.05
-"""The largest rate that r has unless told: λ must be able to follow it."""
+"""The largest rate that r has by default: λ must be able to follow it."""
 FALLING = 0.7
 """The part of a search in which the cost is to fall."""
 AHEAD = 10
@@ -92,7 +92,7 @@ def search(
     file to write the found model to.
     """
     if recipe.init is None:
-        raise HVTError("no checkpoint is named: PoWER starts from a trained DeiT, use init=FILE")
+        raise HVTError("no checkpoint is given: PoWER starts from a trained DeiT, use init=FILE")
     processes, device = distributed.init_process_group(recipe.device)
     try:
         if recipe.threads:

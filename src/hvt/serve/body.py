@@ -77,7 +77,7 @@ async def receive_pictures(
         return [Upload(None, body)]
     boundary = options.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70:
-        raise Unusable("the multipart body's type names no boundary of 1 to 70 characters")
+        raise Unusable("the multipart body's type does not name a boundary of 1 to 70 characters")
     if len(body) <= SMALL:
         uploads = _parts(body, boundary, settings.max_pictures)
     else:

@@ -80,7 +80,7 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
         goes_on = restarted and processes.broadcast(bool(states(folder / "checkpoints")))
         if not goes_on and processes.broadcast(_holds_run(folder)):
             raise HVTError(
-                f"{folder} already holds a run: go on with hvt train --resume {folder}, "
+                f"{folder} already contains a run: resume it with hvt train --resume {folder}, "
                 "or choose another --output"
             )
         return Trainer(recipe, folder, processes, device, console).run(goes_on)
@@ -301,7 +301,7 @@ class Trainer:
             raise self._stopped(f"epoch {epoch + 1}")
 
     def _stopped(self, where: str) -> Interrupted:
-        return Interrupted(f"stopped after {where}; go on with: {self._resume_command()}")
+        return Interrupted(f"stopped after {where}; resume with: {self._resume_command()}")
 
     def _finish(self, seconds: float, speed: float) -> Result:
         rows, candidates = self.progress.rows, self.learner.candidates()
@@ -351,7 +351,7 @@ class Trainer:
 
     def _say(self, text: str) -> None:
         if self.processes.is_main_process:
-            # Names of folders may hold brackets, which are no markup, and control characters.
+            # Names of folders may hold brackets, which are not markup, and control characters.
             self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     # ── the folder ──────────────────────────────────────────────────────────────────────────────

@@ -49,7 +49,7 @@ class Pipeline:
 def build_model(recipe: Recipe) -> tuple[HVT, Data]:
     """The data, and the model for its classes: new, or from a checkpoint."""
     if recipe.data is None:
-        raise HVTError("no data is named: use --data with digits, cifar100 or a folder")
+        raise HVTError("no data is given: use --data with digits, cifar100 or a folder")
     named, checkpoint = _named_model(recipe), recipe.init
     pretrained = recipe.pretrained or recipe.init == "pretrained"
     if recipe.init in MODELS or recipe.init == "pretrained":
@@ -80,7 +80,7 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
     elif named is not None:
         model = create_model(named, pretrained=pretrained, **overrides)
     else:
-        raise HVTError("no model is named: use --model (see hvt models) or --init CHECKPOINT")
+        raise HVTError("no model is given: use --model (see hvt models) or --init CHECKPOINT")
     model.pretrained_cfg["label_names"] = data.class_names
     model.pretrained_cfg["num_classes"] = len(data.class_names)
     if model.config.image[0] <= SMALL:
@@ -123,7 +123,7 @@ def _check_architecture(path: str, found: HVTConfig, name: str, overrides: dict[
         same = resized.retention == found.retention
     if not same:
         raise HVTError(
-            f"{path} is of another architecture than {name}: leave --model out to use the "
+            f"{path} has another architecture than {name}: leave --model out to use the "
             "checkpoint's own, or choose another checkpoint"
         )
 

@@ -94,7 +94,7 @@ def upcycle(
         described = folder / "upcycle.json"
         if processes.broadcast(described.exists()) and not restarted:
             raise HVTError(
-                f"{folder} already holds a run: go on with hvt upcycle --resume {folder}, "
+                f"{folder} already contains a run: resume it with hvt upcycle --resume {folder}, "
                 "or choose another --run-folder"
             )
         work = Upcycling(chosen, Path(output), str(data), folder, processes, device, console)
@@ -155,7 +155,7 @@ class Upcycling:
             better = self.output.with_suffix(".safetensors").name
             raise HVTError(f"{self.output} should end in .safetensors, as {better} does")
         if self.output.exists():
-            raise HVTError(f"{self.output} is there already: choose another file, or remove it")
+            raise HVTError(f"{self.output} already exists: choose another file, or remove it")
         if not self.output.parent.is_dir():
             folder = self.output.parent
             raise HVTError(f"cannot write {self.output}: the folder {folder} does not exist")
@@ -266,7 +266,7 @@ class Upcycling:
             cache.build(chunks, self._progress("cached", cache.batches.batch_size))
         except KeyboardInterrupt as error:
             raise Interrupted(
-                f"stopped while the cache was built; go on with: hvt upcycle --resume {self.folder}"
+                f"stopped while building the cache; resume with: hvt upcycle --resume {self.folder}"
             ) from error
         rows, lr = cache.rows(chunks), settings.tail_lr
 
