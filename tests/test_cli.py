@@ -137,7 +137,11 @@ def test_cost_prints_totals_and_a_bar_per_block(capsys: Captured) -> None:
     assert lengths[0] > 2 * lengths[1] - 2 > lengths[-1] > 0
 
 
-def test_no_line_is_wider_than_a_terminal(capsys: Captured) -> None:
+def test_no_line_is_wider_than_a_terminal(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
     costs = (("cost", "deit_s_power"), ("cost", "hvt_s_4"), ("cost", "hvt_s_4", "--layers"))
     for command in (("models",), *costs):
         assert max(len(line) for line in run(capsys, *command).splitlines()) <= 80
