@@ -9,7 +9,7 @@ from data_paths import real_data
 from hostile import repeated_scans, tags_of_copies
 from PIL import Image
 
-from hvt.cli import data as commands
+from hvt.cli import check as commands
 from hvt.cli.flags import Parser
 from hvt.data.check import check
 from hvt.data.sources import open_data
