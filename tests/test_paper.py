@@ -448,7 +448,7 @@ class Interrupting(io.StringIO):
 def test_an_interrupted_row_goes_on(here: Here, tmp_path: Path) -> None:
     (job,) = run.jobs(here.protocol, [get_table("pool_type")], ("epochs",), (0,), ["Avg"])
     place = run.Place(tmp_path / "results", tmp_path / "runs", {})
-    with pytest.raises(Interrupted, match="stopped after epoch 1; the same command goes on"):
+    with pytest.raises(Interrupted, match="stopped after epoch 1; the same command resumes"):
         run.run_job(job, here.protocol, place, Console(file=Interrupting(), width=200))
     assert not run.is_done(job, place)
     assert run.has_begun(job, place)
@@ -474,7 +474,7 @@ def test_ctrl_c_at_the_command_line(
 ) -> None:
     other = Here(tmp_path, here.file, here.protocol)
     screen = Console(file=Interrupting(), width=200)
-    monkeypatch.setattr("hvt.cli.paper._console", lambda: screen)
+    monkeypatch.setattr("hvt.cli.paper.new_console", lambda: screen)
     assert main(["paper", "run", "pool_type", "--row", "Max", *other.flags()]) == 130
     assert "the same command resumes from there" in capsys.readouterr().err
     assert other.known() == {}

@@ -631,7 +631,7 @@ def test_search_retrain_eval_and_predict(
         (["search", "nothing", "--gflops", "0.00015"], "cannot read nothing"),
         (["search", "DEIT", "--gflops", "0.00015"], "does not name its 10 classes, digits has 10"),
         (["search", "DEIT"], "--gflops"),
-        (["search", "DEIT", "--gflops", "x"], "--gflops"),
+        (["search", "DEIT", "--gflops", "x"], "gflops='x' must be a number"),
         (["search", "DEIT", "--gflops", "1", "--rlr", "1"], "did you mean --r-lr"),
         (["search", "DEIT", "--gflops", "0.00015", "--ema", "0"], "unknown flag '--ema'"),
         (["retrain", "DEIT"], "has no retention: make one with hvt power search"),
