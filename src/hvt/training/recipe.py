@@ -116,6 +116,11 @@ class Recipe:
     grad_checkpointing: bool = field(False, "recompute blocks in the backward pass")
     workers: int = field(-1, "processes that read pictures; -1 chooses", least=-1)
     threads: int | None = field(None, "CPU threads of each process", least=1)
+    processes: int | str | None = field(
+        None,
+        "local processes that share each batch: a number, or auto, which measures whether several "
+        "are faster (default: auto in hvt train, 1 from Python)",
+    )
     seed: int = field(0, "seed of weights, order, augmentation and splits", least=0)
     eval_every: int = field(1, "epochs between evaluations; the last is always evaluated", least=1)
     checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", least=0)
@@ -127,6 +132,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_values(self)
+        count = self.processes
+        if count not in (None, "auto") and (isinstance(count, str) or count < 1):
+            raise HVTError(f"processes={count!r} must be auto or a whole number of at least 1")
         check_fields(self.overrides)
         hints = typing.get_type_hints(HVTConfig)
         for name, value in self.overrides.items():
