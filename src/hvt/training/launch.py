@@ -117,7 +117,9 @@ def choose(recipe: Recipe) -> Choice | None:
     if not _may_gain(recipe):
         return None
     device = torch.device("cpu")
-    trainer = Trainer(recipe, Path(recipe.output or "."), distributed.Team(), device, _silent())
+    trainer = Trainer(
+        recipe, Path(recipe.output or "."), distributed.Processes(), device, _silent()
+    )
     if not isinstance(trainer.data.train, Pictures) or any(
         getattr(trainer.learner.model.config, rate) for rate in _DROPOUT
     ):
@@ -264,7 +266,7 @@ def _result(said: dict[int, dict[str, Any]], ended: _Ended, folder: Path) -> Res
         rank, code = next(iter(silent.items()))
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         has_run = (folder / "recipe.json").exists()
-        after = f"; go on with: hvt train --resume {folder}" if has_run else ""
+        after = f"; resume with: hvt train --resume {folder}" if has_run else ""
         raise HVTError(
             f"process {rank} of the training {how}, which the system does where memory is "
             f"short{after}"

@@ -223,7 +223,7 @@ def from_dict(values: dict[str, Any], where: str) -> Recipe:
 
 
 def _place_of(name: str) -> str:
-    """What to do about a name that is no field of a recipe."""
+    """What to do about a name that is not a field of a recipe."""
     if name in FIELDS:
         return "it is the model's, so it belongs under [overrides]"
     return nearest(name, RECIPE_FIELDS)

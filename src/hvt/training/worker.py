@@ -72,7 +72,7 @@ def _do(job: dict[str, Any]) -> dict[str, Any]:
     if beat := job.get("beat"):
         seconds = _measure(recipe, beat["steps"])
         if seconds > beat["seconds"]:
-            distributed.leave()
+            distributed.destroy_process_group()
             return {"kind": DECLINED, "seconds": seconds}
     if "resume" in job:
         result = engine.resume(job["resume"], console, job["epochs"])
@@ -90,9 +90,9 @@ def _measure(recipe: Recipe, steps: int) -> float:
     from .. import distributed
     from .engine import Trainer
 
-    team, device = distributed.join(recipe.device)
-    trainer = Trainer(recipe, Path(recipe.output or "."), team, device, Console(quiet=True))
-    return float(team.share(step_seconds(trainer, steps)))
+    group, device = distributed.init_process_group(recipe.device)
+    trainer = Trainer(recipe, Path(recipe.output or "."), group, device, Console(quiet=True))
+    return float(group.broadcast(step_seconds(trainer, steps)))
 
 
 def step_seconds(trainer: Trainer, steps: int) -> float:
