@@ -114,7 +114,7 @@ def choose(recipe: Recipe) -> Choice | None:
 
     The steps are taken by a model that is thrown away, so that a run is what it would have been.
     """
-    if not _may_gain(recipe):
+    if not several_processes(recipe):
         return None
     device = torch.device("cpu")
     trainer = Trainer(
@@ -138,8 +138,8 @@ def choose(recipe: Recipe) -> Choice | None:
     return Choice(counts[0], steps, step_seconds(trainer, steps))
 
 
-def _may_gain(recipe: Recipe) -> bool:
-    """What can be told without opening the data."""
+def several_processes(recipe: Recipe) -> bool:
+    """Whether a training can gain by several processes, as far as can be told without its data."""
     return (
         sys.platform == "linux"  # where it is tested
         and _can_launch()
