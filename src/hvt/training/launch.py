@@ -25,6 +25,7 @@ from rich.console import Console
 
 from .. import distributed
 from ..checkpoint.save_load import load
+from ..costs import cost
 from ..data.sources import Pictures
 from ..device import find_device
 from ..errors import HVTError
@@ -40,6 +41,11 @@ LEAST_GAIN = 1.1
 """How many times as fast several processes must be for `auto` to take them."""
 MOST = 4
 """Processes that `auto` tries at most."""
+LONGEST_STEP = 5.0
+"""Seconds of a step, at `SPEED`, above which it is not measured: that would take minutes, and large
+operations are what threads share well."""
+SPEED = 30e9
+"""Multiply-adds a second of a thread."""
 _DROPOUT = ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate")
 
 # The started process finds modules where this one does, also in a notebook and from a script that
@@ -56,7 +62,10 @@ main(job)
 
 
 def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> Result:
-    """`engine.train` in as many processes as the recipe says."""
+    """`engine.train` in as many processes as the recipe says.
+
+    Several of them print to the standard output, or not at all where the console is quiet.
+    """
     wanted = recipe.processes
     if _launched() or wanted in (None, 1):
         return engine.train(recipe, name, console)
@@ -126,9 +135,10 @@ def choose(recipe: Recipe) -> Choice | None:
         # A stream deals out its files, and dropout its masks, by the number of processes.
         return None
     batch, pieces = trainer.recipe.batch_size, 2 * recipe.accumulate
-    most = min(MOST, torch.get_num_threads())
-    counts = [n for n in (4, 2) if n <= most and batch % (n * pieces) == 0]
-    if not counts:
+    threads = torch.get_num_threads()
+    counts = [n for n in (4, 2) if n <= min(MOST, threads) and batch % (n * pieces) == 0]
+    macs = 3 * batch * cost(trainer.learner.model.config).macs
+    if not counts or macs > LONGEST_STEP * SPEED * threads:
         return None
     estimate = trainer.learner.seconds_per_step()
     if estimate * trainer.total < LEAST_SECONDS:
@@ -319,7 +329,7 @@ def _end(exchange: Path) -> None:
     """End what a second Ctrl-C has left of the processes: those that are still our children."""
     for path in exchange.glob("pid-*"):
         pid = int(path.read_text())
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError, AttributeError):  # it has ended; there is no such call
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 os.killpg(pid, signal.SIGKILL)
 
