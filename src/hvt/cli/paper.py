@@ -135,8 +135,9 @@ def register(commands: Any) -> None:
         "report",
         help="write the page of tables, claims and figures",
         description=(
-            "Write the page with every table, claim and figure from the result files. A file\n"
-            "TABLE.md in the folder named like the page is added to that table as a comment."
+            "Write the page with every table, claim and figure from the result files, those of\n"
+            "long too. A file TABLE.md in the folder named like the page is added to that table\n"
+            "as a comment."
         ),
         epilog=(
             "examples:\n  hvt paper report\n"

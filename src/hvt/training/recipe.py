@@ -120,6 +120,8 @@ class Recipe:
         None,
         "local processes that share each batch: a number, or auto, which measures whether several "
         "are faster (default: auto in hvt train, 1 from Python)",
+        least=1,
+        choices=("auto",),
     )
     seed: int = field(0, "seed of weights, order, augmentation and splits", least=0)
     eval_every: int = field(1, "epochs between evaluations; the last is always evaluated", least=1)
@@ -132,9 +134,6 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_values(self)
-        count = self.processes
-        if count not in (None, "auto") and (isinstance(count, str) or count < 1):
-            raise HVTError(f"processes={count!r} must be auto or a whole number of at least 1")
         check_fields(self.overrides)
         hints = typing.get_type_hints(HVTConfig)
         for name, value in self.overrides.items():
@@ -262,8 +261,11 @@ def _check_value(
     below: float | None,
     choices: tuple[str, ...],
 ) -> None:
-    if choices and value not in choices:
-        raise HVTError(f"{name}={value!r} must be {' or '.join(choices)}")
+    if isinstance(value, str):
+        if choices and value not in choices:
+            number = "" if least is None else f" or a number of at least {least:g}"
+            raise HVTError(f"{name}={value!r} must be {' or '.join(choices)}{number}")
+        return
     if isinstance(value, float) and not math.isfinite(value):
         raise HVTError(f"{name}={value!r} must be a finite number")
     limits = (
