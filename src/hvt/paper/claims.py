@@ -200,19 +200,19 @@ def describe(outcome: Outcome) -> str:
     """One comparison in a sentence."""
     one = outcome.comparison
     left, right = outcome.seeds
-    told = [f"n = {left} and {right}"]
+    remarks = [f"n = {left} and {right}"]
     if outcome.paper is not None:
-        told.insert(0, f"paper {outcome.paper:+.2f}")
+        remarks.insert(0, f"paper {outcome.paper:+.2f}")
     if outcome.error is not None:
-        told.append(f"standard error {outcome.error:.2f}")
+        remarks.append(f"standard error {outcome.error:.2f}")
         if not outcome.clear:
-            told.append("within the seeds' spread")
+            remarks.append("within the seeds' spread")
     if outcome.short:
-        told.append(f"decides nothing: {' and '.join(outcome.short)} had under half an epoch")
+        remarks.append(f"decides nothing: {' and '.join(outcome.short)} had under half an epoch")
     sign = ">" if one.strict else "≥"
     wanted = f"wanted {sign} {one.margin:g}"
     points = f"{one.left} − {one.right} = {outcome.difference:+.2f} points"
-    return f"{points} ({wanted}; {', '.join(told)})."
+    return f"{points} ({wanted}; {', '.join(remarks)})."
 
 
 @dataclass(frozen=True)
@@ -244,12 +244,12 @@ class Verdict:
             return "does not hold"
         if failed or len(used) < len(self.outcomes):
             return "not decided"
-        told = ["holds"]
+        words = ["holds"]
         if any(one.reversed for one in used):
-            told.append("the other way round")
+            words.append("the other way round")
         if not all(one.clear for one in used):
-            told.append("not clearly")
-        return ", ".join(told)
+            words.append("not clearly")
+        return ", ".join(words)
 
 
 Spread = Mapping[str, float | None]

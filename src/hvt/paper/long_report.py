@@ -88,8 +88,8 @@ def summary(results: LongResults, short: Mapping[str, Mapping[str, Verdict]]) ->
     rows = []
     for claim in sorted(CLAIMS, key=lambda claim: claim.number):
         cells = [claim.number, claim.words]
-        told = short[claim.number]
-        cells += [_brief(told[budget]) if budget in told else "–" for budget in BUDGETS]
+        passes_of = short[claim.number]
+        cells += [_brief(passes_of[b]) if b in passes_of else "–" for b in BUDGETS]
         tests = {one.group: one for one in TESTS if one.number == claim.number}
         cells += [_brief(verdict(tests[g], results)) if g in tests else "–" for g in REGIMES]
         rows.append(cells)
@@ -240,16 +240,16 @@ def _noise(results: LongResults) -> str:
 
 
 def _paragraph(test: Test, results: LongResults) -> str:
-    told = verdict(test, results)
+    judged = verdict(test, results)
     where = f"{REGIMES[test.group].capitalize()} (part {_parts(test)})"
     sentences = [f"**Claim {test.number}.** {test.claim.words}"]
-    if told.word == NOT_RUN:
-        sentences.append(f"{where}: not run yet ({', '.join(told.missing)}).")
+    if judged.word == NOT_RUN:
+        sentences.append(f"{where}: not run yet ({', '.join(judged.missing)}).")
     else:
-        verb = "is not decided" if told.word == "not decided" else told.word
-        rest = f"; not run: {', '.join(told.missing)}" if told.missing else ""
+        verb = "is not decided" if judged.word == "not decided" else judged.word
+        rest = f"; not run: {', '.join(judged.missing)}" if judged.missing else ""
         sentences.append(f"{where}: it **{verb}**{rest}.")
-    return " ".join([*sentences, *(describe(outcome) for outcome in told.outcomes)])
+    return " ".join([*sentences, *(describe(outcome) for outcome in judged.outcomes)])
 
 
 def _parts(test: Test) -> str:

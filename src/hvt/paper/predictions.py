@@ -60,9 +60,9 @@ def _falls(left: str, least: float = -math.inf) -> Check:
         points = _series(results, ("1", "A10", "A"), left)
         if points is None:
             return None
-        told = " → ".join(f"{point:+.2f}" for point in points)
+        measured = " → ".join(f"{point:+.2f}" for point in points)
         falls = points[0] > points[1] > points[2] and min(points) > least
-        return f"{left} − DeiT-Ti: {told}", falls
+        return f"{left} − DeiT-Ti: {measured}", falls
 
     return check
 
@@ -86,8 +86,8 @@ def _not_below(results: LongResults) -> tuple[str, bool] | None:
     if len(points) < len(gaps):
         return None
     least = -(results.noise[False] or 0.0)
-    told = f"M=2 − M=0: {points[0]:+.2f}, M=4 − M=0: {points[1]:+.2f}"
-    return told, all(point >= least for point in points)
+    measured = f"M=2 − M=0: {points[0]:+.2f}, M=4 − M=0: {points[1]:+.2f}"
+    return measured, all(point >= least for point in points)
 
 
 _NEAR = 0.2
@@ -97,14 +97,15 @@ _NEAR = 0.2
 def _fitted(results: LongResults) -> tuple[str, bool] | None:
     losses = {}
     for name in ("M=0", "M=2", "M=4"):
-        found = results.groups["C"][name]
-        if not found:
+        trained = results.groups["C"][name]
+        if not trained:
             return None
-        losses[name] = found[0].curve[-1]["train_loss"]
-        least = _least_loss(found[0].recipe.get("smoothing", 0.1), found[0].config["num_classes"])
-    told = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+        losses[name] = trained[0].curve[-1]["train_loss"]
+        smoothing = trained[0].recipe.get("smoothing", 0.1)
+        least = _least_loss(smoothing, trained[0].config["num_classes"])
+    measured = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
     near = all(loss <= least + _NEAR for loss in losses.values())
-    return f"training loss {told}; least possible {least:.3f}", near and min(
+    return f"training loss {measured}; least possible {least:.3f}", near and min(
         losses, key=lambda name: losses[name]
     ) == "M=0"
 
@@ -122,8 +123,8 @@ def _slowly(results: LongResults) -> tuple[str, bool] | None:
     points = [gap.points for gap in gaps if gap is not None]
     if len(points) < len(gaps):
         return None
-    told = ", ".join(f"{point:+.2f}" for point in points)
-    return f"each against the one before: {told}", min(points) >= -2
+    measured = ", ".join(f"{point:+.2f}" for point in points)
+    return f"each against the one before: {measured}", min(points) >= -2
 
 
 def _smaller(results: LongResults) -> tuple[str, bool] | None:
@@ -146,8 +147,8 @@ def _not_flat(results: LongResults) -> tuple[str, bool] | None:
     known = {name: gain for name, gain in gains.items() if gain is not None}
     if len(known) < len(gains):
         return None
-    told = ", ".join(f"{name} {gain:+.2f}" for name, gain in known.items())
-    return f"from epoch 20 to 40: {told}", all(gain >= FLAT for gain in known.values())
+    measured = ", ".join(f"{name} {gain:+.2f}" for name, gain in known.items())
+    return f"from epoch 20 to 40: {measured}", all(gain >= FLAT for gain in known.values())
 
 
 def _longer(results: LongResults) -> tuple[str, bool] | None:

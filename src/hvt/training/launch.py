@@ -208,12 +208,12 @@ def _run(job: dict[str, Any], processes: int, folder: Path, console: Console | N
     }
     with tempfile.TemporaryDirectory(prefix="hvt-") as exchange:
         ended = _launch(job, processes, Path(exchange))
-        said = {
+        outcomes = {
             rank: json.loads(path.read_text(encoding="utf-8"))
             for rank in range(processes)
             if (path := Path(exchange) / f"outcome-{rank}.json").exists()
         }
-    return _result(said, ended, folder)
+    return _result(outcomes, ended, folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,18 +260,18 @@ def _launch(job: dict[str, Any], processes: int, exchange: Path) -> _Ended:
     return _Ended()
 
 
-def _result(said: dict[int, dict[str, Any]], ended: _Ended, folder: Path) -> Result:
-    """What processes said, or the error that tells best why there is nothing."""
+def _result(outcomes: dict[int, dict[str, Any]], ended: _Ended, folder: Path) -> Result:
+    """What processes outcomes, or the error that tells best why there is nothing."""
     by_kind: dict[str, list[dict[str, Any]]] = {}
-    for rank in sorted(said):
-        by_kind.setdefault(said[rank]["kind"], []).append(said[rank])
+    for rank in sorted(outcomes):
+        by_kind.setdefault(outcomes[rank]["kind"], []).append(outcomes[rank])
     if REFUSED in by_kind:
         raise HVTError(by_kind[REFUSED][0]["words"])
     if INTERRUPTED in by_kind:
         raise Interrupted(by_kind[INTERRUPTED][0]["words"])
     if ended.signal is not None:
         raise KeyboardInterrupt
-    silent = {rank: code for rank, code in ended.codes.items() if rank not in said}
+    silent = {rank: code for rank, code in ended.codes.items() if rank not in outcomes}
     if silent:  # the others then fail for want of it
         rank, code = next(iter(silent.items()))
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
