@@ -22,7 +22,7 @@ REGIMES = {"A": "capacity-limited", "B": "in between", "C": "data-limited"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Test:
+class RegimeClaim:
     """A claim in a regime."""
 
     number: str
@@ -43,20 +43,20 @@ class Test:
 
 
 TESTS = (
-    Test("1", "A"),
-    Test("2a", "A"),
-    Test("2b", "B"),
-    Test("3", "A"),
-    Test("5a", "B"),
-    Test("5a", "C", tuple(Comparison(f"M={stages}", "M=0") for stages in (2, 4))),
-    Test("5b", "A", (Comparison("HVT-Ti-0", "HVT-Ti-1", strict=True),)),
-    Test("5b", "B"),
-    Test("8a", "A"),
+    RegimeClaim("1", "A"),
+    RegimeClaim("2a", "A"),
+    RegimeClaim("2b", "B"),
+    RegimeClaim("3", "A"),
+    RegimeClaim("5a", "B"),
+    RegimeClaim("5a", "C", tuple(Comparison(f"M={stages}", "M=0") for stages in (2, 4))),
+    RegimeClaim("5b", "A", (Comparison("HVT-Ti-0", "HVT-Ti-1", strict=True),)),
+    RegimeClaim("5b", "B"),
+    RegimeClaim("8a", "A"),
 )
 """The claims that the parts of `long` can tell of; the others are not tested there."""
 
 
-def verdict(test: Test, results: LongResults) -> Verdict:
+def verdict(test: RegimeClaim, results: LongResults) -> Verdict:
     """What was measured of a claim in a regime."""
     judged = judge(
         test.claim, "epochs", results.top1(test.group), results.spread(test.group), _printed(test)
@@ -65,14 +65,13 @@ def verdict(test: Test, results: LongResults) -> Verdict:
     return judged
 
 
-def _printed(test: Test) -> dict[str, float]:
+def _printed(test: RegimeClaim) -> dict[str, float]:
     """The paper's figures by the names that claims use."""
-    names = {"HVT-Ti-0": ("cls_token", "DeiT-Ti without CLS")}
+    elsewhere = {"HVT-Ti-0": ("cls_token", "DeiT-Ti without CLS"), "HVT-Ti-1": ("main", "HVT-Ti-1")}
     printed = {}
     for name in {name for one in test.claim.comparisons for name in (one.left, one.right)}:
-        table, own = names.get(name, (test.claim.table, name))
-        place = "main" if name == "HVT-Ti-1" else table
-        row = get_row(get_table(place), own)
+        table, own = elsewhere.get(name, (test.claim.table, name))
+        row = get_row(get_table(table), own)
         if test.data in row.top1:
             printed[name] = row.top1[test.data]
     return printed
@@ -239,7 +238,7 @@ def _noise(results: LongResults) -> str:
     )
 
 
-def _paragraph(test: Test, results: LongResults) -> str:
+def _paragraph(test: RegimeClaim, results: LongResults) -> str:
     judged = verdict(test, results)
     where = f"{REGIMES[test.group].capitalize()} (part {_parts(test)})"
     sentences = [f"**Claim {test.number}.** {test.claim.words}"]
@@ -252,7 +251,7 @@ def _paragraph(test: Test, results: LongResults) -> str:
     return " ".join([*sentences, *(describe(outcome) for outcome in judged.outcomes)])
 
 
-def _parts(test: Test) -> str:
+def _parts(test: RegimeClaim) -> str:
     return "A and P" if test.number == "8a" else test.group
 
 
