@@ -242,8 +242,8 @@ def _launch(job: dict[str, Any], processes: int, exchange: Path) -> _Ended:
         nproc_per_node=processes,
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",  # a name of this machine need not be known to it
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",  # the name of this machine need not be known to it
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(exchange / "logs")),
         **{name: value for name, value in newer.items() if name in known},  # type: ignore[arg-type]
