@@ -20,7 +20,7 @@ from hvt.paper import figures, results, run, tables
 from hvt.paper.claims import BUDGETS, CLAIMS, Claim, Comparison, Verdict, judge, pooled_spread
 from hvt.paper.filled import Noise, cells, fill, is_short, noise_of, usual_speed
 from hvt.paper.protocol import SEEDS, Protocol, Training, adapt, load_protocol, note, plan
-from hvt.paper.report import render, verdicts
+from hvt.paper.report import long_results, render, verdicts
 from hvt.paper.results import Finished
 from hvt.paper.tables import Row, entries, get_row, get_table
 from hvt.training.interrupt import Interrupted
@@ -506,9 +506,11 @@ def test_results_of_two_machines_merge(here: Here, tmp_path: Path, capsys: Captu
     command = ["paper", "report", "--protocol-file", str(here.file), "--output", str(page)]
     assert main([*command, *both]) == 0
     written = capsys.readouterr()
-    assert written.out.splitlines() == [str(page), str(tmp_path / "page" / "figure1.png")]
+    drawn = [str(tmp_path / "page" / name) for name in ("figure1.png", "gap.png")]
+    assert written.out.splitlines() == [str(page), *drawn]
     assert written.err == ""
-    assert page.read_text() == render(here.protocol, here.known(), tmp_path / "page")
+    long = long_results(here.protocol, here.known(), load_protocol("long", here.file), {})
+    assert page.read_text() == render(here.protocol, here.known(), tmp_path / "page", long=long)
     assert results.read_all([ours / "cpu"]) != here.known()
     shutil.copytree(theirs, ours, dirs_exist_ok=True)  # or they are copied into one folder
     assert results.read_all([ours / "cpu"]) == here.known()
@@ -874,10 +876,12 @@ def test_the_page_in_docs_is_current(cpu: Protocol) -> None:
     if not page.exists():
         pytest.skip("a source distribution has no docs/")
     known = results.read_all([ROOT / results.FOLDER / "cpu"])
-    assert page.read_text(encoding="utf-8") == render(cpu, known, page.with_suffix("")), (
-        "docs/reproduction.md is stale: run hvt paper report"
-    )
-    for link in ("figure1.png", "figure4.png"):
+    known_long = results.read_all([ROOT / results.FOLDER / "long"])
+    long = long_results(cpu, known, load_protocol("long"), known_long)
+    assert page.read_text(encoding="utf-8") == render(
+        cpu, known, page.with_suffix(""), long=long
+    ), "docs/reproduction.md is stale: run hvt paper report"
+    for link in ("figure1.png", "figure4.png", "gap.png"):
         if f"({page.stem}/{link})" in page.read_text(encoding="utf-8"):
             assert (page.with_suffix("") / link).exists()
 

@@ -135,8 +135,9 @@ def register(commands: Any) -> None:
         "report",
         help="write the page of tables, claims and figures",
         description=(
-            "Write the page with every table, claim and figure from the result files. A file\n"
-            "TABLE.md in the folder named like the page is added to that table as a comment."
+            "Write the page with every table, claim and figure from the result files, those of\n"
+            "long too. A file TABLE.md in the folder named like the page is added to that table\n"
+            "as a comment."
         ),
         epilog=(
             "examples:\n  hvt paper report\n"
@@ -400,19 +401,27 @@ def run_report(args: argparse.Namespace) -> None:
     from ..paper import run
     from ..paper.claims import BUDGETS
     from ..paper.figures import draw
-    from ..paper.report import render
+    from ..paper.protocol import load_protocol
+    from ..paper.report import long_results, render
+    from ..paper.results import read_all
 
     args.results = args.results or [_RESULTS]
     protocol, known = _opened(args)
+    long, known_long = None, {}
+    if protocol.name == "cpu":  # whose models it trains for longer
+        known_long = read_all([Path(folder) / "long" for folder in args.results])
+        parts = load_protocol("long", args.protocol_file)
+        long = long_results(protocol, known, parts, known_long)
     output = Path(args.output)
     folder = output.with_suffix("")
-    text = render(protocol, known, folder, args.data)
+    text = render(protocol, known, folder, args.data, long)
     with whole_file(output) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    written = [output, *draw(folder, protocol, known)]
+    written = [output, *draw(folder, protocol, known, long)]
     print("\n".join(str(path) for path in written))
     planned = run.jobs(protocol, _chosen(["all"]), BUDGETS, data=args.data)
     strangers = sorted(set(known) - {job.training.key for job in planned})
+    strangers += sorted(set(known_long) - {row.training.key for row in long.rows} if long else ())
     if strangers:
         print(
             f"hvt: {len(strangers)} trainings belong to no row of this protocol, such as "

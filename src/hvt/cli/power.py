@@ -26,7 +26,7 @@ examples:
 """
 # What a search has no use for.
 _UNUSED = ("overrides", "model", "init", "output", "ema", "eval_every", "checkpoint_minutes",
-           "tensorboard")  # fmt: skip
+           "tensorboard", "processes")  # fmt: skip
 
 
 def register(commands: Any) -> None:
@@ -133,7 +133,8 @@ def run_search(args: argparse.Namespace) -> int:
 
 def run_retrain(args: argparse.Namespace) -> int:
     from ..checkpoint.save_load import read
-    from ..training.engine import Interrupted, train
+    from ..training.interrupt import Interrupted
+    from ..training.launch import train
 
     overrides = given_fields(args, HVTConfig)
     if read(args.checkpoint).config.retention is None and overrides.get("retention") is None:

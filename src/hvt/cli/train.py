@@ -22,6 +22,7 @@ examples:
   hvt train folder --data PICTURES                       your own pictures, from scratch
   hvt train --resume runs/digits-hvt_ti_2                resume a run
   hvt train --resume runs/digits-hvt_ti_2 --epochs 80    make it longer
+  hvt train cifar100-cpu --root DATA --processes 2       two processes on two cores
   torchrun --nproc-per-node 8 -m hvt train imagenet --model hvt_s_1 --root IMAGENET
 """
 
@@ -57,17 +58,20 @@ def run(args: argparse.Namespace) -> int:
     values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
     recipe = None
     if args.resume:
-        if args.recipe or set(values) - {"epochs"} or overrides:
+        if args.recipe or set(values) - {"epochs", "processes"} or overrides:
             raise HVTError(
                 "--resume uses the run's own recipe: give it alone, or with --epochs "
-                "to make the run longer"
+                "to make the run longer, or --processes"
             )
     elif args.recipe:
         recipe = load_recipe(args.recipe).replace(overrides, **values)
+        if recipe.processes is None:
+            recipe = recipe.replace(processes="auto")
     else:
         raise HVTError(f"no recipe is given: use one of {', '.join(list_recipes())}")
 
-    from ..training.engine import Interrupted, resume, train
+    from ..training.interrupt import Interrupted
+    from ..training.launch import resume, train
 
     try:
         if recipe is None:

@@ -196,6 +196,25 @@ class Outcome:
         return self.difference * self.paper < 0
 
 
+def describe(outcome: Outcome) -> str:
+    """One comparison in a sentence."""
+    one = outcome.comparison
+    left, right = outcome.seeds
+    remarks = [f"n = {left} and {right}"]
+    if outcome.paper is not None:
+        remarks.insert(0, f"paper {outcome.paper:+.2f}")
+    if outcome.error is not None:
+        remarks.append(f"standard error {outcome.error:.2f}")
+        if not outcome.clear:
+            remarks.append("within the seeds' spread")
+    if outcome.short:
+        remarks.append(f"decides nothing: {' and '.join(outcome.short)} had under half an epoch")
+    sign = ">" if one.strict else "≥"
+    wanted = f"wanted {sign} {one.margin:g}"
+    points = f"{one.left} − {one.right} = {outcome.difference:+.2f} points"
+    return f"{points} ({wanted}; {', '.join(remarks)})."
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What figures say of a claim in one reading."""

@@ -11,6 +11,8 @@ from ..plot import new_figure
 from ..training.watch import draw_curves
 from .claims import BUDGETS
 from .filled import NAMES, READINGS, Filled, Known, fill
+from .long_report import GAPS, gaps
+from .long_results import LENGTHS, LongResults
 from .protocol import Protocol
 from .report import curves
 from .tables import tables
@@ -19,8 +21,10 @@ from .tables import tables
 _COLOURS = {"HVT": "C3", "PoWER": "C2", "DeiT": "C0"}
 
 
-def draw(folder: Path, protocol: Protocol, known: Known) -> list[Path]:
-    """Write `figure1.png` and, where both its rows have been run, `figure4.png`."""
+def draw(
+    folder: Path, protocol: Protocol, known: Known, long: LongResults | None = None
+) -> list[Path]:
+    """Write `figure1.png`, `figure4.png` where both its rows have been run, and `gap.png`."""
     figure = new_figure(figsize=(10, 4.2), layout="constrained")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,6 +36,9 @@ def draw(folder: Path, protocol: Protocol, known: Known) -> list[Path]:
     if runs:
         written.append(folder / "figure4.png")
         draw_curves(written[1], runs)
+    if long is not None:
+        written.append(folder / "gap.png")
+        _gap(written[-1], long)
     return written
 
 
@@ -62,6 +69,31 @@ def _figure1(figure: Any, path: Path, main: Filled) -> None:
         axes.set_ylabel("top-1, %")
         axes.grid(alpha=0.25)
         axes.margins(x=0.2, y=0.12)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+
+
+def _gap(path: Path, long: LongResults) -> None:
+    """Points above DeiT-Ti against epochs; bars are standard errors."""
+    figure = new_figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    lengths = list(LENGTHS.values())
+    for index, name in enumerate(GAPS):
+        measured = gaps(long, name)
+        points = [gap.points for gap in measured.values()]
+        errors = [gap.error or 0.0 for gap in measured.values()]
+        axes.errorbar(
+            list(measured), points, errors, marker="o", capsize=3, color=f"C{index}", label=name
+        )
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
+    axes.set_xticks(lengths, [str(epochs) for epochs in lengths])
+    axes.minorticks_off()
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("top-1 above DeiT-Ti, points")
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8)
     with whole_file(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
 

@@ -177,3 +177,10 @@ def noise_of(filled: Iterable[Filled]) -> Noise:
             key = line.plans[budget].training.key
             groups[line.row.power][key] = [one.top1 for one in results]
     return {power: pooled_spread(by_key.values()) for power, by_key in groups.items()}
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 99) -> str:
+    """A table; the columns from `left` on are aligned to the right."""
+    rule = ["---" if index < left else "--:" for index in range(len(headings))]
+    every = [headings, rule, *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in every)

@@ -69,8 +69,8 @@ _PAPER = {"img_size": 224, "patch_size": 16, "head_dim": 64, "depth": 12}
 # What changes neither the model nor what it learns, beyond rounding.
 _CIRCUMSTANCES = (
     "model", "overrides", "root", "download", "output", "seed", "device", "amp", "compile",
-    "grad_checkpointing", "accumulate", "workers", "threads", "eval_every", "checkpoint_minutes",
-    "max_bad_steps", "tensorboard", "skip_broken", "val_fraction",
+    "grad_checkpointing", "accumulate", "workers", "threads", "processes", "eval_every",
+    "checkpoint_minutes", "max_bad_steps", "tensorboard", "skip_broken", "val_fraction",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import HVTError
 from ..training.recipe import Recipe
 from ..training.watch import clock
-from .claims import BUDGETS, CLAIMS, Claim, Outcome, Verdict, judge
+from .claims import BUDGETS, CLAIMS, Claim, Verdict, describe, judge
 from .filled import (
     NAMES,
     NOT_RUN,
@@ -26,9 +26,12 @@ from .filled import (
     fill,
     is_short,
     is_slow,
+    markdown,
     noise_of,
     usual_speed,
 )
+from .long_report import section, summary
+from .long_results import LongResults, collect
 from .protocol import CURVE_EPOCHS, SEEDS, Protocol, note
 from .results import Finished
 from .tables import FIGURE4, get_table, tables
@@ -65,26 +68,8 @@ def _paragraph(claim: Claim, filled: Filled, noise: Noise) -> str:
             rest = f"; not run: {', '.join(verdict.missing)}" if verdict.missing else ""
             verb = "is not decided" if verdict.word == "not decided" else verdict.word
             sentences.append(f"{how} it **{verb}**{rest}.")
-        sentences += [_compared(outcome) for outcome in verdict.outcomes]
+        sentences += [describe(outcome) for outcome in verdict.outcomes]
     return " ".join(sentences)
-
-
-def _compared(outcome: Outcome) -> str:
-    one = outcome.comparison
-    left, right = outcome.seeds
-    remarks = [f"n = {left} and {right}"]
-    if outcome.paper is not None:
-        remarks.insert(0, f"paper {outcome.paper:+.2f}")
-    if outcome.error is not None:
-        remarks.append(f"standard error {outcome.error:.2f}")
-        if not outcome.clear:
-            remarks.append("within the seeds' spread")
-    if outcome.short:
-        remarks.append(f"decides nothing: {' and '.join(outcome.short)} had under half an epoch")
-    sign = ">" if one.strict else "≥"
-    wanted = f"wanted {sign} {one.margin:g}"
-    points = f"{one.left} − {one.right} = {outcome.difference:+.2f} points"
-    return f"{points} ({wanted}; {', '.join(remarks)})."
 
 
 def _printed(filled: Filled, data: str | None = None) -> dict[str, float]:
@@ -101,7 +86,21 @@ def _printed(filled: Filled, data: str | None = None) -> dict[str, float]:
 # ── the page ────────────────────────────────────────────────────────────────────────────────────
 
 
-def render(protocol: Protocol, known: Known, comments: Path, data: str | None = None) -> str:
+def long_results(
+    protocol: Protocol, known: Known, long: Protocol, known_long: Known
+) -> LongResults:
+    """What the page says of the long protocol, beside one of tables."""
+    filled = [fill(protocol, table, known) for table in tables().values() if table.trained]
+    return collect(long, known_long, protocol, known, noise_of(filled))
+
+
+def render(
+    protocol: Protocol,
+    known: Known,
+    comments: Path,
+    data: str | None = None,
+    long: LongResults | None = None,
+) -> str:
     """The page, from the results and from `TABLE.md` in the folder of comments, if there is one."""
     filled = [fill(protocol, table, known, data) for table in tables().values() if table.trained]
     used = {one.name: one for table in filled for one in table.results}
@@ -110,6 +109,7 @@ def render(protocol: Protocol, known: Known, comments: Path, data: str | None = 
         "# Reproduction",
         "<!-- Written by `hvt paper report` from the result files; do not edit. -->",
         _opening(protocol, filled, list(used.values()), noise),
+        *_summary(filled, noise, long),
         "## Claims",
         _claims_table(filled, noise),
         "## Tables",
@@ -117,7 +117,17 @@ def render(protocol: Protocol, known: Known, comments: Path, data: str | None = 
     for one in filled:
         parts += _table_part(protocol, one, noise, usual, comments)
     parts += ["## Figures", *_figures_part(protocol, known, comments.name)]
+    if long is not None:
+        parts += section(long, comments.name)
     return "\n\n".join(parts) + "\n"
+
+
+def _summary(filled: Sequence[Filled], noise: Noise, long: LongResults | None) -> list[str]:
+    if long is None:
+        return []
+    by_name = {one.table.name: one for one in filled}
+    short = {claim.number: verdicts(claim, by_name[claim.table], noise) for claim in CLAIMS}
+    return ["## Verdicts", *summary(long, short)]
 
 
 def _opening(
@@ -314,10 +324,3 @@ def curves(protocol: Protocol, known: Known) -> dict[str, list[dict[str, object]
     }
     shared = sorted(set.intersection(*(set(seeds) for seeds in pair.values())))
     return {name: seeds[shared[0]] for name, seeds in pair.items()} if shared else {}
-
-
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 99) -> str:
-    """A table; the columns from `left` on are aligned to the right."""
-    rule = ["---" if index < left else "--:" for index in range(len(headings))]
-    every = [headings, rule, *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in every)

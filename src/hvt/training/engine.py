@@ -46,8 +46,8 @@ from .watch import Row, Watcher, clock, draw_curves, write_metrics
 # Where and how a run is computed, and for how long: a resumed run may have other values of these.
 _MAY_CHANGE = (
     "init", "data", "root", "download", "skip_broken", "output", "epochs", "accumulate", "device",
-    "compile", "grad_checkpointing", "workers", "threads", "eval_every", "checkpoint_minutes",
-    "max_bad_steps", "tensorboard",
+    "compile", "grad_checkpointing", "workers", "threads", "processes", "eval_every",
+    "checkpoint_minutes", "max_bad_steps", "tensorboard",
 )  # fmt: skip
 
 
@@ -69,20 +69,16 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
     """Train from the beginning in a new folder; the default one gets a number if it is taken."""
     processes, device = distributed.init_process_group(recipe.device)
     try:
-        model_name = recipe.model or Path(recipe.init or "model").stem
-        restarted = any(processes.any(device, distributed.restarted()))
-        if recipe.output is None:
-            folder = processes.broadcast(
-                _numbered(Path(f"runs/{name}-{model_name}"), new=not restarted)
-            )
-        else:
-            folder = Path(recipe.output)
-        goes_on = restarted and processes.broadcast(bool(states(folder / "checkpoints")))
-        if not goes_on and processes.broadcast(_holds_run(folder)):
+        if recipe.processes not in (None, "auto", processes.world_size):
             raise HVTError(
-                f"{folder} already contains a run: resume it with hvt train --resume {folder}, "
-                "or choose another --output"
+                f"processes={recipe.processes}, but {processes.world_size} were started: leave it "
+                "out here; hvt train and hvt.train start them"
             )
+        restarted = any(processes.any(device, distributed.restarted()))
+        folder = processes.broadcast(new_folder(recipe, name, new=not restarted))
+        goes_on = restarted and processes.broadcast(bool(states(folder / "checkpoints")))
+        if not goes_on and processes.broadcast(holds_run(folder)):
+            raise taken(folder)
         return Trainer(recipe, folder, processes, device, console).run(goes_on)
     finally:
         distributed.destroy_process_group()
@@ -97,15 +93,7 @@ def resume(
     epochs, so a finished one goes on with a higher rate than it ended with.
     """
     folder = Path(folder)
-    described = folder / "recipe.json"
-    try:
-        with open_regular(described) as file:
-            values = dict(json.load(file))
-    except (OSError, TypeError, ValueError) as error:
-        raise HVTError(
-            f"{folder} is not the folder of a run: it has no readable recipe.json"
-        ) from error
-    longer = recipe = from_dict(values, str(described))
+    longer = recipe = read_recipe(folder)
     if epochs is not None:
         if epochs < recipe.epochs:
             raise HVTError(
@@ -118,6 +106,19 @@ def resume(
         return Trainer(longer, folder, processes, device, console).run(True, planned=recipe.epochs)
     finally:
         distributed.destroy_process_group()
+
+
+def read_recipe(folder: str | Path) -> Recipe:
+    """The recipe of a run."""
+    described = Path(folder) / "recipe.json"
+    try:
+        with open_regular(described) as file:
+            values = dict(json.load(file))
+    except (OSError, TypeError, ValueError) as error:
+        raise HVTError(
+            f"{folder} is not the folder of a run: it has no readable recipe.json"
+        ) from error
+    return from_dict(values, str(described))
 
 
 class Trainer:
@@ -433,17 +434,33 @@ class Trainer:
         check_progress(state.get("progress"), step_of(path), self.steps, self.epochs)
 
 
+def new_folder(recipe: Recipe, name: str, new: bool = True) -> Path:
+    """The folder of a run: the one asked for, or the default one with a number if it is taken."""
+    if recipe.output is not None:
+        return Path(recipe.output)
+    model_name = recipe.model or Path(recipe.init or "model").stem
+    return _numbered(Path(f"runs/{name}-{model_name}"), new)
+
+
 def _numbered(folder: Path, new: bool) -> Path:
     """A folder that holds no run: this one, or it with -2, -3 …; else the newest that does."""
     number, last = 1, folder
     path = folder
-    while _holds_run(path):
+    while holds_run(path):
         last, number = path, number + 1
         path = folder.with_name(f"{folder.name}-{number}")
     return path if new else last
 
 
-def _holds_run(folder: Path) -> bool:
+def holds_run(folder: Path) -> bool:
     """Whether a run has left something that a new one would replace."""
     results = [folder / f"{name}.safetensors" for name in ("best", "model")]
     return bool(states(folder / "checkpoints")) or any(path.exists() for path in results)
+
+
+def taken(folder: Path) -> HVTError:
+    """What a new run is answered where another one is."""
+    return HVTError(
+        f"{folder} already contains a run: resume it with hvt train --resume {folder}, "
+        "or choose another --output"
+    )

@@ -116,6 +116,13 @@ class Recipe:
     grad_checkpointing: bool = field(False, "recompute blocks in the backward pass")
     workers: int = field(-1, "processes that read pictures; -1 chooses", least=-1)
     threads: int | None = field(None, "CPU threads of each process", least=1)
+    processes: int | str | None = field(
+        None,
+        "local processes that share each batch: a number, or auto, which measures whether several "
+        "are faster (default: auto in hvt train, 1 from Python)",
+        least=1,
+        choices=("auto",),
+    )
     seed: int = field(0, "seed of weights, order, augmentation and splits", least=0)
     eval_every: int = field(1, "epochs between evaluations; the last is always evaluated", least=1)
     checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", least=0)
@@ -254,8 +261,11 @@ def _check_value(
     below: float | None,
     choices: tuple[str, ...],
 ) -> None:
-    if choices and value not in choices:
-        raise HVTError(f"{name}={value!r} must be {' or '.join(choices)}")
+    if isinstance(value, str):
+        if choices and value not in choices:
+            number = "" if least is None else f" or a number of at least {least:g}"
+            raise HVTError(f"{name}={value!r} must be {' or '.join(choices)}{number}")
+        return
     if isinstance(value, float) and not math.isfinite(value):
         raise HVTError(f"{name}={value!r} must be a finite number")
     limits = (

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ..config import FIELDS
 from ..errors import HVTError, nearest
-from . import engine
+from . import launch
 from .engine import Result
 from .recipe import RECIPE_FIELDS, Recipe, load_recipe
 
@@ -27,13 +27,17 @@ def train(
     fields of the recipe (`hvt train --help` lists them) or of `HVTConfig`. The run leaves a folder,
     `output`, with weights, metrics and curves; without one it is `runs/RECIPE-MODEL`, with a number
     if that is taken. `resume` is the folder of a run to resume instead; `epochs` makes it
-    longer. `quiet` prints nothing. Ctrl-C raises `Interrupted` after a checkpoint.
+    longer. `quiet` prints nothing. Ctrl-C raises `Interrupted` after a checkpoint. `processes`
+    starts so many local processes, which need no `if __name__ == "__main__"` and print to the
+    standard output of this one.
     """
     console = Console(quiet=True) if quiet else None
     if resume is not None:
-        if recipe is not None or set(values) - {"epochs"}:
-            raise HVTError("resume uses the run's own recipe: give it alone, or with epochs")
-        return engine.resume(resume, console=console, **values)
+        if recipe is not None or set(values) - {"epochs", "processes"}:
+            raise HVTError(
+                "resume uses the run's own recipe: give it alone, or with epochs or processes"
+            )
+        return launch.resume(resume, console=console, **values)
     if recipe is None:
         raise HVTError("no recipe is given: use hvt.train('digits'), or resume=FOLDER")
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).name.removesuffix(".toml")
@@ -44,4 +48,4 @@ def train(
             raise HVTError(f"unknown field {field!r}: {hint}")
     overrides = {field: value for field, value in values.items() if field in FIELDS}
     fields = {field: value for field, value in values.items() if field in RECIPE_FIELDS}
-    return engine.train(base.replace(overrides, **fields), name=name, console=console)
+    return launch.train(base.replace(overrides, **fields), name=name, console=console)

@@ -1,0 +1,270 @@
+"""The page's part on the `long` protocol: rows, gaps by length, claims by regime, predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import statistics
+from collections.abc import Iterable, Mapping
+
+from ..config import HVTConfig
+from ..costs import cost
+from .claims import BUDGETS, CLAIMS, Claim, Comparison, Verdict, describe, judge
+from .filled import NOT_RUN, READINGS, markdown
+from .long import PARTS
+from .long_results import FLAT, LENGTHS, Gap, LongResults, Measured
+from .predictions import PREDICTIONS
+from .protocol import SOURCES, macs_of
+from .tables import get_row, get_table
+
+REGIMES = {"A": "capacity-limited", "B": "in between", "C": "data-limited"}
+"""What limits a training, by group: few parameters and many pictures, or the reverse."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RegimeClaim:
+    """A claim in a regime."""
+
+    number: str
+    group: str
+    comparisons: tuple[Comparison, ...] = ()
+    """In place of the claim's own, where its rows have not been trained there."""
+
+    @property
+    def claim(self) -> Claim:
+        (claim,) = (one for one in CLAIMS if one.number == self.number)
+        return dataclasses.replace(claim, comparisons=self.comparisons or claim.comparisons)
+
+    @property
+    def data(self) -> str:
+        """The paper's data set whose figures belong beside ours."""
+        of_table = "imagenet" if self.claim.table == "main" else "cifar100"
+        return self.claim.data or ("imagenet" if self.group == "A" else of_table)
+
+
+TESTS = (
+    RegimeClaim("1", "A"),
+    RegimeClaim("2a", "A"),
+    RegimeClaim("2b", "B"),
+    RegimeClaim("3", "A"),
+    RegimeClaim("5a", "B"),
+    RegimeClaim("5a", "C", tuple(Comparison(f"M={stages}", "M=0") for stages in (2, 4))),
+    RegimeClaim("5b", "A", (Comparison("HVT-Ti-0", "HVT-Ti-1", strict=True),)),
+    RegimeClaim("5b", "B"),
+    RegimeClaim("8a", "A"),
+)
+"""The claims that the parts of `long` can tell of; the others are not tested there."""
+
+
+def verdict(test: RegimeClaim, results: LongResults) -> Verdict:
+    """What was measured of a claim in a regime."""
+    judged = judge(
+        test.claim, "epochs", results.top1(test.group), results.spread(test.group), _printed(test)
+    )
+    assert judged is not None  # every claim is made at equal epochs
+    return judged
+
+
+def _printed(test: RegimeClaim) -> dict[str, float]:
+    """The paper's figures by the names that claims use."""
+    elsewhere = {"HVT-Ti-0": ("cls_token", "DeiT-Ti without CLS"), "HVT-Ti-1": ("main", "HVT-Ti-1")}
+    printed = {}
+    for name in {name for one in test.claim.comparisons for name in (one.left, one.right)}:
+        table, own = elsewhere.get(name, (test.claim.table, name))
+        row = get_row(get_table(table), own)
+        if test.data in row.top1:
+            printed[name] = row.top1[test.data]
+    return printed
+
+
+# ── one line for each claim ─────────────────────────────────────────────────────────────────────
+
+
+def summary(results: LongResults, short: Mapping[str, Mapping[str, Verdict]]) -> list[str]:
+    """Every claim with its verdict in every regime; `short` has the short protocol's."""
+    passes = [f"one pass, {READINGS[budget]}" for budget in BUDGETS]
+    headings = ["", "claim", *passes, *(f"long, {words}" for words in REGIMES.values())]
+    rows = []
+    for claim in sorted(CLAIMS, key=lambda claim: claim.number):
+        cells = [claim.number, claim.words]
+        passes_of = short[claim.number]
+        cells += [_brief(passes_of[b]) if b in passes_of else "–" for b in BUDGETS]
+        tests = {one.group: one for one in TESTS if one.number == claim.number}
+        cells += [_brief(verdict(tests[g], results)) if g in tests else "–" for g in REGIMES]
+        rows.append(cells)
+    return [
+        markdown(headings, rows),
+        "In brackets our difference in points, where the claim is about one. A dash: not tested "
+        f"there. *Long, capacity-limited* is {_regime(results, 'A')}, as ImageNet is for the "
+        f"paper's models; *in between* is {_regime(results, 'B')}; *data-limited* is "
+        f"{_regime(results, 'C')}, as CIFAR-100 is for the paper's.",
+    ]
+
+
+def _brief(verdict: Verdict) -> str:
+    if len(verdict.outcomes) == 1 and not verdict.missing:
+        return f"{verdict.word} ({verdict.outcomes[0].difference:+.2f})"
+    return verdict.word
+
+
+def _regime(results: LongResults, name: str) -> str:
+    """The size of a part's first model, its pictures and its epochs."""
+    first = next(one for one in results.rows if one.part.name == name)
+    data = first.training.recipe.data
+    assert data is not None
+    pictures = round(SOURCES[data][1] * first.part.train_fraction)
+    size = f"{cost(first.training.config).params_m:.1f} M parameters"
+    return f"{first.part.epochs} epochs of {pictures:,} pictures with {size}"
+
+
+# ── the section ─────────────────────────────────────────────────────────────────────────────────
+
+
+def section(results: LongResults, folder: str) -> list[str]:
+    """The whole of it, as parts of the page."""
+    done = sum(len(one.results) for one in results.rows)
+    wanted = sum(len(one.part.seeds) for one in results.rows)
+    return [
+        "## long",
+        "One pass shows how fast a model learns; the protocol `long` trains the same models on the "
+        "same pictures until the curve flattens, by [long.toml](../src/hvt/paper/long.toml), to "
+        "show what they can hold. Of each part's question and of what was expected before the "
+        f"first row ran, [predictions.md]({folder}/predictions.md) tells. Of {wanted} trainings, "
+        f"{done} have been run.",
+        "```\nhvt paper run long --root DATA\nhvt paper report\n```",
+        "### long: rows",
+        _rows_table(results.rows),
+        f"Second half: points gained from half of the epochs to the end. Flat: less than {FLAT:g}."
+        + _provenance(results.rows),
+        "### long: gap to DeiT-Ti",
+        _gaps_table(results),
+        "± is the standard error by the rows' own seeds, where both have several. One and three "
+        "epochs are the CPU protocol's, with its learning rate; each length has a schedule of its "
+        "own, so that no point lies on the way to the next.",
+        f"![Points above DeiT-Ti against epochs: {', '.join(GAPS)}]({folder}/gap.png)",
+        "### long: claims",
+        _noise(results),
+        *(_paragraph(test, results) for test in TESTS),
+        _untested(),
+        "### long: predictions",
+        _predictions_table(results),
+    ]
+
+
+def _rows_table(rows: Iterable[Measured]) -> str:
+    headings = ["part", "row", "M multiply-adds", "params (M)", "epochs", "top-1 by seed"]
+    headings += ["mean ± spread", "second half", "flat"]
+    lines = []
+    for one in rows:
+        config = one.training.config
+        macs = one.training.macs
+        if one.results:
+            config = HVTConfig.from_dict(one.results[0].config)
+            macs = macs_of(config)
+        cells = [one.part.name, one.name, f"{macs / 1e6:.1f}", f"{cost(config).params_m:.3f}"]
+        cells += [f"{one.training.epochs:g}", *_top1(one)]
+        cells += ["", ""] if one.gain is None else [f"{one.gain:+.2f}", _yes(one.gain < FLAT)]
+        lines.append(cells)
+    return markdown(headings, lines, left=2)
+
+
+def _top1(one: Measured) -> list[str]:
+    """By seed, and the mean with the standard deviation."""
+    figures = {result.seed: result.top1 for result in one.results}
+    if not figures:
+        return [NOT_RUN, NOT_RUN]
+    missing = [seed for seed in one.part.seeds if seed not in figures]
+    by_seed = [f"{figures[seed]:.2f}" for seed in sorted(figures)]
+    by_seed += [f"seed {seed} {NOT_RUN}" for seed in missing]
+    mean = f"{statistics.fmean(figures.values()):.2f}"
+    if len(figures) > 1:
+        mean += f" ± {statistics.stdev(figures.values()):.2f}"
+    return [", ".join(by_seed), mean]
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _provenance(rows: Iterable[Measured]) -> str:
+    """By which commands, on what."""
+    results = [result for one in rows for result in one.results]
+    if not results:
+        return ""
+    versions = sorted({result.versions["torch"] for result in results})
+    machines = sorted({f"{r.machine['cpu']}, {r.machine['threads']} thread(s)" for r in results})
+    first = shlex.join(shlex.split(results[0].command))
+    return (
+        f" Each by a command such as `{first}`; torch {', '.join(versions)}; {'; '.join(machines)}."
+    )
+
+
+GAPS = ("HVT-Ti-0", "HVT-Ti-1", "Scale HVT-Ti-4")
+"""Rows whose distance to DeiT-Ti is followed over the lengths."""
+
+
+def gaps(results: LongResults, name: str) -> dict[int, Gap]:
+    """A row's gap to DeiT-Ti by epochs, where both have been run."""
+    measured = {epochs: results.gap(group, name, "DeiT-Ti") for group, epochs in LENGTHS.items()}
+    return {epochs: gap for epochs, gap in measured.items() if gap is not None}
+
+
+def _gaps_table(results: LongResults) -> str:
+    headings = ["epochs", *(str(epochs) for epochs in LENGTHS.values())]
+    rows = []
+    for name in GAPS:
+        measured = gaps(results, name)
+        rows.append(
+            [f"{name} − DeiT-Ti", *(_gap(measured.get(epochs)) for epochs in LENGTHS.values())]
+        )
+    return markdown(headings, rows, left=1)
+
+
+def _gap(gap: Gap | None) -> str:
+    if gap is None:
+        return NOT_RUN
+    return f"{gap.points:+.2f}" + ("" if gap.error is None else f" ± {gap.error:.2f}")
+
+
+def _noise(results: LongResults) -> str:
+    plain, power = (results.noise[kind] for kind in (False, True))
+    if plain is None:
+        return "No row has several seeds, so nothing is known of their spread."
+    more = "" if power is None else f", those of rows with PoWER by {power:.2f}"
+    return (
+        f"Seeds differ by {plain:.2f} points{more} (standard deviation; from part A where it has "
+        "several seeds, otherwise from the CPU protocol). Parts B and C have one seed, and are "
+        "judged by the same spread."
+    )
+
+
+def _paragraph(test: RegimeClaim, results: LongResults) -> str:
+    judged = verdict(test, results)
+    where = f"{REGIMES[test.group].capitalize()} (part {_parts(test)})"
+    sentences = [f"**Claim {test.number}.** {test.claim.words}"]
+    if judged.word == NOT_RUN:
+        sentences.append(f"{where}: not run yet ({', '.join(judged.missing)}).")
+    else:
+        verb = "is not decided" if judged.word == "not decided" else judged.word
+        rest = f"; not run: {', '.join(judged.missing)}" if judged.missing else ""
+        sentences.append(f"{where}: it **{verb}**{rest}.")
+    return " ".join([*sentences, *(describe(outcome) for outcome in judged.outcomes)])
+
+
+def _parts(test: RegimeClaim) -> str:
+    return "A and P" if test.number == "8a" else test.group
+
+
+def _untested() -> str:
+    tested = {test.number for test in TESTS}
+    others = sorted(claim.number for claim in CLAIMS if claim.number not in tested)
+    return f"Not tested by the protocol `long`: claims {', '.join(others)}."
+
+
+def _predictions_table(results: LongResults) -> str:
+    rows = []
+    order = list(PARTS)
+    for one in sorted(PREDICTIONS, key=lambda one: order.index(one.part)):
+        measured, outcome = one.outcome(results)
+        rows.append([one.part, one.words, measured, outcome])
+    return markdown(["part", "prediction", "measured", "outcome"], rows)
