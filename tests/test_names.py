@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_default
 from PIL import Image
 
 import hvt
-from hvt.builtin import BUILT_IN, built_in, built_in_config, find_checkpoint
+from hvt.builtin import BUILT_IN, DEFAULT, built_in, built_in_config, find_checkpoint
 from hvt.cli import main
 
 Captured = pytest.CaptureFixture[str]
@@ -29,8 +30,34 @@ def test_a_built_in_name_is_a_checkpoint(name: str) -> None:
     assert built_in(name).is_file()
     model = hvt.load(name)
     assert model.config == built_in_config(name)
-    assert model.class_names
-    assert hvt.Predictor(name).class_names == model.class_names
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    names = model.class_names or ()
+    assert len(names) == len(set(names)) == model.num_classes
+    assert hvt.Predictor(name).class_names == names
+    assert model.pretrained_cfg["origin"]["license"] == "Apache-2.0"
+    assert built_in(name).stat().st_size <= 12e6  # everybody downloads it, in float16
+
+
+def test_a_built_in_model_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: str, capsys: Captured
+) -> None:
+    """One sentence from every command, and a list of models without it."""
+    monkeypatch.setitem(BUILT_IN, "flowers", "flowers")
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["predict", "flowers", picture],
+        ["see", "tokens", "flowers", picture],
+        ["see", "cost", "flowers"],
+        ["export", "flowers", "out.onnx"],
+        ["serve", "flowers", "--port", "0"],
+        ["eval", "flowers", "--data", "digits"],
+    ):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert "the built-in model flowers is not in this installation" in err
+        assert err.count("\n") == 1
+    assert main(["models"]) == 0
+    assert "flowers" not in capsys.readouterr().out
 
 
 def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,11 +68,14 @@ def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         hvt.load("./cifar100")
 
 
+@needs_default
 def test_predict_takes_a_built_in_name(picture: str, capsys: Captured) -> None:
     assert main(["predict", picture, "--json"]) == 0
     default = json.loads(capsys.readouterr().out)
-    assert main(["predict", "cifar100", picture, "--json"]) == 0
+    assert main(["predict", DEFAULT, picture, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == default
+    assert main(["predict", "cifar100", picture, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) != default
 
 
 def test_swapped_arguments_of_predict_are_recognised(picture: str, capsys: Captured) -> None:
@@ -55,12 +85,14 @@ def test_swapped_arguments_of_predict_are_recognised(picture: str, capsys: Captu
         assert told in capsys.readouterr().err
 
 
-def test_export_without_a_checkpoint_is_of_the_built_in_model(
-    tmp_path: Path, capsys: Captured
-) -> None:
-    assert main(["export", str(tmp_path / "out.pt2"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["checkpoint"] == "cifar100"
-    assert hvt.load(tmp_path / "out.pt2").class_names == hvt.load("cifar100").class_names
+@pytest.mark.parametrize(
+    "name", ["cifar100", pytest.param(DEFAULT, marks=[needs_default, pytest.mark.slow])]
+)
+def test_export_of_a_built_in_model(name: str, tmp_path: Path, capsys: Captured) -> None:
+    words = [] if name == DEFAULT else [name]
+    assert main(["export", *words, str(tmp_path / "out.pt2"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == name
+    assert hvt.load(tmp_path / "out.pt2").class_names == hvt.load(name).class_names
 
 
 def test_export_takes_a_model_s_name_and_says_that_its_weights_are_new(
@@ -82,7 +114,8 @@ def test_export_takes_a_model_s_name_and_says_that_its_weights_are_new(
 )
 def test_pretrained_is_for_names_without_weights(words: list[str], capsys: Captured) -> None:
     assert main([*words, "--pretrained"]) == 2
-    assert "has its own weights: leave --pretrained out" in capsys.readouterr().err
+    name = "cifar100" if "cifar100" in words else DEFAULT
+    assert f"{name} has its own weights: leave --pretrained out" in capsys.readouterr().err
 
 
 @pytest.mark.slow

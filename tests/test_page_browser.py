@@ -35,10 +35,10 @@ PATIENCE = 60  # seconds; a busy machine is slow
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Where a real service of the built-in model answers."""
+    """Where a real service of the small built-in model answers."""
     find_browser()
     pytest.importorskip("fastapi", reason="the serve extra is not installed")
-    command = [sys.executable, "-m", "hvt", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "hvt", "serve", "cifar100", "--port", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:

@@ -98,7 +98,7 @@ def _mixed(model: HVT, image: Tensor) -> list[TokenSources]:
     weights, (rows, cols) = own_patches(model.config.grid), model.config.grid
     sources = []
     for mix in token_mixes(model, image):
-        weights = torch.sparse.mm(mix.weights, weights).coalesce()
+        weights = _composed(mix.weights, weights)
         sources.append(TokenSources(mix.block, weights, _shares(weights, rows, cols), None))
     return sources
 
@@ -114,6 +114,20 @@ def _sparse(rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]) 
     # Checked: a wrong index here would be read as memory.
     indices = torch.stack((rows, cols))
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True).coalesce()
+
+
+def _composed(after: Tensor, before: Tensor) -> Tensor:
+    """The product of two sparse matrices; torch's own announces itself as beta at every start."""
+    (rows, middle), values = after.indices(), after.values()
+    lengths = torch.bincount(before.indices()[0], minlength=before.shape[0])
+    starts = lengths.cumsum(0) - lengths
+    # Each entry of `after` meets the whole row of `before` that it points at.
+    times = lengths[middle]
+    first = starts[middle] - (times.cumsum(0) - times)
+    entry = torch.arange(int(times.sum())) + first.repeat_interleave(times)
+    products = values.repeat_interleave(times) * before.values()[entry]
+    shape = (after.shape[0], before.shape[1])
+    return _sparse(rows.repeat_interleave(times), before.indices()[1][entry], products, shape)
 
 
 def _shares(weights: Tensor, rows: int, cols: int) -> Tensor:
