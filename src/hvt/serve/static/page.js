@@ -225,11 +225,12 @@ const mixes = () => ["avg", "merge"].includes(drawn.explanation.reduction);
 
 function showStages() {
   const { explanation } = drawn;
-  const { stages, patches, untraced } = explanation;
+  const { stages, patches, untraced, class_token: extra } = explanation;
   const numbers = stages.map((stage) => stage.tokens);
   const shown = numbers.length > 7 ? [...numbers.slice(0, 3), "…", numbers.at(-1)] : numbers;
   at("stages-title").textContent = `${arrow(shown)} tokens`;
-  const patch = `The picture becomes ${patches[0]} × ${patches[1]} patches, a token for each.`;
+  const also = extra ? "; a class token stands before them" : "";
+  const patch = `The picture becomes ${patches[0]} × ${patches[1]} patches, a token for each${also}.`;
   if (untraced) at("stages-note").textContent = `${patch} Which patches survive cannot be shown: ${untraced}.`;
   else if (stages.length === 1) at("stages-note").textContent = `${patch} This model keeps them all.`;
   else {
