@@ -2,8 +2,10 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from conftest import needs_default
 from PIL import Image
+from safetensors import safe_open
 
 import hvt
 from hvt.builtin import BUILT_IN, DEFAULT, built_in, built_in_config, find_checkpoint
@@ -132,3 +135,65 @@ def test_serve_takes_a_model_s_name() -> None:
     assert line.startswith("serving hvt_ti_4.safetensors at http://127.0.0.1:"), err
     assert "hvt_ti_4: new weights" in err
     assert process.returncode == 0
+
+
+# ── how a built-in file is made ─────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`benchmarks/built_in.py` on a small trained model, with a source that differs from it."""
+    script = Path(__file__).parents[1] / "benchmarks/built_in.py"
+    if not script.exists():
+        pytest.skip("a source distribution has no benchmarks/")
+    model = hvt.create_model("hvt_ti_1", img_size=32, depth=2, num_heads=1, num_classes=3)
+    hvt.save(model, tmp_path / "source.safetensors")
+    for parameter in model.parameters():
+        parameter.data += 0.1
+    hvt.save(model, tmp_path / "trained.safetensors")
+    (tmp_path / "names.json").write_text(
+        json.dumps({"n1": "great_white_shark", "n02012849": "crane", "n03126707": "crane"})
+    )
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> None:
+        command = [str(script), "trained.safetensors", "imagenet", *words]
+        monkeypatch.setattr(sys, "argv", [*command, "--out", "out.safetensors"])
+        runpy.run_path(str(script), run_name="__main__")
+
+    return run
+
+
+NAMED = ("--class-names", "names.json")
+TOLD = ("--origin", "a source", "--license", "Apache-2.0")
+
+
+def test_a_built_in_file_is_float16_with_names_and_origin(
+    make: Callable[..., None], tmp_path: Path
+) -> None:
+    make(*NAMED, *TOLD, "--source", "source.safetensors")
+    with safe_open(tmp_path / "out.safetensors", framework="pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118
+    model, trained = (hvt.load(tmp_path / f"{n}.safetensors") for n in ("out", "trained"))
+    assert model.class_names == ("great white shark", "crane (bird)", "crane (machine)")
+    assert model.pretrained_cfg["origin"] == {"source": "a source", "license": "Apache-2.0"}
+    picture = torch.randn(1, 3, 32, 32)
+    assert torch.allclose(model(picture), trained(picture), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (TOLD, "does not name its classes: use --class-names"),
+        ((*NAMED, "--license", "MIT"), "does not tell its source: use --origin"),
+        ((*NAMED, "--origin", "mine"), "does not tell its license: use --license"),
+        ((*NAMED, *TOLD, "--source", "trained.safetensors"), "pos_embed is that of trained"),
+    ],
+)
+def test_what_may_not_be_built_in(
+    make: Callable[..., None], tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(SystemExit, match=told):
+        make(*words)
+    assert not (tmp_path / "out.safetensors").exists()

@@ -226,8 +226,10 @@ def test_averaged_tokens_have_their_patches_average_colour(chromium: Any, tmp_pa
         assert "a token for each; a class token stands before them" in note
         assert "Then neighbours become one token, their average" in note
         first, second = page.run(
-            """return [...document.querySelectorAll('#strip canvas')].map(canvas => [1, 3, 5, 7].map(
-                 row => canvas.getContext('2d').getImageData(168, 56 * row, 1, 1).data[0]))"""
+            """const red = (canvas, row) =>
+                 canvas.getContext('2d').getImageData(168, 56 * row, 1, 1).data[0];
+               return [...document.querySelectorAll('#strip canvas')].map(
+                 canvas => [1, 3, 5, 7].map(row => red(canvas, row)))"""
         )
         assert first == pytest.approx([0, 255, 0, 255], abs=8)
         # Three quarters are the average of both rows, a quarter is the picture.
