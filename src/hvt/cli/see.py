@@ -69,8 +69,7 @@ def register(commands: Any) -> None:
             "stages to its patch, and a patch's colour is its share of them: at 1 it gave as much\n"
             "as if all gave equally, at 0 nothing of it was kept. PoWER keeps whole tokens.\n"
             "Average pooling and ToMe average tokens: the patches of one have its average colour\n"
-            "and a line around them.\n\n"
-            + _MODELS
+            "and a line around them.\n\n" + _MODELS
         ),
         epilog=(
             "examples:\n  hvt see tokens hvt_s_4 PICTURE\n"
