@@ -25,7 +25,6 @@ from torch import Tensor
 
 import hvt
 from hvt.bench.measure import describe, in_turns, portable_command
-from hvt.builtin import built_in
 from hvt.data.evaluation import SMALL, as_files, eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_pictures, sample_pictures
@@ -164,7 +163,7 @@ def accuracies(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any
         print("left out: the built-in model on CIFAR-100 (needs --cifar100)")
     else:
         found["built-in model, CIFAR-100"] = lambda: accuracy(
-            hvt.load(built_in()).float(), ("cifar100", args.cifar100), "cifar100", args, False
+            hvt.load("cifar100").float(), ("cifar100", args.cifar100), "cifar100", args, False
         )
     if None in (args.deit, args.imagenet, args.train):
         print("left out: an ImageNet model (needs --deit, --imagenet and --train)")

@@ -2,7 +2,7 @@
 
     python benchmarks/screenshot.py [--out FILE.png] [--sample NAME] [--width N] [--dark]
 
-It starts `hvt serve` with the built-in model, and needs Chromium, its driver and selenium. With
+It starts `hvt serve` with the default model, and needs Chromium, its driver and selenium. With
 `--address` it visits a service that is there already.
 """
 
@@ -49,7 +49,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=default)
-    parser.add_argument("--sample", default="sunflower", help="which picture to click on")
+    parser.add_argument("--sample", default="daisy", help="which picture to click on")
     parser.add_argument("--width", type=int, default=1100, help="of the window, in pixels")
     parser.add_argument("--dark", action="store_true", help="in the dark colours")
     parser.add_argument("--address", help="of a running service, such as http://127.0.0.1:8000")
@@ -107,7 +107,7 @@ def take(driver: Any, address: str, sample: str, width: int, dark: bool) -> byte
 
     for _ in range(2):
         driver.get(address)
-        driver.find_element("css selector", f"[data-sample={sample}]").click()
+        driver.find_element("css selector", f'[data-sample="{sample}"]').click()
         WebDriverWait(driver, PATIENCE, 0.05).until(finished)
     driver.execute_script("document.activeElement.blur()")
     height = driver.execute_script("return document.querySelector('footer').offsetTop + 12")

@@ -1,6 +1,6 @@
 """What the service holds: throughput beside the bare model, latency at half load, nothing lost.
 
-    python benchmarks/serve_load.py                  # the built-in model, about six minutes
+    python benchmarks/serve_load.py                  # the small built-in model, about six minutes
     python benchmarks/serve_load.py model.onnx --pictures 8
 
 Everything is on loopback, with `hvt serve` and the client in processes of their own:
@@ -58,14 +58,13 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(args.model) if args.model and is_onnx(args.model) else None
-        file = file or export_to(folder, args.model)
+        file = Path(args.model) if is_onnx(args.model) else export_to(folder, args.model)
         assert file is not None
         traffic = Traffic(Predictor(file), Path(folder), args.pictures, args.size)
         report: dict[str, Any] = {
             "command": portable_command(sys.argv),
             "machine": describe(CPU),
-            "model": Path(args.model).name if args.model else "built-in",
+            "model": Path(args.model).name,
             "pictures": f"JPEG, {traffic.size[0]} × {traffic.size[1]} pixels",
             "pictures_per_request": args.pictures,
             "connections": args.connections,
@@ -92,7 +91,7 @@ def parse() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("model", nargs="?", help="a checkpoint or an exported file; else the built-in model")
+    add("model", nargs="?", default="cifar100", help="a checkpoint or an exported file")
     add("--pictures", type=int, default=1, help="pictures in one request")
     add("--size", type=int, nargs=2, help="width and height of the pictures; else the model's")
     add("--connections", type=int, help="requests under way at saturation; 64, or what fits")

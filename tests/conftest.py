@@ -10,6 +10,7 @@ from hypothesis import settings
 from torch import Tensor
 
 import hvt
+from hvt.builtin import DEFAULT, installed
 from hvt.cli import main
 
 Command = Callable[..., tuple[int, str, str]]
@@ -25,6 +26,11 @@ SMALL = {"img_size": 64, "patch_size": 8, "num_heads": 3, "head_dim": 8, "num_cl
 
 FEW = {"img_size": 32, "depth": 2, "num_heads": 2}
 NAMES = [f"class {i}" for i in range(10)]
+
+needs_default = pytest.mark.skipif(
+    DEFAULT not in installed(), reason=f"the built-in model {DEFAULT} is not in this installation"
+)
+"""For tests of the default model; that it is there is a test of `test_names`."""
 
 
 # Started first, or the last of them would keep one core busy while the others have nothing to do.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import hvt
+from hvt.builtin import installed
 from hvt.cli import main
 from hvt.training.recipe import list_recipes, load_recipe
 from hvt.zoo import NOTES, WEIGHTS
@@ -57,11 +58,12 @@ def help_of(capsys: Captured, *command: str) -> str:
 
 
 def test_models_lists_every_model_on_a_line_of_its_own(capsys: Captured) -> None:
-    table, built_in, note = run(capsys, "models").split("\n\n")
-    assert built_in == "cifar100 is built in and knows CIFAR-100's classes"
+    table, *built_in, note = run(capsys, "models").split("\n\n")
+    assert built_in[-1] == "cifar100 is built in and knows CIFAR-100's classes"
+    assert [text.split()[0] for text in built_in] == installed()
     lines = [line for line in table.splitlines() if "GFLOPs" not in line and "params" not in line]
     names = [line.split()[0] for line in lines if line[1] != " "]
-    assert names == [*hvt.list_models(), "cifar100"]
+    assert names == [*hvt.list_models(), *installed()]
     assert note.startswith("deit_ti_power, deit_s_power: the paper prints")
     assert "hvt.power.retention_for" in note
     (row,) = [line for line in lines if line.split()[0] == "hvt_s_4"]
@@ -91,6 +93,7 @@ def test_models_takes_a_pattern(capsys: Captured) -> None:
 
 def test_models_as_json(capsys: Captured) -> None:
     *rows, built_in = run_json(capsys, "models")
+    rows = [row for row in rows if row["weights"] != "built-in"]
     assert [row["name"] for row in rows] == hvt.list_models()
     assert (built_in["name"], built_in["weights"]) == ("cifar100", "built-in")
     assert built_in["params_m"] == hvt.cost(hvt.load("cifar100")).params_m

@@ -2,17 +2,21 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import needs_default
 from PIL import Image
+from safetensors import safe_open
 
 import hvt
-from hvt.builtin import BUILT_IN, built_in, built_in_config, find_checkpoint
+from hvt.builtin import BUILT_IN, DEFAULT, built_in, built_in_config, find_checkpoint
 from hvt.cli import main
 
 Captured = pytest.CaptureFixture[str]
@@ -29,8 +33,34 @@ def test_a_built_in_name_is_a_checkpoint(name: str) -> None:
     assert built_in(name).is_file()
     model = hvt.load(name)
     assert model.config == built_in_config(name)
-    assert model.class_names
-    assert hvt.Predictor(name).class_names == model.class_names
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    names = model.class_names or ()
+    assert len(names) == len(set(names)) == model.num_classes
+    assert hvt.Predictor(name).class_names == names
+    assert model.pretrained_cfg["origin"]["license"] == "Apache-2.0"
+    assert built_in(name).stat().st_size <= 12e6  # everybody downloads it, in float16
+
+
+def test_a_built_in_model_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: str, capsys: Captured
+) -> None:
+    """One sentence from every command, and a list of models without it."""
+    monkeypatch.setitem(BUILT_IN, "flowers", "flowers")
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["predict", "flowers", picture],
+        ["see", "tokens", "flowers", picture],
+        ["see", "cost", "flowers"],
+        ["export", "flowers", "out.onnx"],
+        ["serve", "flowers", "--port", "0"],
+        ["eval", "flowers", "--data", "digits"],
+    ):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert "the built-in model flowers is not in this installation" in err
+        assert err.count("\n") == 1
+    assert main(["models"]) == 0
+    assert "flowers" not in capsys.readouterr().out
 
 
 def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,11 +71,14 @@ def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         hvt.load("./cifar100")
 
 
+@needs_default
 def test_predict_takes_a_built_in_name(picture: str, capsys: Captured) -> None:
     assert main(["predict", picture, "--json"]) == 0
     default = json.loads(capsys.readouterr().out)
-    assert main(["predict", "cifar100", picture, "--json"]) == 0
+    assert main(["predict", DEFAULT, picture, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == default
+    assert main(["predict", "cifar100", picture, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) != default
 
 
 def test_swapped_arguments_of_predict_are_recognised(picture: str, capsys: Captured) -> None:
@@ -55,12 +88,14 @@ def test_swapped_arguments_of_predict_are_recognised(picture: str, capsys: Captu
         assert told in capsys.readouterr().err
 
 
-def test_export_without_a_checkpoint_is_of_the_built_in_model(
-    tmp_path: Path, capsys: Captured
-) -> None:
-    assert main(["export", str(tmp_path / "out.pt2"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["checkpoint"] == "cifar100"
-    assert hvt.load(tmp_path / "out.pt2").class_names == hvt.load("cifar100").class_names
+@pytest.mark.parametrize(
+    "name", ["cifar100", pytest.param(DEFAULT, marks=[needs_default, pytest.mark.slow])]
+)
+def test_export_of_a_built_in_model(name: str, tmp_path: Path, capsys: Captured) -> None:
+    words = [] if name == DEFAULT else [name]
+    assert main(["export", *words, str(tmp_path / "out.pt2"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == name
+    assert hvt.load(tmp_path / "out.pt2").class_names == hvt.load(name).class_names
 
 
 def test_export_takes_a_model_s_name_and_says_that_its_weights_are_new(
@@ -82,7 +117,8 @@ def test_export_takes_a_model_s_name_and_says_that_its_weights_are_new(
 )
 def test_pretrained_is_for_names_without_weights(words: list[str], capsys: Captured) -> None:
     assert main([*words, "--pretrained"]) == 2
-    assert "has its own weights: leave --pretrained out" in capsys.readouterr().err
+    name = "cifar100" if "cifar100" in words else DEFAULT
+    assert f"{name} has its own weights: leave --pretrained out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -99,3 +135,65 @@ def test_serve_takes_a_model_s_name() -> None:
     assert line.startswith("serving hvt_ti_4.safetensors at http://127.0.0.1:"), err
     assert "hvt_ti_4: new weights" in err
     assert process.returncode == 0
+
+
+# ── how a built-in file is made ─────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`benchmarks/built_in.py` on a small trained model, with a source that differs from it."""
+    script = Path(__file__).parents[1] / "benchmarks/built_in.py"
+    if not script.exists():
+        pytest.skip("a source distribution has no benchmarks/")
+    model = hvt.create_model("hvt_ti_1", img_size=32, depth=2, num_heads=1, num_classes=3)
+    hvt.save(model, tmp_path / "source.safetensors")
+    for parameter in model.parameters():
+        parameter.data += 0.1
+    hvt.save(model, tmp_path / "trained.safetensors")
+    (tmp_path / "names.json").write_text(
+        json.dumps({"n1": "great_white_shark", "n02012849": "crane", "n03126707": "crane"})
+    )
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> None:
+        command = [str(script), "trained.safetensors", "imagenet", *words]
+        monkeypatch.setattr(sys, "argv", [*command, "--out", "out.safetensors"])
+        runpy.run_path(str(script), run_name="__main__")
+
+    return run
+
+
+NAMED = ("--class-names", "names.json")
+TOLD = ("--origin", "a source", "--license", "Apache-2.0")
+
+
+def test_a_built_in_file_is_float16_with_names_and_origin(
+    make: Callable[..., None], tmp_path: Path
+) -> None:
+    make(*NAMED, *TOLD, "--source", "source.safetensors")
+    with safe_open(tmp_path / "out.safetensors", framework="pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118
+    model, trained = (hvt.load(tmp_path / f"{n}.safetensors") for n in ("out", "trained"))
+    assert model.class_names == ("great white shark", "crane (bird)", "crane (machine)")
+    assert model.pretrained_cfg["origin"] == {"source": "a source", "license": "Apache-2.0"}
+    picture = torch.randn(1, 3, 32, 32)
+    assert torch.allclose(model(picture), trained(picture), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (TOLD, "does not name its classes: use --class-names"),
+        ((*NAMED, "--license", "MIT"), "does not tell its source: use --origin"),
+        ((*NAMED, "--origin", "mine"), "does not tell its license: use --license"),
+        ((*NAMED, *TOLD, "--source", "trained.safetensors"), "pos_embed is that of trained"),
+    ],
+)
+def test_what_may_not_be_built_in(
+    make: Callable[..., None], tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(SystemExit, match=told):
+        make(*words)
+    assert not (tmp_path / "out.safetensors").exists()

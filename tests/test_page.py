@@ -1,7 +1,7 @@
 """The page's files and headers, its explanation against `hvt.see`, and its sample pictures."""
 
 import concurrent.futures
-import importlib.util
+import importlib
 import io
 import math
 import re
@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, stir
+from conftest import SMALL, needs_default, stir
 from fastapi.testclient import TestClient
 from hostile import repeated_scans
 from PIL import Image
@@ -30,7 +30,11 @@ from hvt.serve.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 STATIC = Path(hvt.__file__).parent / "serve/static"
-SAMPLES = ("apple", "clock", "mountain", "rocket", "sea", "sunflower")
+SAMPLES = {
+    "imagenet": ("daisy", "Granny Smith", "jack-o'-lantern", "soccer ball", "traffic light",
+                 "volcano"),
+    "cifar100": ("apple", "clock", "mountain", "rocket", "sea", "sunflower"),
+}  # fmt: skip
 TEXTS = ("page.html", "page.css", "page.js", "icon.svg")
 WHOLE = Box(left=0, top=0, width=1, height=1)
 
@@ -71,7 +75,7 @@ def png(width: int = 48, height: int = 32) -> bytes:
 # The files
 
 
-@pytest.mark.parametrize("name", ["page.html", *TEXTS, *(f"sample-{n}.jpg" for n in SAMPLES)])
+@pytest.mark.parametrize("name", ["page.html", *TEXTS, *(p.name for p in STATIC.glob("*.jpg"))])
 def test_files_are_sent(client: TestClient, name: str) -> None:
     path = "/" if name == "page.html" else f"/static/{name}"
     response = client.get(path)
@@ -110,7 +114,7 @@ def test_no_file_asks_for_anything_from_elsewhere() -> None:
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", page)
     linked = re.findall(r"(?:src|href)=\"([^\"#][^\"]*)\"", page)
     assert {Path(link).name for link in linked} - {"openapi.json"} <= set(PARTS)
-    assert {f"static/sample-{name}.jpg" for name in SAMPLES} <= set(linked)
+    assert {f"static/{path.name}" for path in STATIC.glob("*.jpg")} <= set(linked)
 
 
 def test_the_wheel_has_the_files() -> None:
@@ -130,7 +134,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "hvt_ti_1": {"pool_dims": 2, "img_size": (32, 64)},
     "hvt_s_2": {"class_token": True, "pool_kernel": 2},
     "deit_ti_power": {"depth": 3, "retention": (40, 40, 1)},
-}
+    "deit_ti": {"depth": 3, "merge": (9, 0, 20)},
+    "deit_s": {
+        "depth": 3, "pool_after": (1,), "pool": "avg", "pool_dims": 2, "pool_kernel": (2, 1),
+        "pool_stride": (2, 1),
+    },
+}  # fmt: skip
+HOW = {"deit_ti_power": "drop", "deit_ti": "merge", "deit_s": "avg"}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -140,6 +150,7 @@ def test_hierarchy_is_what_see_finds(build: Callable[..., hvt.HVT], name: str) -
     image = torch.randn(3, *config.image)
     found = hierarchy(config, model, image, WHOLE)
     assert found.untraced is None
+    assert found.reduction == HOW.get(name, "max")
     assert [stage.tokens for stage in found.stages] == list(config.tokens)
     sources = token_sources(model, image)
     assert [s.after_block for s in found.stages] == [None, *(source.block for source in sources)]
@@ -150,11 +161,14 @@ def test_hierarchy_is_what_see_finds(build: Callable[..., hvt.HVT], name: str) -
         assert stage.kept is not None
         assert stage.shares == pytest.approx(source.shares.flatten().tolist(), abs=1e-5)
         assert len(stage.kept) == source.tokens == stage.tokens - config.num_prefix_tokens
-        for token, origins in zip(stage.kept, source.origins.tolist(), strict=True):
-            assert token.patches == sorted(set(origins))
-            counts = [origins.count(patch) / len(origins) for patch in token.patches]
-            assert token.weights == pytest.approx(counts, abs=1e-5)
-    if config.retention is None:
+        for token, weights in zip(stage.kept, source.weights.to_dense(), strict=True):
+            assert token.patches == weights.nonzero().flatten().tolist()
+            assert token.weights == pytest.approx(weights[token.patches].tolist(), abs=1e-5)
+        if source.origins is not None:
+            for token, origins in zip(stage.kept, source.origins.tolist(), strict=True):
+                counts = [origins.count(patch) / len(origins) for patch in token.patches]
+                assert token.weights == pytest.approx(counts, abs=1e-5)
+    if config.kept is None:
         assert [tuple(s.grid or ()) for s in found.stages] == list(config.grids)
     else:
         assert [s.grid for s in found.stages[1:]] == [None] * (len(config.tokens) - 1)
@@ -173,10 +187,10 @@ def test_blocks_are_priced_as_by_cost(build: Callable[..., hvt.HVT], name: str) 
 
 
 def test_what_cannot_be_traced_says_why(build: Callable[..., hvt.HVT]) -> None:
-    model = build("hvt_ti_2", pool="avg")
+    model = build("hvt_ti_2", pool="conv")
     image = torch.randn(3, 64, 64)
     found = hierarchy(model.config, model, image, WHOLE)
-    assert "averages its tokens" in str(found.untraced)
+    assert "convolves its tokens" in str(found.untraced)
     assert {(s.kept, s.shares) for s in found.stages} == {(None, None)}
     exported = hierarchy(model.config, None, None, WHOLE)
     assert "exported file" in str(exported.untraced)
@@ -316,25 +330,37 @@ def painted() -> Any:
     path = ROOT / "benchmarks/samples.py"
     if not path.exists():
         pytest.skip("a source distribution has no benchmarks/")
-    spec = importlib.util.spec_from_file_location("samples", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(path.parent))  # it imports its neighbours
+        return importlib.import_module("samples")
 
 
-def test_the_built_in_model_knows_the_samples() -> None:
-    paths = [STATIC / f"sample-{name}.jpg" for name in SAMPLES]
+@pytest.mark.parametrize("model", ["cifar100", pytest.param("imagenet", marks=needs_default)])
+def test_a_built_in_model_knows_its_samples(painted: Any, model: str) -> None:
+    """And no other model is offered them by a name that it has too."""
+    predictor = hvt.Predictor(model)
+    paths = [STATIC / painted.file_name(name) for name in SAMPLES[model]]
+    assert [answer.name for answer in predictor(paths)] == list(SAMPLES[model])
+    others = {name for key in SAMPLES if key != model for name in SAMPLES[key]}
+    assert not others & set(predictor.class_names)
+
+
+def test_every_sample_is_offered(painted: Any) -> None:
+    names = [name for listed in SAMPLES.values() for name in listed]
+    page = (STATIC / "page.html").read_text()
+    buttons = re.findall(r'data-sample="([^"]+)"><img src="static/([^"]+)"', page)
+    assert sorted(buttons) == sorted((name, painted.file_name(name)) for name in names)
+    paths = [STATIC / file for _, file in buttons]
     assert sorted(STATIC.glob("sample-*")) == sorted(paths)
     assert max(path.stat().st_size for path in paths) <= 15_000
-    assert [answer.name for answer in hvt.Predictor()(paths)] == list(SAMPLES)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", [name for listed in SAMPLES.values() for name in listed])
 def test_samples_are_what_the_script_paints(painted: Any, name: str) -> None:
-    assert sorted(painted.PICTURES) == sorted(SAMPLES)
-    with Image.open(STATIC / f"sample-{name}.jpg") as image:
+    assert {model: tuple(sorted(p)) for model, p in painted.BY_MODEL.items()} == {
+        model: tuple(sorted(names)) for model, names in SAMPLES.items()
+    }
+    with Image.open(STATIC / painted.file_name(name)) as image:
         shipped = np.asarray(image, np.float64)
     # JPEG and the versions of Pillow leave a little.
     assert np.abs(shipped - np.asarray(painted.sample(name), np.float64)).mean() < 3

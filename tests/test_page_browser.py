@@ -1,6 +1,7 @@
 """The page in a real Chromium, asked for by a real `hvt serve`."""
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -35,10 +36,16 @@ PATIENCE = 60  # seconds; a busy machine is slow
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Where a real service of the built-in model answers."""
+    """Where a real service of the small built-in model answers."""
     find_browser()
+    with serving("cifar100") as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serving(model: str) -> Iterator[str]:
     pytest.importorskip("fastapi", reason="the serve extra is not installed")
-    command = [sys.executable, "-m", "hvt", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "hvt", "serve", model, "--port", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -197,6 +204,40 @@ def test_stages_are_drawn_from_the_picture(page: Page) -> None:
     assert light[2] < light[0] - 10
 
 
+@pytest.mark.slow
+def test_averaged_tokens_have_their_patches_average_colour(chromium: Any, tmp_path: Path) -> None:
+    tall = {"pool": "avg", "pool_dims": 2, "pool_kernel": (2, 1), "pool_stride": (2, 1)}
+    small = {"img_size": 32, "patch_size": 8, "num_heads": 1, "head_dim": 8, "depth": 2}
+    model = hvt.create_model("deit_ti", pool_after=(0,), num_classes=2, **tall, **small)
+    whole = {"crop_pct": 1.0}
+    hvt.save(model, tmp_path / "small.safetensors", ["daisy", "<b>volcano</b>"], whole)
+    stripes = np.zeros((256, 256, 3), np.uint8)
+    stripes[64:128] = stripes[192:] = 255  # every second row of patches is white
+    Image.fromarray(stripes).save(tmp_path / "stripes.png")
+    with serving(str(tmp_path / "small.safetensors")) as address:
+        page = Page(chromium, address).open()
+        offered = [b.get_attribute("data-sample") for b in page.all("#samples button")
+                   if b.is_displayed()]  # fmt: skip
+        assert offered == ["daisy"]
+        page.one("#file").send_keys(str(tmp_path / "stripes.png"))
+        page.answered()
+        assert page.text("stages-title") == "17 → 9 tokens"
+        note = page.text("stages-note")
+        assert "a token for each; a class token stands before them" in note
+        assert "Then neighbours become one token, their average" in note
+        first, second = page.run(
+            """const red = (canvas, row) =>
+                 canvas.getContext('2d').getImageData(168, 56 * row, 1, 1).data[0];
+               return [...document.querySelectorAll('#strip canvas')].map(
+                 canvas => [1, 3, 5, 7].map(row => red(canvas, row)))"""
+        )
+        assert first == pytest.approx([0, 255, 0, 255], abs=8)
+        # Three quarters are the average of both rows, a quarter is the picture.
+        assert second == pytest.approx([96, 159, 96, 159], abs=8)
+        page.one("#strip figure:last-child canvas").send_keys(" ", "\ue014")  # the right arrow
+        assert "token 1 of 8 is the average of 2 patches" in page.text("detail").lower()
+
+
 def test_a_file_from_the_disk(page: Page, tmp_path: Path) -> None:
     """Wider than high, and turned by its EXIF: upright, framed and answered."""
     exif = Image.Exif()
@@ -341,7 +382,7 @@ def test_a_phone_needs_no_sideways_scrolling(page: Page, width: int) -> None:
     page.one("summary").click()
     assert page.run("return document.documentElement.scrollWidth") == width
     small = page.run(
-        """return [...document.querySelectorAll('button, .button label')]
+        """return [...document.querySelectorAll('button:not([hidden]), .button label')]
              .map(e => e.getBoundingClientRect())
              .filter(b => b.height < 44 || b.width < 44).length"""
     )

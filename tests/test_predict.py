@@ -17,12 +17,13 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from conftest import needs_default
 from data_paths import real_data
 from hostile import repeated_scans
 from PIL import Image
 
 import hvt
-from hvt.builtin import built_in, is_checkpoint
+from hvt.builtin import is_checkpoint
 from hvt.data.evaluation import eval_transform
 from hvt.data.folders import FilePictures
 from hvt.data.loader import EvalBatches
@@ -512,9 +513,23 @@ def test_wrong_numbers_and_devices(model: hvt.HVT) -> None:
     assert find_device(torch.device("cpu")) == torch.device("cpu")
 
 
-def test_the_built_in_model(pictures: list[str]) -> None:
-    assert built_in().stat().st_size <= 12e6
-    predictor = Predictor(top=200)
+@needs_default
+def test_the_default_model(pictures: list[str]) -> None:
+    predictor = Predictor(top=2000)
+    answer = predictor(pictures[0])
+    assert len(names(answer)) == 1000
+    assert {"tench", "great white shark", "crane (bird)", "Granny Smith"} < set(names(answer))
+    assert not [name for name in names(answer) if "_" in name]
+    assert sum(odds(answer)) == pytest.approx(1, abs=1e-4)
+    model = predictor.model
+    assert isinstance(model, hvt.HVT)
+    assert hvt.cost(model).gflops <= 0.70
+    assert len(model.config.tokens) > 1
+    assert "DeiT-Tiny" in model.pretrained_cfg["origin"]["source"]
+
+
+def test_the_cifar100_model(pictures: list[str]) -> None:
+    predictor = Predictor("cifar100", top=200)
     answer = predictor(pictures[0])
     assert len(names(answer)) == 100
     assert {"apple", "maple_tree", "willow_tree", "worm"} < set(names(answer))
@@ -529,11 +544,12 @@ def test_the_built_in_model_knows_its_classes(tmp_path: Path) -> None:
     subprocess.run([sys.executable, unpack, tmp_path], check=True, capture_output=True)
     test = open_eval("cifar100", root=tmp_path).val
     assert isinstance(test, ArrayPictures)
-    predictor = Predictor(top=1)
+    predictor = Predictor("cifar100", top=1)
     answers = predictor([Image.fromarray(picture) for picture in test.images[:400].numpy()])
     named = [predictor.class_names.index(answer.name) for answer in answers]
     right = (torch.tensor(named) == test.labels[:400]).float().mean()
-    said = re.search(r"top-1 \*\*([0-9.]+) %", (DOCS / "built-in.md").read_text())
+    page = (DOCS / "built-in.md").read_text()
+    said = re.search(r"CIFAR-100's.*?top-1 \*\*([0-9.]+) %", page, re.DOTALL)
     assert said is not None
     assert 100 * right == pytest.approx(float(said[1]), abs=7)  # three deviations of 400 draws
 

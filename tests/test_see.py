@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from conftest import needs_default
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
@@ -278,6 +280,51 @@ def test_sources_equal_a_trace_by_hand(
     ]
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"pool_after": (1,), "pool_dims": 2, "pool_kernel": (2, 1), "pool_stride": (2, 1)},
+        {"pool_after": (0, 2), "pool_dims": 2, "pool_kernel": 3, "pool_stride": 2},
+        {"pool_after": (0, 1), "pool_dims": 1, "pool_kernel": 3, "pool_stride": 2},
+        {"pool_after": (0,), "pool_dims": 2, "pool_kernel": 2, "pool_stride": 2, "img_size": 40},
+        {"stages": 0, "merge": 5},
+        {"stages": 0, "merge": (0, 40, 0, 9), "class_token": False},
+    ],
+)
+@torch.inference_mode()
+def test_sources_of_averages_rebuild_the_tokens(build: Build, overrides: dict[str, Any]) -> None:
+    """Where blocks add nothing and no position is told, a token is its patches' average."""
+    model = build("deit_ti", **{"depth": 4, "pool": "avg", **overrides})
+    for block in model.blocks:
+        block.attn.proj.weight.zero_(), block.attn.proj.bias.zero_()
+        block.mlp.fc2.weight.zero_(), block.mlp.fc2.bias.zero_()
+        if block.pos_embed is not None:
+            block.pos_embed.zero_()
+    image = torch.randn(3, *model.config.image)
+    patches = model._embed(image[None])[0, model.num_prefix_tokens :].double()
+    outputs = model.forward_intermediates(image[None], intermediates_only=True, output_fmt="NLC")
+    found = token_sources(model, image)
+    assert [stage.tokens + model.num_prefix_tokens for stage in found] == list(
+        model.config.tokens[1:]
+    )
+    for stage in found:
+        assert stage.origins is None
+        tokens = stage.weights.to_dense() @ patches
+        assert torch.allclose(tokens, outputs[stage.block][0].double(), atol=1e-5)
+        assert torch.allclose(stage.weights.to_dense().sum(1), torch.ones(1).double())
+        assert float(stage.shares.sum()) == pytest.approx(1)
+
+
+def test_two_by_one_pooling_with_a_class_token(build: Build, image: Tensor) -> None:
+    """As in the built-in model: neighbours in a column become one token, half of each."""
+    tall = {"pool_dims": 2, "pool_kernel": (2, 1), "pool_stride": (2, 1), "pool": "avg"}
+    (stage,) = token_sources(build("deit_ti", pool_after=(1,), **tall), image)
+    assert (stage.block, stage.tokens) == (1, 32)
+    assert stage.weights.indices()[1, :4].tolist() == [0, 8, 1, 9]
+    assert set(stage.weights.values().tolist()) == {0.5}
+    assert set(stage.shares.flatten().tolist()) == {1 / 64}
+
+
 def bright_in_the_middle() -> tuple[hvt.HVT, Tensor]:
     """15 → 8 → 1 tokens; the middle patch stands in every window and is the largest in each."""
     model = hvt.create_model(
@@ -308,7 +355,7 @@ def test_a_patch_that_wins_everywhere() -> None:
     [
         ("deit_ti", {}, "has no pooling, so it keeps all its 65 tokens"),
         ("hvt_ti_0", {}, "has no pooling, so it keeps all its 64 tokens"),
-        ("hvt_ti_2", {"pool": "avg"}, r"averages its tokens \(pool=avg\)"),
+        ("deit_ti", {"merge": 0}, "has no pooling, so it keeps all its 65 tokens"),
         ("hvt_ti_2", {"pool": "conv"}, r"convolves its tokens \(pool=conv\)"),
     ],
 )
@@ -470,6 +517,32 @@ def test_see_tokens(run: Run, build: Build, flower: Path, tmp_path: Path) -> Non
     assert read(tmp_path / "flower-tokens.png").shape == (44 + 160 + 12, 12 + 5 * 172 + 64, 3)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"merge": 4},
+        {"pool_after": (0,), "pool": "avg", "pool_dims": 2, "pool_kernel": (2, 1),
+         "pool_stride": (2, 1)},
+    ],
+)  # fmt: skip
+def test_see_tokens_of_averages(
+    run: Run, build: Build, flower: Path, tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    """Patches of one token have one colour, and there is a line around them."""
+    hvt.save(build("deit_ti", depth=2, **overrides), tmp_path / "small.safetensors")
+    code, out, err = run("see", "tokens", "small.safetensors", flower, "--dpi", 72)
+    assert (code, out, err) == (0, "flower-tokens.png\n", "")
+    steps = 2 if "merge" in overrides else 1
+    picture = read(tmp_path / "flower-tokens.png")
+    assert picture.shape == (44 + 160 + 12, 12 + (1 + steps) * 172, 3)
+    shown = picture[44:204, 184:344].astype(int)
+    white = (shown == 255).all(axis=2)
+    if steps == 1:  # 8 × 8 patches of 20 pixels: lines after every second row and every column
+        assert white[40].all()
+        assert not white[20].all()
+        assert white[:, 20].all()
+
+
 def test_see_cost(run: Run, build: Build, tmp_path: Path) -> None:
     hvt.save(build("hvt_ti_2", pool="conv"), tmp_path / "small.safetensors")
     code, out, err = run("see", "cost", "deit_s", "small.safetensors", "--dpi", 72)
@@ -477,6 +550,7 @@ def test_see_cost(run: Run, build: Build, tmp_path: Path) -> None:
     assert read(tmp_path / "cost.png").shape == (330, 485, 3)
 
 
+@needs_default
 @pytest.mark.parametrize("kind", ["features", "tokens", "cost"])
 def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -> None:
     code, out, err = run("see", kind, *([] if kind == "cost" else [flower]))

@@ -1,5 +1,6 @@
 """Our own files: whole, exact, resizable; every bad one refused by one sentence."""
 
+import copy
 import json
 import shutil
 import subprocess
@@ -78,6 +79,45 @@ def test_precision_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
     model = tiny().to(dtype)
     hvt.save(model, tmp_path / "m.safetensors")
     assert_same_weights(model, hvt.load(tmp_path / "m.safetensors"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_narrow_file_gives_the_model_s_own_precision(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Half the bytes; the weights are rounded, and the model is float32 again."""
+    model, path = tiny(), tmp_path / "narrow.safetensors"
+    model.pretrained_cfg["origin"] = {"license": "apache-2.0"}
+    hvt.save(model, tmp_path / "wide.safetensors")
+    hvt.save(model, path, dtype=dtype)
+    with safe_open(path, framework="pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {dtype}  # noqa: SIM118
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    saved = (tmp_path / "wide.safetensors").stat().st_size - path.stat().st_size
+    assert saved == pytest.approx(2 * weights, abs=100)
+    assert_same_weights(copy.deepcopy(model).to(dtype).float(), hvt.load(path))
+    assert hvt.load(path).pretrained_cfg["origin"] == {"license": "apache-2.0"}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}  # which was only read
+
+
+def test_a_weight_beyond_float16_is_not_written_as_infinite(tmp_path: Path) -> None:
+    model, path = tiny(), tmp_path / "m.safetensors"
+    hvt.save(model, path)
+    before = path.read_bytes()
+    model.head.weight.data[0, 0] = 1e5
+    with pytest.raises(HVTError, match=r"head\.weight has the value 100000, beyond torch.float16"):
+        hvt.save(model, path, dtype=torch.float16)
+    with pytest.raises(HVTError, match=r"dtype=torch.int8 must be one of torch.float32, "):
+        hvt.save(model, path, dtype=torch.int8)
+    assert path.read_bytes() == before
+
+
+def test_an_unknown_precision_of_the_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    hvt.save(tiny(), path, dtype=torch.float16)
+    content = path.read_bytes()
+    assert b'"dtype":"float32"' in content
+    path.write_bytes(content.replace(b'"dtype":"float32"', b'"dtype":"float99"'))
+    with pytest.raises(hvt.CheckpointError, match="of a model in 'float99', which is none of"):
+        hvt.load(path)
 
 
 def test_a_model_in_training_is_saved_as_it_is(tmp_path: Path) -> None:

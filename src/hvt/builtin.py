@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 from .config import HVTConfig
+from .errors import CheckpointError
 
 BUILT_IN: dict[str, str] = {
+    "imagenet": "ImageNet's 1,000 classes",
     "cifar100": "CIFAR-100's classes",
 }
 """Name → what the model knows; its weights are in `assets/NAME.safetensors`."""
 
-DEFAULT = "cifar100"
+DEFAULT = "imagenet"
+"""What answers where no checkpoint is named."""
 
 _ENDINGS = (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx")
 
@@ -24,7 +27,20 @@ def built_in(name: str = DEFAULT) -> Path:
 
 def find_checkpoint(name: str | Path) -> Path:
     """The file of a built-in name, else the path itself; `./cifar100` is a path in any case."""
-    return built_in(name) if isinstance(name, str) and name in BUILT_IN else Path(name)
+    if not isinstance(name, str) or name not in BUILT_IN:
+        return Path(name)
+    path = built_in(name)
+    if not path.is_file():
+        raise CheckpointError(
+            f"the built-in model {name} is not in this installation, {path} is missing: "
+            "install hvt again, or name a checkpoint"
+        )
+    return path
+
+
+def installed() -> list[str]:
+    """The built-in models whose files are there; a repackaged hvt may leave large ones out."""
+    return [name for name in BUILT_IN if built_in(name).is_file()]
 
 
 def built_in_config(name: str) -> HVTConfig:

@@ -68,11 +68,13 @@ def save(
     path: str | Path,
     class_names: Sequence[str] | None = None,
     preprocessing: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Write weights, config, class names and preprocessing to one safetensors file, atomically.
 
     Names and preprocessing (mean, std, interpolation, crop_pct, crop_mode) default to the model's.
-    The same model gives the same bytes.
+    `dtype` is what the file holds its weights in: `torch.float16` halves it, and `load` still gives
+    the model in its own precision. The same model gives the same bytes.
     What `model.pretrained_cfg["origin"]` says of where the weights come from goes along.
     """
     described = describe(model, class_names, preprocessing)
@@ -80,9 +82,27 @@ def save(
     if origin := model.pretrained_cfg.get("origin"):
         metadata["origin"] = json.dumps(origin)
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    if dtype is not None:
+        metadata["dtype"] = _dtype_name(model.pos_embed.dtype)
+        tensors = {name: _stored(name, tensor, dtype) for name, tensor in tensors.items()}
     with whole_file(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
         _sort_metadata(temporary)
+
+
+def _stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in the precision of a file, refused where that has no room for its values."""
+    if dtype not in DTYPES:
+        raise HVTError(f"dtype={dtype} must be one of {', '.join(map(str, DTYPES))}")
+    narrow = tensor.to(dtype)
+    if not narrow.isfinite().all() and tensor.isfinite().all():
+        largest = tensor.abs().max().item()
+        raise HVTError(f"{name} has the value {largest:g}, beyond {dtype}: use another dtype")
+    return narrow
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _sort_metadata(path: Path) -> None:
@@ -172,8 +192,18 @@ def _read_safetensors(path: Path, hints: dict[str, Any]) -> Checkpoint:
     if "hvt" not in metadata:
         return _foreign(path, stripped(tensors, path), {}, hints)
     checkpoint = _described(path, metadata["hvt"], tensors)
+    if "dtype" in metadata:
+        checkpoint.dtype = _read_dtype(path, metadata["dtype"])
     checkpoint.origin = _read_origin(path, metadata.get("origin", "{}"))
     return checkpoint
+
+
+def _read_dtype(path: Path, name: str) -> torch.dtype:
+    for dtype in DTYPES:
+        if _dtype_name(dtype) == name:
+            return dtype
+    known = ", ".join(map(_dtype_name, DTYPES))
+    raise CheckpointError(f"{path} is of a model in {shown(name)!r}, which is none of {known}")
 
 
 def _read_origin(path: Path, text: str) -> dict[str, str]:

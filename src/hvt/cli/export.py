@@ -33,7 +33,7 @@ def register(commands: Any) -> None:
             "the file as they take the checkpoint."
         ),
         epilog=(
-            "examples:\n  hvt export cifar100.onnx                  the built-in model\n"
+            "examples:\n  hvt export imagenet.onnx                  the built-in model\n"
             "  hvt export model.safetensors model.onnx --data PICTURES\n"
             "  hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
             "  hvt export model.safetensors model.pt2 --to torch"

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..builtin import BUILT_IN, built_in_config
+from ..builtin import BUILT_IN, DEFAULT, built_in_config, installed
 from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
 from ..errors import HVTError, nearest
@@ -55,7 +55,7 @@ def register(commands: Any) -> None:
 
 def run_models(args: argparse.Namespace) -> None:
     names = list_models(args.pattern)
-    built_in = fnmatch.filter(BUILT_IN, args.pattern)
+    built_in = fnmatch.filter(installed(), args.pattern)
     if not names and not built_in:
         known = [*MODELS, *BUILT_IN]
         raise HVTError(f"no model matches {args.pattern!r}: {nearest(args.pattern, known)}")
@@ -85,7 +85,9 @@ def run_models(args: argparse.Namespace) -> None:
                       weights.get(name, ""))  # fmt: skip
     console.print(table)
     for name in built_in:
-        console.print(f"\n{name} is built in and knows {BUILT_IN[name]}", highlight=False)
+        role = ", the default where a model may be left out" if name == DEFAULT else ""
+        text = f"\n{name} is built in and knows {BUILT_IN[name]}{role}"
+        console.print(text, highlight=False)
     for note in dict.fromkeys(NOTES[name] for name in names if name in NOTES):
         noted = [name for name in names if NOTES.get(name) == note]
         console.print(f"\n{', '.join(noted)}: {note}", highlight=False)

@@ -30,7 +30,7 @@ def register(commands: Any) -> None:
         description=(
             "The likeliest classes of pictures: files, folders or globs, by a checkpoint's model\n"
             "or an exported one. Without either it is the built-in model, which knows\n"
-            "CIFAR-100's classes."
+            "ImageNet's 1,000 classes; cifar100 is the other one's name."
         ),
         epilog=(
             "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors PICTURES --csv\n"

@@ -11,7 +11,7 @@ from .flags import Parser, converter
 
 _MODELS = """\
 A model is a name of hvt models, any name of timm's (timm:resnet50, or resnet50), or a
-checkpoint in any form that hvt.load reads. Without one it is the built-in model. A named
+checkpoint in any form that hvt.load reads. Without one it is the built-in model, imagenet. A named
 model has random weights, which the title says; --pretrained fetches the published ones."""
 
 
@@ -61,14 +61,15 @@ def register(commands: Any) -> None:
 
     parser = kinds.add_parser(
         "tokens",
-        help="which patches max pooling keeps",
+        help="which patches the tokens come from",
         description=(
             "Which patches the pooled tokens come from, stage by stage, over the picture.\n"
             "Max pooling takes its maximum channel by channel, so one token has its channels from\n"
             "several patches. Each channel of each token that is left is traced back through all\n"
             "stages to its patch, and a patch's colour is its share of them: at 1 it gave as much\n"
-            "as if all gave equally, at 0 nothing of it was kept. PoWER keeps whole tokens.\n\n"
-            + _MODELS
+            "as if all gave equally, at 0 nothing of it was kept. PoWER keeps whole tokens.\n"
+            "Average pooling and ToMe average tokens: the patches of one have its average colour\n"
+            "and a line around them.\n\n" + _MODELS
         ),
         epilog=(
             "examples:\n  hvt see tokens hvt_s_4 PICTURE\n"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..builtin import DEFAULT
 from ..errors import HVTError
 from ..zoo import MODELS
 
@@ -30,8 +31,9 @@ def open_weights(word: str, pretrained: bool) -> HVT:
 def check_pretrained(word: str | None, pretrained: bool) -> None:
     """Refuse `--pretrained` where the weights are those of a file."""
     if pretrained and word not in MODELS:
-        what = word or "the built-in model"
-        raise HVTError(f"{what} has its own weights: leave --pretrained out, or name a model")
+        raise HVTError(
+            f"{word or DEFAULT} has its own weights: leave --pretrained out, or name a model"
+        )
 
 
 def named_model(name: str, pretrained: bool) -> HVT:

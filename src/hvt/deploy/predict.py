@@ -59,7 +59,7 @@ class Predictor:
     """A checkpoint that answers: `Predictor("model.safetensors")("cat.jpg")`.
 
     An exported file, `model.onnx`, does as well. Without either it is the built-in model, which
-    knows CIFAR-100's classes. `threads` are those of ONNX Runtime; torch has its own setting.
+    knows ImageNet's 1,000 classes. `threads` are those of ONNX Runtime; torch has its own setting.
     """
 
     def __init__(

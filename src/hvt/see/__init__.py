@@ -2,12 +2,13 @@
 
 from .draw import FeatureView, draw_costs, draw_features, draw_tokens
 from .maps import FeatureMap, feature_maps
-from .sources import Pick, TokenSources, token_picks, token_sources
+from .sources import Mix, Pick, TokenSources, token_mixes, token_picks, token_sources
 from .subject import Subject, open_model, open_price
 
 __all__ = [
     "FeatureMap",
     "FeatureView",
+    "Mix",
     "Pick",
     "Subject",
     "TokenSources",
@@ -17,6 +18,7 @@ __all__ = [
     "feature_maps",
     "open_model",
     "open_price",
+    "token_mixes",
     "token_picks",
     "token_sources",
 ]

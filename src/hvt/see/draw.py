@@ -76,11 +76,15 @@ def draw_tokens(
     sources: Sequence[TokenSources],
     dpi: int = DPI,
 ) -> None:
-    """The picture `(H, W, 3)`, then after each pooling what part of what is left each patch gave.
+    """The picture `(H, W, 3)`, then after each step what is left of its patches.
 
-    The colour is a patch's share over an even share: at 1 it gave as much as if all gave equally.
+    Where values are taken, the colour is a patch's share over an even share: at 1 it gave as much
+    as if all gave equally. Where tokens are averaged, the patches of one token have their average
+    colour and a line around them.
     """
-    cell, gap, heading, scale = (_pixels(points, dpi) for points in (160, 12, 44, 64))
+    mixed = sources[0].origins is None
+    cell, gap, heading = (_pixels(points, dpi) for points in (160, 12, 44))
+    scale = 0 if mixed else _pixels(64, dpi)
     seen = _resized(picture, cell)
     height, patches = seen.shape[0], sources[0].shares.numel()
     columns = 1 + len(sources)
@@ -89,14 +93,13 @@ def draw_tokens(
     rows, cols = sources[0].shares.shape
     _place(figure, gap, heading, seen, f"picture, {rows} × {cols} patches")
     most = max(float(stage.shares.max()) for stage in sources) * patches
-    grey = seen.mean(dim=2, keepdim=True)
     for column, stage in enumerate(sources, 1):
-        even = stage.shares[..., None] * patches
-        colours = _coloured(_enlarged(even, *seen.shape[:2])[..., 0] / most, "inferno")
+        shown = _grouped(seen, stage) if mixed else _shaded(seen, stage, most)
         tokens = "1 token" if stage.tokens == 1 else f"{stage.tokens} tokens"
         label = f"after block {stage.block}: {tokens}"
-        _place(figure, gap + column * (cell + gap), heading, 0.3 * grey + 0.7 * colours, label)
-    _scale(figure, gap + columns * (cell + gap), heading, height, most)
+        _place(figure, gap + column * (cell + gap), heading, shown, label)
+    if not mixed:
+        _scale(figure, gap + columns * (cell + gap), heading, height, most)
     _save(figure, path)
 
 
@@ -174,6 +177,40 @@ def _enlarged(picture: Tensor, rows: int, cols: int) -> Tensor:
     planes = picture.permute(2, 0, 1)[None].float()
     mode = "area" if picture.shape[0] > rows else "nearest-exact"
     return F.interpolate(planes, (rows, cols), mode=mode)[0].permute(1, 2, 0)
+
+
+def _shaded(picture: Tensor, stage: TokenSources, most: float) -> Tensor:
+    """The picture in grey under the share of each patch, in colours up to `most` even shares."""
+    even = stage.shares[..., None] * stage.shares.numel()
+    colours = _coloured(_enlarged(even, *picture.shape[:2])[..., 0] / most, "inferno")
+    return 0.3 * picture.mean(dim=2, keepdim=True) + 0.7 * colours
+
+
+def _grouped(picture: Tensor, stage: TokenSources) -> Tensor:
+    """The patches of each token in their average colour, with lines between tokens."""
+    rows, cols = stage.shares.shape
+    small = F.interpolate(picture.permute(2, 0, 1)[None], (rows, cols), mode="area")
+    colours = stage.weights.float() @ small[0].flatten(1).T  # (tokens, 3)
+    owners = _owners(stage)
+    filled = torch.where(owners[:, None] < 0, torch.zeros(3), colours[owners])
+    size = picture.shape[:2]
+    mixed = 0.25 * picture + 0.75 * _enlarged(filled.view(rows, cols, 3), *size)
+    numbers = owners.double().view(1, 1, rows, cols)
+    group = F.interpolate(numbers, size, mode="nearest-exact")[0, 0]
+    line = torch.zeros(size, dtype=torch.bool)
+    line[1:] |= group[1:] != group[:-1]
+    line[:, 1:] |= group[:, 1:] != group[:, :-1]
+    return torch.where(line[..., None], torch.ones(3), mixed)
+
+
+def _owners(stage: TokenSources) -> Tensor:
+    """For each patch the token that has most of it, or -1 where none has any: `(patches,)`."""
+    tokens, patches = stage.weights.indices().flip(1).numpy()
+    order = stage.weights.values().flip(0).numpy().argsort(kind="stable")
+    owners = torch.full((stage.weights.shape[1],), -1)
+    # Of several values for one place numpy keeps the last: the largest part, of equals the first.
+    owners.numpy()[patches[order]] = tokens[order]
+    return owners
 
 
 def _mosaic(values: Tensor, channels: int, side: int) -> Tensor:

@@ -1,14 +1,18 @@
-"""Which patches a model keeps: every pooled value traced back to the patch it came from."""
+"""Which patches a model's tokens come from: every step at which they become fewer, traced back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import HVTError
+from ..lengths import Grid
+from ..merging import Merge, match
 from ..model import HVT
 from ..pooling import Pool, max_sources
 from ..power import survivors
@@ -17,7 +21,7 @@ from .maps import looking, replica
 
 @dataclass(frozen=True)
 class Pick:
-    """One step of a model at which tokens become fewer."""
+    """One step of a model at which it takes some of its tokens, or of their values."""
 
     block: int
     indices: Tensor
@@ -25,81 +29,192 @@ class Pick:
 
 
 @dataclass(frozen=True)
+class Mix:
+    """One step of a model at which it averages some of its tokens."""
+
+    block: int
+    weights: Tensor
+    """Sparse `(N', N)`: the part of each token after the step in each one before, prefix aside."""
+
+
+@dataclass(frozen=True)
 class TokenSources:
     """What is left of the patches after one step."""
 
     block: int
-    origins: Tensor
-    """`(N', D)`: the patch, counted row by row, that each channel of each token came from."""
+    weights: Tensor
+    """Sparse `(N', patches)`: the part of each token that came from each patch; a row sums to 1."""
     shares: Tensor
-    """`(rows, cols)` of patches: the part of all those channels that came from a patch; sums to 1,
-    or to 0 where the class token alone is left."""
+    """`(rows, cols)` of patches: the part of all tokens that came from a patch; sums to 1, or to 0
+    where the class token alone is left."""
+    origins: Tensor | None
+    """`(N', D)`: the patch, counted row by row, that each channel of each token came from; None
+    where tokens are averaged, and no value is that of one patch."""
 
     @property
     def tokens(self) -> int:
         """Tokens that are left, without the class token."""
-        return self.origins.shape[0]
+        return self.weights.shape[0]
 
 
 def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
     """Where the tokens come from, each time they become fewer, of a prepared picture `(C, H, W)`.
 
     Max pooling takes its maximum channel by channel, so a token's channels come from several of
-    the tokens in its window, and through several stages from many patches. The trace follows
-    places: what a block moves between tokens by attention is not in it.
+    the tokens in its window, and through several stages from many patches. Average pooling and
+    ToMe take parts of whole tokens. The trace follows places: what a block moves between tokens by
+    attention is not in it.
     """
     if not isinstance(model, HVT):
         what = type(model).__name__
         raise HVTError(f"{what} is not a model of this family, so its tokens cannot be traced")
-    picks = token_picks(model, image)
-    rows, cols = model.config.grid
-    patches = rows * cols
-    origins = torch.arange(patches)[:, None].expand(-1, picks[0].indices.shape[1])
-    sources = []
-    for pick in picks:
-        origins = origins.gather(0, pick.indices)
-        counts = torch.bincount(origins.flatten(), minlength=patches)
-        shares = counts.double() / max(1, origins.numel())
-        sources.append(TokenSources(pick.block, origins, shares.view(rows, cols)))
-    return sources
-
-
-def token_picks(model: HVT, image: Tensor) -> list[Pick]:
-    """Every step at which a model takes some of its tokens, in order.
-
-    The one place that knows how models of this family lose tokens. Other threads may use the model
-    meanwhile.
-    """
     config = model.config
-    if config.retention is not None:
-        return _kept(model, image)
-    if not config.pool_blocks:
+    if len(config.tokens) == 1:
         raise HVTError(
             f"the model has no pooling, so it keeps all its {config.tokens[0]} tokens: "
             "look at one with stages, such as hvt_s_4"
         )
-    if config.pool != "max":
-        mixes = {"avg": "averages", "conv": "convolves"}[config.pool]
+    if config.merge is not None or (config.pool_blocks and config.pool == "avg"):
+        return _mixed(model, image)
+    return _picked(model, image)
+
+
+def _picked(model: HVT, image: Tensor) -> list[TokenSources]:
+    picks = token_picks(model, image)
+    rows, cols = model.config.grid
+    origins = torch.arange(rows * cols)[:, None].expand(-1, picks[0].indices.shape[1])
+    sources = []
+    for pick in picks:
+        origins = origins.gather(0, pick.indices)
+        tokens, channels = origins.shape
+        places = torch.arange(tokens)[:, None].expand(-1, channels)
+        even = torch.full((origins.numel(),), 1 / channels, dtype=torch.float64)
+        weights = _sparse(places.flatten(), origins.flatten(), even, (tokens, rows * cols))
+        sources.append(TokenSources(pick.block, weights, _shares(weights, rows, cols), origins))
+    return sources
+
+
+def _mixed(model: HVT, image: Tensor) -> list[TokenSources]:
+    weights, (rows, cols) = own_patches(model.config.grid), model.config.grid
+    sources = []
+    for mix in token_mixes(model, image):
+        weights = _composed(mix.weights, weights)
+        sources.append(TokenSources(mix.block, weights, _shares(weights, rows, cols), None))
+    return sources
+
+
+def own_patches(grid: Grid) -> Tensor:
+    """The weights of tokens that are a patch each, as a model's first ones are."""
+    each = torch.arange(grid[0] * grid[1])
+    return _sparse(each, each, torch.ones(len(each), dtype=torch.float64), (len(each), len(each)))
+
+
+def _sparse(rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A sparse matrix in which entries of one place are added."""
+    # Checked: a wrong index here would be read as memory.
+    indices = torch.stack((rows, cols))
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True).coalesce()
+
+
+def _composed(after: Tensor, before: Tensor) -> Tensor:
+    """The product of two sparse matrices; torch's own announces itself as beta at every start."""
+    (rows, middle), values = after.indices(), after.values()
+    lengths = torch.bincount(before.indices()[0], minlength=before.shape[0])
+    starts = lengths.cumsum(0) - lengths
+    # Each entry of `after` meets the whole row of `before` that it points at.
+    times = lengths[middle]
+    first = starts[middle] - (times.cumsum(0) - times)
+    entry = torch.arange(int(times.sum())) + first.repeat_interleave(times)
+    products = values.repeat_interleave(times) * before.values()[entry]
+    shape = (after.shape[0], before.shape[1])
+    return _sparse(rows.repeat_interleave(times), before.indices()[1][entry], products, shape)
+
+
+def _shares(weights: Tensor, rows: int, cols: int) -> Tensor:
+    counts = torch.zeros(rows * cols, dtype=torch.float64)
+    counts.index_add_(0, weights.indices()[1], weights.values())
+    return (counts / max(1, weights.shape[0])).view(rows, cols)
+
+
+def token_picks(model: HVT, image: Tensor) -> list[Pick]:
+    """Every step at which a model takes some of its tokens: max pooling, or PoWER's extraction.
+
+    Other threads may use the model meanwhile.
+    """
+    config = model.config
+    if config.retention is not None:
+        return _kept(model, image)
+    if config.pool == "conv":
         raise HVTError(
-            f"the model {mixes} its tokens (pool={config.pool}), so none comes from one patch: "
-            "look at one with max pooling, such as hvt_s_4"
+            "the model convolves its tokens (pool=conv), so none comes from some of the patches in "
+            "known parts: look at one with max or average pooling, such as hvt_s_4"
         )
+
+    def pick(index: int, pool: Any, args: tuple[Tensor, ...]) -> Pick:
+        tokens = args[0][:, pool.prefix :]
+        indices = max_sources(tokens, pool.grid, pool.kernel, pool.stride, pool.pad)
+        return Pick(index, indices[0].cpu())
+
+    return _watched(model, image, Pool, pick)
+
+
+def token_mixes(model: HVT, image: Tensor) -> list[Mix]:
+    """Every step at which a model averages tokens: average pooling, or ToMe's merging.
+
+    Other threads may use the model meanwhile.
+    """
+
+    def mix(index: int, layer: Any, args: tuple[Tensor, ...]) -> Mix:
+        if isinstance(layer, Merge):
+            _, keys, size = (value[:, layer.prefix :] for value in args)
+            return Mix(index, _merged(keys, size[0].double().cpu(), layer.merged))
+        return Mix(index, _averaged(layer))
+
+    return _watched(model, image, (Pool, Merge), mix)
+
+
+def _watched(model: HVT, image: Tensor, kinds: Any, see: Callable[..., Any]) -> list[Any]:
+    """What `see(block, layer, inputs)` makes of each layer of some kinds while a picture passes."""
     model = replica(model)
-    picks: list[Pick] = []
+    seen: list[Any] = []
 
     def watch(index: int) -> Any:
-        def hook(pool: Pool, args: tuple[Tensor]) -> None:
-            tokens = args[0][:, pool.prefix :]
-            indices = max_sources(tokens, pool.grid, pool.kernel, pool.stride, pool.pad)
-            picks.append(Pick(index, indices[0].cpu()))
+        def hook(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            seen.append(see(index, layer, args))
 
         return hook
 
-    for index in config.pool_blocks:
-        model.blocks[index].pool.register_forward_pre_hook(watch(index))  # type: ignore[union-attr]
+    for index, block in enumerate(model.blocks):
+        for layer in (block.pool, block.merge):
+            if isinstance(layer, kinds):
+                layer.register_forward_pre_hook(watch(index))
     with looking(model):
         model.forward_features(image[None])
-    return picks
+    return seen
+
+
+def _averaged(pool: Pool) -> Tensor:
+    """The weights of average pooling: even over a window, what it has of the border left out."""
+    rows, cols = pool.grid
+    tokens = rows * cols
+    # Numbers from 1: what `unfold` pads with is 0. Exact in float64, as unfold takes no integers.
+    numbers = torch.arange(1, tokens + 1, dtype=torch.float64).view(1, 1, rows, cols)
+    windows = F.unfold(numbers, pool.kernel, padding=pool.pad, stride=pool.stride)[0].T.long()
+    places, column = windows.nonzero(as_tuple=True)  # windows is (N', k)
+    values = 1 / (windows > 0).sum(dim=1).double()[places]
+    return _sparse(places, windows[places, column] - 1, values, (len(windows), tokens))
+
+
+def _merged(keys: Tensor, size: Tensor, merged: int) -> Tensor:
+    """The weights of one merging: by the patches that the tokens stood for, `(N,)`."""
+    stays, joins = (found[0].cpu() for found in match(keys, merged))
+    kept, others = len(stays), joins.shape[1]
+    source, partner = joins.nonzero(as_tuple=True)  # of a, into b
+    after = torch.cat((torch.arange(kept), kept + torch.arange(others), kept + partner))
+    before = torch.cat((2 * stays, 2 * torch.arange(others) + 1, 2 * source))
+    total = torch.zeros(kept + others, dtype=torch.float64).index_add_(0, after, size[before])
+    values = size[before] / total[after]
+    return _sparse(after, before, values, (kept + others, len(size)))
 
 
 def _kept(model: HVT, image: Tensor) -> list[Pick]:

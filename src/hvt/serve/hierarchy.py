@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, Field
@@ -14,7 +14,8 @@ from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
 from ..model import HVT
-from ..see import token_sources
+from ..see import TokenSources, token_sources
+from ..see.sources import own_patches
 
 EXPORTED = (
     "an exported file gives its answer and nothing from inside, so what its tokens come from "
@@ -23,10 +24,10 @@ EXPORTED = (
 
 
 class Token(BaseModel):
-    """A token that is left, by the patches that its channels came from."""
+    """A token that is left, by the patches that it came from."""
 
     patches: list[int] = Field(description="counted row by row from 0")
-    weights: list[float] = Field(description="the part of its channels from each; sums to 1")
+    weights: list[float] = Field(description="the part of it from each; sums to 1")
 
 
 class Stage(BaseModel):
@@ -38,7 +39,7 @@ class Stage(BaseModel):
         description="rows and columns of tokens; null where what is left has no grid"
     )
     shares: list[float] | None = Field(
-        description="for each patch, the part of all kept channels that came from it; sums to 1"
+        description="for each patch, the part of all tokens that came from it; sums to 1"
     )
     kept: list[Token] | None = Field(description="the tokens in order, a class token left out")
 
@@ -71,6 +72,10 @@ class Hierarchy(BaseModel):
     patches: list[int] = Field(description="rows and columns of patches")
     seen: Box = Field(description="the part of the picture that the model sees")
     class_token: bool
+    reduction: Literal["max", "avg", "conv", "drop", "merge"] | None = Field(
+        description="how tokens become fewer: max or average pooling or a convolution, PoWER's "
+        "dropping, ToMe's merging; null where all are kept"
+    )
     stages: list[Stage]
     untraced: str | None = Field(description="why shares and kept tokens are null, where they are")
     blocks: list[Block]
@@ -91,19 +96,20 @@ def hierarchy(
             tokens=tokens,
             after_block=block,
             grid=None if grid is None else list(grid),
-            shares=None if trace is None else _rounded(_shares(trace, config)),
-            kept=None if trace is None else [_token(origins) for origins in trace],
+            shares=None if trace is None else _rounded(trace.shares.flatten()),
+            kept=None if trace is None else _tokens(trace),
         )
         for tokens, block, grid, trace in zip(
             config.tokens, [None, *_steps(config)], _grids(config), traces, strict=True
         )
     ]
-    price, whole = cost(config), cost(config, stages=0, retention=None)
+    price, whole = cost(config), cost(config, stages=0, retention=None, merge=None)
     return Hierarchy(
         image=list(config.image),
         patches=list(config.grid),
         seen=seen,
         class_token=config.class_token,
+        reduction=_reduction(config),
         stages=stages,
         untraced=untraced,
         blocks=[
@@ -138,42 +144,49 @@ def seen_part(size: tuple[int, int], config: HVTConfig, preprocessing: Mapping[s
 
 def _traces(
     config: HVTConfig, model: HVT | None, image: Tensor | None
-) -> tuple[list[Tensor | None], str | None]:
-    """For each stage, which patch each channel came from, `(N', D)`, or why that is unknown."""
-    nothing: list[Tensor | None] = [None] * len(config.tokens)
+) -> tuple[list[TokenSources | None], str | None]:
+    """For each stage what its tokens came from, or why that is unknown."""
+    nothing: list[TokenSources | None] = [None] * len(config.tokens)
     if model is None or image is None:
         return nothing, EXPORTED
-    first = torch.arange(math.prod(config.grid))[:, None]
-    if len(config.tokens) == 1:  # every token stays what it is
+    patches = math.prod(config.grid)
+    shares = torch.full(config.grid, 1 / patches, dtype=torch.float64)
+    first = TokenSources(-1, own_patches(config.grid), shares, None)
+    if len(config.tokens) == 1:
         return [first], None
     try:
-        return [first, *(stage.origins for stage in token_sources(model, image))], None
+        return [first, *token_sources(model, image)], None
     except HVTError as error:
         return nothing, str(error)
 
 
-def _token(origins: Tensor) -> Token:
-    patches, counts = origins.unique(return_counts=True)
-    return Token(patches=patches.tolist(), weights=_rounded(counts / counts.sum()))
-
-
-def _shares(origins: Tensor, config: HVTConfig) -> Tensor:
-    counts = torch.bincount(origins.flatten(), minlength=math.prod(config.grid))
-    return counts.double() / max(1, origins.numel())
+def _tokens(stage: TokenSources) -> list[Token]:
+    rows, patches = stage.weights.indices()
+    counts = torch.bincount(rows, minlength=stage.tokens).tolist()
+    parts = zip(patches.split(counts), stage.weights.values().split(counts), strict=True)
+    return [Token(patches=p.tolist(), weights=_rounded(w)) for p, w in parts]
 
 
 def _rounded(values: Tensor) -> list[float]:
     return [round(value, 5) for value in values.tolist()]
 
 
+def _reduction(config: HVTConfig) -> Any:
+    if len(config.tokens) == 1:
+        return None
+    if config.merge is not None:
+        return "merge"
+    return config.pool if config.retention is None else "drop"
+
+
 def _steps(config: HVTConfig) -> list[int]:
     """The blocks after which tokens are fewer."""
-    if config.retention is None:
+    if config.kept is None:
         return list(config.pool_blocks)
-    before = (config.tokens[0], *config.retention)
-    return [b for b, (n, kept) in enumerate(zip(before, config.retention)) if kept < n]  # noqa: B905
+    before = (config.tokens[0], *config.kept)
+    return [b for b, (n, kept) in enumerate(zip(before, config.kept)) if kept < n]  # noqa: B905
 
 
 def _grids(config: HVTConfig) -> list[tuple[int, int] | None]:
-    """The grid of each stage; what PoWER leaves has none."""
+    """The grid of each stage; what PoWER and ToMe leave has none."""
     return [*config.grids, *[None] * (len(config.tokens) - len(config.grids))]

@@ -209,21 +209,32 @@ function showSeen() {
 
 const HINT = "Point at a token, or use the arrow keys, to see which patches it came from.";
 
+const HOW = {
+  max:
+    "Each stage keeps fewer tokens, and in them the strongest values. The brighter a patch, the more of it " +
+    "survives; of a hatched one nothing is left.",
+  avg: "Then neighbours become one token, their average; here each token has its patches' average colour.",
+  merge:
+    "Block by block, the most similar ones become one token, their average; here each token has its patches' " +
+    "average colour.",
+  drop:
+    "Block by block, those that get the least attention are dropped. Bright patches survive; of a hatched one " +
+    "nothing is left.",
+};
+const mixes = () => ["avg", "merge"].includes(drawn.explanation.reduction);
+
 function showStages() {
   const { explanation } = drawn;
-  const { stages, patches, untraced } = explanation;
+  const { stages, patches, untraced, class_token: extra } = explanation;
   const numbers = stages.map((stage) => stage.tokens);
   const shown = numbers.length > 7 ? [...numbers.slice(0, 3), "…", numbers.at(-1)] : numbers;
   at("stages-title").textContent = `${arrow(shown)} tokens`;
-  const patch = `The picture becomes ${patches[0]} × ${patches[1]} patches, a token for each.`;
+  const also = extra ? "; a class token stands before them" : "";
+  const patch = `The picture becomes ${patches[0]} × ${patches[1]} patches, a token for each${also}.`;
   if (untraced) at("stages-note").textContent = `${patch} Which patches survive cannot be shown: ${untraced}.`;
   else if (stages.length === 1) at("stages-note").textContent = `${patch} This model keeps them all.`;
   else {
-    // Pooling mixes tokens channel by channel; PoWER, which leaves no grid, takes or drops them whole.
-    const how = stages[1].grid
-      ? "Each stage keeps fewer tokens, and in them the strongest values. The brighter a patch, the more of it survives"
-      : "Block by block, those that get the least attention are dropped. Bright patches survive";
-    at("stages-note").textContent = `${patch} ${how}; of a hatched one nothing is left.`;
+    at("stages-note").textContent = `${patch} ${HOW[explanation.reduction]}`;
   }
   at("detail").hidden = stages[0].kept === null;
   at("detail").textContent = HINT;
@@ -318,6 +329,7 @@ function described({ patches, weights }, token, most) {
   const where = `row ${Math.floor(patches[place] / cols) + 1}, column ${(patches[place] % cols) + 1}`;
   const head = `token ${token + 1} of ${most}`;
   if (patches.length === 1) return `${head} is the patch at ${where}`;
+  if (mixes()) return `${head} is the average of ${patches.length} patches, from ${where} on`;
   return `${head} holds values from ${patches.length} patches, most (${percent(weights[place])}) from ${where}`;
 }
 
@@ -334,6 +346,10 @@ function drawStage(canvas, stage, token) {
     context.drawImage(bitmap, seen.left * w, seen.top * h, seen.width * w, seen.height * h, 0, 0, width, height);
   }
   if (!stage.shares) return;
+  if (mixes() && token === null) {
+    drawGroups(canvas, stage);
+    return;
+  }
   let weights = stage.shares;
   if (token !== null) {
     weights = new Array(rows * cols).fill(0);
@@ -358,6 +374,52 @@ function drawStage(canvas, stage, token) {
   for (const patch of stage.kept[token].patches) {
     context.strokeRect((patch % cols) * across + 2, Math.floor(patch / cols) * down + 2, across - 4, down - 4);
   }
+}
+
+// The patches of each token in their average colour, and lines between tokens.
+function drawGroups(canvas, stage) {
+  const { explanation: { patches: [rows, cols] } } = drawn;
+  const context = canvas.getContext("2d");
+  const small = element("canvas");
+  [small.width, small.height] = [cols, rows];
+  const little = small.getContext("2d");
+  little.imageSmoothingQuality = "high";
+  little.drawImage(canvas, 0, 0, cols, rows);
+  const { data } = little.getImageData(0, 0, cols, rows);
+  const across = canvas.width / cols;
+  const down = canvas.height / rows;
+  const corner = (patch) => [(patch % cols) * across, Math.floor(patch / cols) * down];
+  // A patch in several windows goes with the token that has most of it.
+  const owner = new Array(rows * cols).fill(-1);
+  const most = new Array(rows * cols).fill(0);
+  const colours = stage.kept.map(({ patches, weights }, token) => {
+    patches.forEach((patch, i) => {
+      if (weights[i] > most[patch]) [owner[patch], most[patch]] = [token, weights[i]];
+    });
+    if (patches.length === 1) return "transparent";
+    const mean = (part) => patches.reduce((sum, patch, i) => sum + weights[i] * data[4 * patch + part], 0);
+    return `rgba(${[0, 1, 2].map((part) => Math.round(mean(part))).join(", ")}, .75)`;
+  });
+  owner.forEach((token, patch) => {
+    context.fillStyle = colours[token] ?? `rgba(${DIM}, .82)`;
+    context.fillRect(...corner(patch), across, down);
+    if (token < 0) hatch(context, ...corner(patch), across, down);
+  });
+  context.strokeStyle = "rgba(255, 255, 255, .7)";
+  context.lineWidth = 2;
+  context.beginPath();
+  owner.forEach((token, patch) => {
+    const [left, top] = corner(patch);
+    if (patch % cols && owner[patch - 1] !== token) {
+      context.moveTo(left, top);
+      context.lineTo(left, top + down);
+    }
+    if (patch >= cols && owner[patch - cols] !== token) {
+      context.moveTo(left, top);
+      context.lineTo(left + across, top);
+    }
+  });
+  context.stroke();
 }
 
 // Lines between patches, and bolder ones between the tokens of a grid.
