@@ -112,14 +112,12 @@ def evaluate(
         with torch.autocast(device.type, amp, enabled=amp is not None):
             logits = model(images)
         logits = logits.float()
-        top = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        hits = top.eq(labels[:, None])
-        confusion.update(zip(labels.tolist(), top[:, 0].tolist(), strict=True))
         loss = F.cross_entropy(logits, labels, reduction="sum")
-        sums[:4] += torch.tensor(
-            [hits[:, 0].sum().item(), hits.sum().item(), loss.item(), len(labels)],
-            dtype=torch.float64,
-        )
+        top = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()
+        hits = top.eq(batch.labels[:, None])
+        confusion.update(zip(batch.labels.tolist(), top[:, 0].tolist(), strict=True))
+        counted = [hits[:, 0].sum().item(), hits.sum().item(), loss.item(), len(labels)]
+        sums[:4] += torch.tensor(counted, dtype=torch.float64)
     if isinstance(model, nn.Module):
         model.train(training)
     seconds = time.perf_counter() - start

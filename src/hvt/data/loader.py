@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import HVTError
-from .augment import keys_for, normalise
+from .augment import keys_for
 from .keyed import Item, KeyedPictures, KeyedStream, stream_length
 from .pictures import BrokenPicture
 from .sources import ArrayPictures
@@ -224,16 +224,6 @@ class EvalBatches:
     def _from_arrays(self, indices: np.ndarray) -> Batch:
         chosen = torch.from_numpy(indices)
         return Batch(self.transform(self.dataset.images[chosen]), self.dataset.labels[chosen])
-
-
-class ArrayTransform:
-    """Evaluation of pictures in memory: resize where need be, and normalise."""
-
-    def __init__(self, size: int, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.size, self.mean, self.std = size, tuple(mean), tuple(std)
-
-    def __call__(self, images: Tensor) -> Tensor:  # uint8 (B, H, W, C) → float (B, C, S, S)
-        return normalise(images, self.mean, self.std, self.size)
 
 
 class _Sampler:

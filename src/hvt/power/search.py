@@ -11,7 +11,7 @@ import dataclasses
 import math
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -209,14 +209,14 @@ class Searcher(Learner):
                     epoch, number = divmod(update, steps)
                     if epoch and not number:
                         batches = self.pipeline.train.epoch(epoch, 0)
-                    step = self.step(batches, update)
+                    step = self.step(batches, update, lambda: (signals.asked,))
                     bad = 0 if step.taken else bad + 1
                     if bad >= self.recipe.max_bad_steps:
                         raise HVTError(
                             f"the loss was not finite {bad} times in a row (epoch {epoch + 1}, "
                             f"step {number + 1}): lower --lr or set --clip-grad"
                         )
-                    if any(self.team.any(self.device, signals.asked)):
+                    if any(step.flags):
                         raise Interrupted("the search was stopped and has written nothing")
                     now = time.monotonic()
                     if number == steps - 1 or update == self.total - 1 or now - said > 60:
@@ -232,9 +232,14 @@ class Searcher(Learner):
             traceback.clear_frames(error.__traceback__)
             raise
 
-    def step(self, batches: Iterator[Batch], update: int) -> Step:
+    def step(
+        self,
+        batches: Iterator[Batch],
+        update: int,
+        flags: Callable[[], Sequence[bool]] = tuple,
+    ) -> Step:
         """One step, r brought back into [0, 1], and λ for the next."""
-        step = super().step(batches, update)
+        step = super().step(batches, update, flags)
         clip(self.model)
         self._steer(update + 1)
         return step

@@ -231,7 +231,7 @@ class Trainer:
         batches = self.pipeline.train.epoch(epoch, progress.step)
         began, first = time.perf_counter(), progress.step
         while progress.step < steps:
-            step = self.learner.step(batches, epoch * self.steps + progress.step)
+            step = self.learner.step(batches, epoch * self.steps + progress.step, self._flags)
             progress.step += 1
             progress.broken += step.broken
             if step.taken:
@@ -243,7 +243,7 @@ class Trainer:
             done, elapsed = progress.step - first, time.perf_counter() - began
             speed = done * recipe.batch_size / elapsed
             self.watcher.step(progress.step, steps, step.loss, speed)
-            stop, due = self.team.any(self.device, self.signals.asked, self._due())
+            stop, due = step.flags
             if stop or due:
                 self._save()
             if stop:
@@ -373,10 +373,10 @@ class Trainer:
         with whole_file(self.folder / self.file) as temporary:
             temporary.write_text(json.dumps(described, indent=2) + "\n")
 
-    def _due(self) -> bool:
-        """Whether it is time for a checkpoint by the leader's clock."""
+    def _flags(self) -> tuple[bool, bool]:
+        """Whether to stop, and whether it is time for a checkpoint by the leader's clock."""
         minutes = (time.monotonic() - self.saved) / 60
-        return self.team.leads and minutes >= self.recipe.checkpoint_minutes
+        return self.signals.asked, self.team.leads and minutes >= self.recipe.checkpoint_minutes
 
     def _save(self) -> None:
         self.saved = time.monotonic()

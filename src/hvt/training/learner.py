@@ -8,9 +8,8 @@ So what `Learner.state` gives, and the number of steps done, is all there is to 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +46,8 @@ class Step:
     """False where the loss or a gradient was not finite: nothing has changed then."""
     broken: int
     """Unreadable pictures that others stood in for."""
+    flags: tuple[bool, ...] = ()
+    """For each flag, whether it was raised in any process."""
 
 
 class Learner:
@@ -79,32 +80,43 @@ class Learner:
         """What runs on a batch: the model, unless more than its logits is needed."""
         return self.model
 
-    def step(self, batches: Iterator[Batch], update: int) -> Step:
-        """Learn from the next global batch, after `update` steps before it."""
+    def step(
+        self,
+        batches: Iterator[Batch],
+        update: int,
+        flags: Callable[[], Sequence[bool]] = tuple,
+    ) -> Step:
+        """Learn from the next global batch, after `update` steps before it.
+
+        `flags` are asked for once the gradients are there. They, the loss and the counts are one
+        all-reduce and one transfer from the device: each makes the host wait.
+        """
         self.network.train()
         self.schedule.step_update(update)
         pieces = self.recipe.accumulate
-        loss, broken = 0.0, 0
+        losses, broken = [], 0
         for piece in range(pieces):
             batch = next(batches)
             broken += batch.broken
             with self._sync(last=piece == pieces - 1):
                 part = self._loss(batch, piece, update) / pieces
                 self.scaler.scale(part).backward()
-            loss += part.item()
+            losses.append(part.detach())
         self.model.draw_drop_path(None)
-        norm = self._gradient_norm()
-        finite = math.isfinite(loss) and math.isfinite(norm)
+        measured = torch.stack([*losses, self._gradient_norm()]).to(self._wire())
         # float64, so that whole numbers stay whole
-        wire = torch.tensor([loss / self.team.size, broken, not finite], dtype=torch.float64)
-        loss, broken, bad = self.team.sum(wire.to(self._wire())).tolist()
-        if not bad:
+        mean = measured[:-1].double().sum() / self.team.size
+        bad = measured.isfinite().all().logical_not().double()
+        counts = torch.tensor([broken, *flags()], dtype=torch.float64).to(self._wire())
+        sums = self.team.sum(torch.cat((torch.stack((mean, bad)), counts)))
+        loss, spoiled, passed_over, *raised = sums.tolist()
+        if not spoiled:
             self.scaler.step(self.optimizer)
             if self.ema:
                 self.ema.update(self.model)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return Step(loss, not bad, int(broken))
+        return Step(loss, not spoiled, int(passed_over), tuple(map(bool, raised)))
 
     def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
         recipe = self.recipe
@@ -125,7 +137,7 @@ class Learner:
                 loss = (1 - alpha) * loss + alpha * self.teacher.loss(logits, images)
         return loss
 
-    def _gradient_norm(self) -> float:
+    def _gradient_norm(self) -> Tensor:
         """The norm of all gradients, which are then clipped where the recipe says so."""
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -133,7 +145,7 @@ class Learner:
         if self.recipe.clip_grad:
             clip_grads_with_norm_(self.model.parameters(), self.recipe.clip_grad, norm)
         # The scaler finds gradients that are not finite itself, and lowers its scale.
-        return 0.0 if self.scaler.is_enabled() else norm.item()
+        return torch.zeros_like(norm) if self.scaler.is_enabled() else norm
 
     def seconds_per_step(self) -> float:
         """How long a step takes without its update; changes nothing.
