@@ -101,18 +101,20 @@ def infer_config(
     if strange and len(strange) < len(state):
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise CheckpointError(
-            f"{path} is no HVT, DeiT or plain ViT checkpoint: it has {strange[0]}{more}"
+            f"{path} is not an HVT, DeiT or plain ViT checkpoint: it has {strange[0]}{more}"
         )
     for name in _NEEDED:
         if name not in state and not (name == "norm.weight" and "fc_norm.weight" in state):
-            found = f"it has {', '.join(sorted(state)[:3])} …" if state else "it has no tensors"
+            contents = f"it has {', '.join(sorted(state)[:3])} …" if state else "it has no tensors"
             raise CheckpointError(
-                f"{path} is no HVT, DeiT or plain ViT checkpoint: it has no {name} ({found})"
+                f"{path} is not an HVT, DeiT or plain ViT checkpoint: it has no {name} ({contents})"
             )
     try:
         return _infer(state, arguments, hints)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} describes no model of this family: {error}") from error
+        raise CheckpointError(
+            f"{path} does not describe a model of this family: {error}"
+        ) from error
 
 
 def block_numbers(state: State) -> set[int]:
@@ -222,15 +224,15 @@ def _image(
             return fits[0]
     patches = positions - prefix
     raise CheckpointError(
-        f"{patches} patches of {patch} pixels are no square: pass the model's img_size to load"
+        f"{patches} patches of {patch} pixels are not a square: pass the model's img_size to load"
     )
 
 
 def _sizes(patches: int, patch: int, stated: tuple[Any, ...]) -> list[tuple[int, int]]:
     """Those of some sizes that have so many patches."""
     sizes = []
-    for given in stated:
-        size = (given, given) if isinstance(given, int) else given
+    for value in stated:
+        size = (value, value) if isinstance(value, int) else value
         if isinstance(size, (tuple, list)) and len(size) == 2 and patches > 0:
             rows, cols = size[0] // patch, size[1] // patch
             if rows * cols == patches and size[0] % patch == size[1] % patch == 0:
@@ -245,7 +247,7 @@ def _pooling(
 
     The arguments are only tried first: the authors' code ignores its own stride setting.
     """
-    given = [
+    stated = [
         (
             arguments.get("pool_kernel", arguments.get("pool_kernel_size")),
             arguments.get("pool_stride"),
@@ -254,7 +256,7 @@ def _pooling(
     ]
     usual = [(3, 2, 1), (3, 2, 2)]
     others = [(k, s, dims) for dims in (1, 2) for s in (2, 3, 4) for k in range(2, 8)]
-    for kernel, stride, dims in (*given, *usual, *others):
+    for kernel, stride, dims in (*stated, *usual, *others):
         if not isinstance(kernel, int) or not isinstance(stride, int) or min(kernel, stride) < 1:
             continue
         if _lengths(grid, kernel, stride, dims, len(lengths)) == lengths:

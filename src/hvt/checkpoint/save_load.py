@@ -188,10 +188,12 @@ def _read_origin(path: Path, text: str) -> dict[str, str]:
 
 def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Checkpoint:
     """One of our own files, from what it says of itself."""
-    found = read_description(path, description, blocks=len(block_numbers(tensors)))
+    described = read_description(path, description, blocks=len(block_numbers(tensors)))
     dtypes = {tensor.dtype for tensor in tensors.values()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    return Checkpoint(path, found.config, tensors, found.preprocessing, found.class_names, dtype)
+    return Checkpoint(
+        path, described.config, tensors, described.preprocessing, described.class_names, dtype
+    )
 
 
 def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
@@ -259,7 +261,7 @@ def _foreign(
     try:
         check_preprocessing({}, config)  # the size of its input
     except HVTError as error:
-        raise CheckpointError(f"{path} describes no usable model: {error}") from error
+        raise CheckpointError(f"{path} does not describe a usable model: {error}") from error
     return Checkpoint(path, config, tensors)
 
 
@@ -291,7 +293,7 @@ def _fitted(checkpoint: Checkpoint, config: HVTConfig) -> dict[str, Tensor]:
         heads = ("head.", "head_dist.")
         tensors = {k: v for k, v in tensors.items() if not k.startswith(heads)}
         shapes = {k: v for k, v in shapes.items() if not k.startswith(heads)}
-    _compare(tensors, shapes, f"{path} is of another architecture than asked for")
+    _compare(tensors, shapes, f"{path} has another architecture than asked for")
     return tensors
 
 

@@ -30,7 +30,7 @@ FORMS = {"onnx": ".onnx", "int8": ".onnx", "torch": ".pt2"}
 """What a model can be exported to, and how such a file's name ends."""
 
 # LayerNormalization came with 17 and Gelu with 20, which ONNX Runtime reads since 1.17. 23 has
-# Attention too, but is read by few, and is no faster on a CPU.
+# Attention too, but is read by few, and is not faster on a CPU.
 OPSET = 20
 TOLERANCE = 1e-4
 """The largest difference of a float32 export's logits, over the largest logit."""
@@ -93,23 +93,23 @@ def export(
         pictures = drawn_pictures(BATCH, config.in_chans, config.image)
     with whole_file(path) as temporary:
         write(model, temporary, form, calibration)
-        found = _compare(model, open_exported(temporary, form), pictures)
-        if form == "int8" and not found["relative_error"] <= max_error:
+        errors = _compare(model, open_exported(temporary, form), pictures)
+        if form == "int8" and not errors["relative_error"] <= max_error:
             raise HVTError(
-                f"the relative error of int8 is {found['relative_error']:.3f}, above the ceiling "
+                f"the relative error of int8 is {errors['relative_error']:.3f}, above the ceiling "
                 f"of {max_error:g}, so {path} was not written: export in float32, or raise the "
                 "ceiling with --max-error (max_error in Python)"
             )
-        if form != "int8" and not found["difference"] <= TOLERANCE:
+        if form != "int8" and not errors["difference"] <= TOLERANCE:
             raise HVTError(
-                f"the exported model's logits differ by {found['difference']:.1e} of the largest, "
+                f"the exported model's logits differ by {errors['difference']:.1e} of the largest, "
                 f"so {path} was not written: try another version of torch or onnxruntime"
             )
         size = temporary.stat().st_size
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     kept = () if calibration is None else calibration.kept
     return Comparison(
-        form, len(pictures), real, bytes=size, torch_bytes=parameters, kept=kept, **found
+        form, len(pictures), real, bytes=size, torch_bytes=parameters, kept=kept, **errors
     )
 
 
@@ -144,7 +144,7 @@ def write(model: HVT, path: Path, form: str, calibration: Calibration | None = N
     int8 needs a `Calibration` of the same model.
     """
     if (form == "int8") != (calibration is not None):
-        raise HVTError("a calibration is what int8 needs, and int8 alone")
+        raise HVTError("int8 needs a calibration, and the other forms take none")
     description = describe(model)
     if form == "torch":
         _write_program(model, description, path)

@@ -170,15 +170,15 @@ def _from_tensor(tensor: Tensor) -> Image.Image:
 
 def _check_shape(what: str, shape: tuple[int, ...], wanted: str, channels: int) -> None:
     """Refuse a shape that is not one picture's; `channels` is the place of C."""
-    said = f"{what} of shape {shape} is not a picture: give {wanted}"
+    message = f"{what} of shape {shape} is not a picture: give {wanted}"
     if len(shape) == 4:
-        raise HVTError(f"{said}, and a batch as list(batch)")
+        raise HVTError(f"{message}, and a batch as list(batch)")
     if len(shape) != 3:
-        raise HVTError(f"{said}, also for grey, with C = 1")
+        raise HVTError(f"{message}, also for grey, with C = 1")
     if shape[channels] not in (1, 3):
-        raise HVTError(f"{said} with C = 3 for RGB or C = 1 for grey")
+        raise HVTError(f"{message} with C = 3 for RGB or C = 1 for grey")
     if 0 in shape:
-        raise HVTError(f"{said} with pixels in it")
+        raise HVTError(f"{message} with pixels in it")
 
 
 # ── paths ───────────────────────────────────────────────────────────────────────────────────────
@@ -188,7 +188,7 @@ def find_pictures(patterns: Sequence[str]) -> list[str]:
     """The files behind paths, folders and glob patterns, in order; each must give some."""
     paths: list[str] = []
     for pattern in patterns:
-        # os.path: a name that is too long, or holds a NUL, is no file to it; Path would raise.
+        # os.path: a name that is too long, or holds a NUL, is not a file to it; Path would raise.
         path = _expanded(pattern)
         if os.path.isdir(path):  # noqa: PTH112
             files = _below(Path(path))

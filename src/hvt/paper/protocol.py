@@ -52,7 +52,7 @@ SOURCES = {
 }
 
 SEEDS = {"main": (0, 1, 2)}
-"""Seeds of a table's rows unless told; the other tables have one."""
+"""Seeds of a table's rows by default; the other tables have one."""
 
 CURVE_EPOCHS = {"cpu": 3}
 """Figure 4's epochs over a table's, where these are too few for a curve."""
@@ -103,7 +103,7 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
     recipe = load_recipe(file)
     if recipe.data not in SOURCES or recipe.model is None:
         raise HVTError(
-            f"{file} is no protocol: it must name a model, whose cost is the compute "
+            f"{file} is not a protocol: it must name a model, whose cost is the compute "
             f"budget, and data, one of {', '.join(SOURCES)}"
         )
     return Protocol(name, {recipe.data: recipe})
@@ -243,7 +243,7 @@ class Training:
         Only what differs from the defaults counts, so a new field changes no name.
         """
         recipe, plain = self.recipe, Recipe()
-        told = {
+        identity = {
             "config": _unlike(self.config, HVTConfig()),
             "recipe": {
                 name: value
@@ -252,7 +252,7 @@ class Training:
             },
             "power": dataclasses.asdict(self.power) if self.power else None,
         }
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
         config = self.config
         kind = "power" if self.power else "deit" if config.class_token else "hvt"
         size = f"w{config.width}_l{config.depth}_m{len(config.pool_blocks)}_n{config.tokens[0]}"

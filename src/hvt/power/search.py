@@ -45,11 +45,11 @@ from .retention import (
 from .soft import SoftDeiT, clip, harden, mass, penalty, soften
 
 EPOCHS = 5
-"""Of a search, unless told."""
+"""Of a search, by default."""
 CROSSINGS = 5
 """How often r can cross [0, 1] in a search at its own learning rate."""
 FASTEST = 0.05
-"""The largest rate that r has unless told: λ must be able to follow it."""
+"""The largest rate that r has by default: λ must be able to follow it."""
 FALLING = 0.7
 """The part of a search in which the cost is to fall."""
 AHEAD = 10
@@ -61,7 +61,7 @@ REACH = 1000.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search gives: a model with hard extraction, to be trained again."""
 
     model: HVT
@@ -83,48 +83,48 @@ def search(
     match_by_order: bool = False,
     output: str | Path | None = None,
     console: Console | None = None,
-) -> Found:
+) -> SearchResult:
     """Search the retention of a budget for the DeiT in `recipe.init`, on the recipe's data.
 
     The recipe says how to learn; its averaged weights, checkpoints and evaluations are not used.
     `r_lr` is the learning rate of r; the default lets it cross [0, 1] some times. The classes of
     the data must be the checkpoint's by name, or by order with `match_by_order`. `output` is the
-    file to write the found model to.
+    file to write the searched model to.
     """
     if recipe.init is None:
-        raise HVTError("no checkpoint is named: PoWER starts from a trained DeiT, use init=FILE")
-    team, device = distributed.join(recipe.device)
+        raise HVTError("no checkpoint is given: PoWER starts from a trained DeiT, use init=FILE")
+    processes, device = distributed.init_process_group(recipe.device)
     try:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1)
         model, data, match = _open(recipe, gflops, match_by_order)
-        pipeline = open_pipeline(recipe, model, data, team, device)
+        pipeline = open_pipeline(recipe, model, data, processes, device)
         screen = console or Console()
-        say = Say(screen, quiet=not team.leads)
+        say = Say(screen, quiet=not processes.is_main_process)
         config = model.config
         say(
             f"{recipe.init}: {cost(config).gflops:.4g} GFLOPs with all {config.tokens[0]} tokens, "
             f"{gflops:.4g} wanted; {pipeline.train.steps} steps an epoch on {device}"
         )
         say(match.describe())
-        searcher = Searcher(recipe, soften(model), pipeline, team, device, gflops, r_lr)
+        searcher = Searcher(recipe, soften(model), pipeline, processes, device, gflops, r_lr)
         searcher.run(say)
         searched = searcher.retention()
         retention = fit_retention(config, mass(searcher.model), gflops)
         hard = harden(searcher.model, retention)
-        score = evaluate(hard, pipeline.val, hard.num_classes, device, team, searcher.amp)
-        found = Found(
+        score = evaluate(hard, pipeline.val, hard.num_classes, device, processes, searcher.amp)
+        result = SearchResult(
             hard.eval(), retention, cost(hard).gflops, score.top1, searched, searcher.strength
         )
-        say(f"retention {','.join(map(str, retention))}: {found.gflops:.4g} GFLOPs")
-        if output is not None and team.leads:
+        say(f"retention {','.join(map(str, retention))}: {result.gflops:.4g} GFLOPs")
+        if output is not None and processes.is_main_process:
             save(hard, output)
-        said = f"top-1 {score.top1:.2f} % before it is trained again"
-        say(said if output is None else f"{said}; weights in {output}")
-        return found
+        summary = f"top-1 {score.top1:.2f} % before it is trained again"
+        say(summary if output is None else f"{summary}; weights in {output}")
+        return result
     finally:
-        distributed.leave()
+        distributed.destroy_process_group()
 
 
 def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Data, ClassMatch]:
@@ -177,12 +177,12 @@ class Searcher(Learner):
         recipe: Recipe,
         model: SoftDeiT,
         pipeline: Pipeline,
-        team: distributed.Team,
+        processes: distributed.Processes,
         device: torch.device,
         gflops: float,
         r_lr: float | None = None,
     ) -> None:
-        super().__init__(recipe.replace(ema=0.0), model, pipeline, team, device)
+        super().__init__(recipe.replace(ema=0.0), model, pipeline, processes, device)
         self.total = recipe.total_steps(pipeline.train.steps)
         self.whole, self.budget = self.price(), gflops
         self.last_price, self.trend = self.whole, 0.0
@@ -202,7 +202,7 @@ class Searcher(Learner):
         """All epochs, with a line for each and for every minute."""
         steps, bad, began = self.pipeline.train.steps, 0, time.monotonic()
         epochs = math.ceil(self.total / steps)
-        batches, said = self.pipeline.train.epoch(0, 0), began
+        batches, printed = self.pipeline.train.epoch(0, 0), began
         try:
             with StopSignals() as signals:
                 for update in range(self.total):
@@ -219,8 +219,8 @@ class Searcher(Learner):
                     if any(step.flags):
                         raise Interrupted("the search was stopped and has written nothing")
                     now = time.monotonic()
-                    if number == steps - 1 or update == self.total - 1 or now - said > 60:
-                        said = now
+                    if number == steps - 1 or update == self.total - 1 or now - printed > 60:
+                        printed = now
                         left = (now - began) / (update + 1) * (self.total - update - 1)
                         say(
                             f"epoch {epoch + 1}/{epochs}  step {number + 1}/{steps}  "

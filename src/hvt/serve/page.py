@@ -44,15 +44,15 @@ class Part(NamedTuple):
 
 def _parts() -> dict[str, Part]:
     """All that is sent, read once; nothing else can be asked for."""
-    found = {}
+    parts = {}
     for file in files("hvt.serve").joinpath("static").iterdir():
         kind = mimetypes.guess_type(file.name)[0]
         if kind is not None:
             content = file.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
             text = f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
-            found[file.name] = Part(content, text, etag)
-    return found
+            parts[file.name] = Part(content, text, etag)
+    return parts
 
 
 PARTS = _parts()
@@ -112,15 +112,15 @@ async def explain(request: Request) -> Response:
     start = time.perf_counter()
     state = request.app.state
 
-    async def look(uploads: list[Upload]) -> str:
+    async def explain_upload(uploads: list[Upload]) -> str:
         if len(uploads) > 1:
             raise TooLarge(f"the request has {len(uploads)} pictures: send one to explain")
         loop = asyncio.get_running_loop()
         work = functools.partial(_explained, state.engine, uploads[0], start)
         return await loop.run_in_executor(state.explainer, work)
 
-    _, found = await answer_pictures(request, look)
-    return Response(found, media_type="application/json")
+    _, explained = await answer_pictures(request, explain_upload)
+    return Response(explained, media_type="application/json")
 
 
 def _explained(engine: Engine, upload: Upload, start: float) -> str:
@@ -129,7 +129,7 @@ def _explained(engine: Engine, upload: Upload, start: float) -> str:
     picture = engine.read(upload.content, what)
     seen = seen_part(picture.size, engine.config, engine.session.pretrained_cfg)
     image = None if engine.model is None else engine.inputs([engine.pixels(picture)])[0]
-    found = hierarchy(engine.config, engine.model, image, seen)
+    described = hierarchy(engine.config, engine.model, image, seen)
     milliseconds = round(1e3 * (time.perf_counter() - start), 3)
-    explanation = Explanation(model=engine.name, milliseconds=milliseconds, **dict(found))
+    explanation = Explanation(model=engine.name, milliseconds=milliseconds, **dict(described))
     return explanation.model_dump_json()

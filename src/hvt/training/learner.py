@@ -1,5 +1,7 @@
 """What learns: a model with its average, optimizer and teacher, one global batch at a time.
 
+With several processes the model is wrapped in DistributedDataParallel (DDP).
+
 Nothing random has a state: every step seeds itself from (seed, step), every picture from its key,
 and dropout from (seed, step, share of the batch).
 So what `Learner.state` gives, and the number of steps done, is all there is to know.
@@ -20,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..data.loader import Batch
-from ..distributed import Team
+from ..distributed import Processes, collective_device
 from ..model import HVT
 from .losses import Teacher, find_teacher, label_loss
 from .muon import Muon, is_matrix
@@ -54,9 +56,19 @@ class Learner:
     """One process's part in learning."""
 
     def __init__(
-        self, recipe: Recipe, model: HVT, pipeline: Pipeline, team: Team, device: torch.device
+        self,
+        recipe: Recipe,
+        model: HVT,
+        pipeline: Pipeline,
+        processes: Processes,
+        device: torch.device,
     ) -> None:
-        self.recipe, self.pipeline, self.team, self.device = recipe, pipeline, team, device
+        self.recipe, self.pipeline, self.processes, self.device = (
+            recipe,
+            pipeline,
+            processes,
+            device,
+        )
         self.model = model.to(device)
         self.model.set_grad_checkpointing(recipe.grad_checkpointing)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
@@ -72,7 +84,7 @@ class Learner:
         self.network: nn.Module = self._network()
         if recipe.compile:
             self.network = torch.compile(self.network)  # type: ignore[assignment]
-        if team.size > 1:
+        if processes.world_size > 1:
             ids = [device.index] if device.type == "cuda" else None
             self.network = DistributedDataParallel(self.network, device_ids=ids)
 
@@ -103,20 +115,21 @@ class Learner:
                 self.scaler.scale(part).backward()
             losses.append(part.detach())
         self.model.draw_drop_path(None)
-        measured = torch.stack([*losses, self._gradient_norm()]).to(self._wire())
+        device = collective_device(self.device)
+        measured = torch.stack([*losses, self._gradient_norm()]).to(device)
         # float64, so that whole numbers stay whole
-        mean = measured[:-1].double().sum() / self.team.size
+        mean = measured[:-1].double().sum() / self.processes.world_size
         bad = measured.isfinite().all().logical_not().double()
-        counts = torch.tensor([broken, *flags()], dtype=torch.float64).to(self._wire())
-        sums = self.team.sum(torch.cat((torch.stack((mean, bad)), counts)))
-        loss, spoiled, passed_over, *raised = sums.tolist()
-        if not spoiled:
+        counts = torch.tensor([broken, *flags()], dtype=torch.float64).to(device)
+        sums = self.processes.all_reduce(torch.cat((torch.stack((mean, bad)), counts)))
+        loss, skipped, unreadable, *raised = sums.tolist()
+        if not skipped:
             self.scaler.step(self.optimizer)
             if self.ema:
                 self.ema.update(self.model)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return Step(loss, not spoiled, int(passed_over), tuple(map(bool, raised)))
+        return Step(loss, not skipped, int(unreadable), tuple(map(bool, raised)))
 
     def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
         recipe = self.recipe
@@ -231,10 +244,6 @@ class Learner:
         if isinstance(self.network, DistributedDataParallel) and not last:
             return self.network.no_sync()
         return contextlib.nullcontext()
-
-    def _wire(self) -> torch.device:
-        """Where tensors must lie to travel between processes."""
-        return self.device if self.device.type == "cuda" else torch.device("cpu")
 
 
 def _settings(optimizer: Any) -> list[dict[str, Any]]:

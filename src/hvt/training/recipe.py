@@ -215,7 +215,7 @@ def from_dict(values: dict[str, Any], where: str) -> Recipe:
 
 
 def _place_of(name: str) -> str:
-    """What to do about a name that is no field of a recipe."""
+    """What to do about a name that is not a field of a recipe."""
     if name in FIELDS:
         return "it is the model's, so it belongs under [overrides]"
     return nearest(name, RECIPE_FIELDS)
@@ -264,7 +264,7 @@ def _check_value(
         (most, "at most", lambda limit: value <= limit),
         (below, "below", lambda limit: value < limit),
     )
-    given = [(words, limit, holds) for limit, words, holds in limits if limit is not None]
-    if not all(holds(limit) for _, limit, holds in given):
-        wanted = " and ".join(f"{words} {limit:g}" for words, limit, _ in given)
+    bounds = [(words, limit, holds) for limit, words, holds in limits if limit is not None]
+    if not all(holds(limit) for _, limit, holds in bounds):
+        wanted = " and ".join(f"{words} {limit:g}" for words, limit, _ in bounds)
         raise HVTError(f"{name}={value!r} must be {wanted}")
