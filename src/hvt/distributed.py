@@ -70,6 +70,11 @@ class Processes:
             dist.barrier()
 
 
+def collective_device(device: torch.device) -> torch.device:
+    """Where a tensor must lie to be reduced: NCCL takes CUDA's, gloo takes the CPU's."""
+    return device if device.type == "cuda" else torch.device("cpu")
+
+
 def init_process_group(device: str) -> tuple[Processes, torch.device]:
     """Join the process group that torchrun started, if any; choose this rank's device."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
