@@ -21,7 +21,7 @@ from hvt.data.augment import BatchAugment, keys_for, normalise, uniform
 from hvt.data.loader import TrainBatches
 from hvt.distributed import Processes
 from hvt.errors import HVTError
-from hvt.training.pipeline import build_model, open_pipeline
+from hvt.training.pipeline import build_model, open_batches
 
 MEAN, STD = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
 
@@ -225,7 +225,7 @@ def batches(workers: int = 0, in_chans: int = 3, **values: Any) -> TrainBatches:
     values = PLAIN | {"batch_size": 24, "workers": workers} | values
     recipe = tiny(Path("unused"), **values, overrides=overrides)
     model, data = build_model(recipe)
-    return open_pipeline(recipe, model, data, Processes(), torch.device("cpu")).train
+    return open_batches(recipe, model, data, Processes(), torch.device("cpu"))[0]
 
 
 def test_crops_and_flips_need_no_pil() -> None:

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hvt.training.engine import Result, train
 from hvt.training.recipe import Recipe
@@ -81,6 +82,21 @@ def assert_same_run(left: Path, right: Path) -> None:
             assert torch.equal(tensor, theirs[key]), f"{key} of {name}"
     for name in ("model.safetensors", "best.safetensors", "metrics.csv"):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name
+
+
+class Waits(TorchFunctionMode):
+    """Counts in `transfers` the calls that make the host wait for the device, wherever that is."""
+
+    CALLS = (Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__,
+             Tensor.__float__, Tensor.__int__)  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transfers = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.transfers += func in self.CALLS
+        return func(*args, **kwargs or {})
 
 
 @contextlib.contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..config import HVTConfig
-from ..errors import HVTError
+from ..training.interrupt import Interrupted
 from ..training.recipe import Recipe, list_recipes, load_recipe, recipe_text
+from ..training.run import train
 from .flags import add_fields, given_fields
 
 _EXAMPLES = """\
@@ -55,25 +55,8 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
-    recipe = None
-    if args.resume:
-        if args.recipe or set(values) - {"epochs"} or overrides:
-            raise HVTError(
-                "--resume uses the run's own recipe: give it alone, or with --epochs "
-                "to make the run longer"
-            )
-    elif args.recipe:
-        recipe = load_recipe(args.recipe).replace(overrides, **values)
-    else:
-        raise HVTError(f"no recipe is given: use one of {', '.join(list_recipes())}")
-
-    from ..training.engine import Interrupted, resume, train
-
     try:
-        if recipe is None:
-            resume(args.resume, **values)
-        else:
-            train(recipe, name=Path(args.recipe).name.removesuffix(".toml"))
+        train(args.recipe, resume=args.resume, **values, **overrides)
     except Interrupted as stopped:
         print(f"hvt: {stopped}", file=sys.stderr)
         return 130

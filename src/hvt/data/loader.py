@@ -107,6 +107,18 @@ class TrainBatches:
         """Global batches in an epoch; pictures that do not fill the last one wait for another."""
         return self.pictures // self.batch_size
 
+    def share(self, piece: int) -> int:
+        """Which share of the global batch a piece of this process is."""
+        return self.share_of[0] + piece
+
+    def rows(self, piece: int) -> Tensor | None:
+        """Which rows of the global batch a piece is; None where it is the whole."""
+        shares = self.share_of[2]
+        if shares == 1:
+            return None
+        rows = rows_of_share(self.batch_size, shares, self.share(piece))
+        return torch.from_numpy(np.ascontiguousarray(rows))
+
     def order(self, epoch: int) -> np.ndarray:
         """The pictures of an epoch. With repeats, each comes so many times in a row and the epoch
         keeps its length, so another part of the data is seen each time."""

@@ -22,7 +22,7 @@ from .. import distributed
 from ..checkpoint.save_load import read, save
 from ..costs import cost
 from ..data.classes import ClassMatch, match_classes
-from ..data.loader import Batch
+from ..data.loader import Batch, TrainBatches
 from ..data.sources import Data, relabel
 from ..errors import HVTError
 from ..evaluation import evaluate
@@ -31,7 +31,7 @@ from ..terminal import printable
 from ..training.interrupt import Interrupted, StopSignals
 from ..training.learner import Learner, Step
 from ..training.optimize import seed_all
-from ..training.pipeline import Pipeline, build_model, open_pipeline
+from ..training.pipeline import build_model, open_batches
 from ..training.recipe import Recipe
 from ..training.watch import clock
 from .retention import (
@@ -99,21 +99,21 @@ def search(
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1)
         model, data, match = _open(recipe, gflops, match_by_order)
-        pipeline = open_pipeline(recipe, model, data, processes, device)
+        batches, val_batches = open_batches(recipe, model, data, processes, device)
         screen = console or Console()
         say = Say(screen, quiet=not processes.is_main_process)
         config = model.config
         say(
             f"{recipe.init}: {cost(config).gflops:.4g} GFLOPs with all {config.tokens[0]} tokens, "
-            f"{gflops:.4g} wanted; {pipeline.train.steps} steps an epoch on {device}"
+            f"{gflops:.4g} wanted; {batches.steps} steps an epoch on {device}"
         )
         say(match.describe())
-        searcher = Searcher(recipe, soften(model), pipeline, processes, device, gflops, r_lr)
+        searcher = Searcher(recipe, soften(model), batches, processes, device, gflops, r_lr)
         searcher.run(say)
         searched = searcher.retention()
         retention = fit_retention(config, mass(searcher.model), gflops)
         hard = harden(searcher.model, retention)
-        score = evaluate(hard, pipeline.val, hard.num_classes, device, processes, searcher.amp)
+        score = evaluate(hard, val_batches, hard.num_classes, device, processes, searcher.amp)
         result = SearchResult(
             hard.eval(), retention, cost(hard).gflops, score.top1, searched, searcher.strength
         )
@@ -176,14 +176,14 @@ class Searcher(Learner):
         self,
         recipe: Recipe,
         model: SoftDeiT,
-        pipeline: Pipeline,
+        batches: TrainBatches,
         processes: distributed.Processes,
         device: torch.device,
         gflops: float,
         r_lr: float | None = None,
     ) -> None:
-        super().__init__(recipe.replace(ema=0.0), model, pipeline, processes, device)
-        self.total = recipe.total_steps(pipeline.train.steps)
+        super().__init__(recipe.replace(ema=0.0), model, batches, processes, device)
+        self.total = recipe.total_steps(batches.steps)
         self.whole, self.budget = self.price(), gflops
         self.last_price, self.trend = self.whole, 0.0
         # λ. The penalty counts 1 at first.
@@ -200,15 +200,15 @@ class Searcher(Learner):
 
     def run(self, say: Say) -> None:
         """All epochs, with a line for each and for every minute."""
-        steps, bad, began = self.pipeline.train.steps, 0, time.monotonic()
+        steps, bad, began = self.batches.steps, 0, time.monotonic()
         epochs = math.ceil(self.total / steps)
-        batches, printed = self.pipeline.train.epoch(0, 0), began
+        batches, printed = self.batches.epoch(0, 0), began
         try:
             with StopSignals() as signals:
                 for update in range(self.total):
                     epoch, number = divmod(update, steps)
                     if epoch and not number:
-                        batches = self.pipeline.train.epoch(epoch, 0)
+                        batches = self.batches.epoch(epoch, 0)
                     step = self.step(batches, update, lambda: (signals.asked,))
                     bad = 0 if step.taken else bad + 1
                     if bad >= self.recipe.max_bad_steps:

@@ -26,7 +26,7 @@ from ..zoo import MODELS
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all
-from .pipeline import build_model, open_pipeline
+from .pipeline import build_model, open_batches
 from .recipe import Recipe, from_dict
 from .state import (
     COLUMNS,
@@ -143,8 +143,8 @@ class Trainer:
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1)
         self.learner = self._learner()
-        self.pipeline = self.learner.pipeline
-        self.steps = self.pipeline.train.steps
+        self.batches = self.learner.batches
+        self.steps = self.batches.steps
         self.total = recipe.total_steps(self.steps)
         self.epochs = math.ceil(self.total / self.steps)
         self.progress = Progress()
@@ -170,13 +170,15 @@ class Trainer:
         """What learns, with its batches; sets `data`."""
         model, self.data = build_model(self.recipe)
         self.recipe = self._fit_batch(self.recipe)
-        pipeline = open_pipeline(self.recipe, model, self.data, self.processes, self.device)
-        return Learner(self.recipe, model, pipeline, self.processes, self.device)
+        batches, self.val_batches = open_batches(
+            self.recipe, model, self.data, self.processes, self.device
+        )
+        return Learner(self.recipe, model, batches, self.processes, self.device)
 
     def _evaluate(self, model: HVT) -> Score:
         return evaluate(
             model,
-            self.pipeline.val,
+            self.val_batches,
             model.num_classes,
             self.device,
             self.processes,
@@ -235,7 +237,7 @@ class Trainer:
         progress, recipe = self.progress, self.recipe
         steps = min(self.steps, self.total - epoch * self.steps)
         self.watcher.begin(epoch, self.epochs, progress.step, steps)
-        batches = self.pipeline.train.epoch(epoch, progress.step)
+        batches = self.batches.epoch(epoch, progress.step)
         began, first = time.perf_counter(), progress.step
         while progress.step < steps:
             step = self.learner.step(batches, epoch * self.steps + progress.step, self._flags)
@@ -323,7 +325,7 @@ class Trainer:
     # ── what is said ────────────────────────────────────────────────────────────────────────────
 
     def _announce(self) -> None:
-        recipe, shares = self.recipe, self.pipeline.train.share_of[2]
+        recipe, shares = self.recipe, self.batches.share_of[2]
         config = self.learner.model.config
         self._say(
             f"{recipe.model or recipe.init}{self._weights()}: "

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ..data.loader import Batch
+from ..data.loader import Batch, TrainBatches
 from ..distributed import Processes, collective_device
 from ..model import HVT
 from .losses import Teacher, find_teacher, label_loss
@@ -34,7 +34,6 @@ from .optimize import (
     seed_all,
     seed_dropout,
 )
-from .pipeline import Pipeline
 from .recipe import Recipe
 from .state import Misfit, check_form
 
@@ -59,21 +58,17 @@ class Learner:
         self,
         recipe: Recipe,
         model: HVT,
-        pipeline: Pipeline,
+        batches: TrainBatches,
         processes: Processes,
         device: torch.device,
     ) -> None:
-        self.recipe, self.pipeline, self.processes, self.device = (
-            recipe,
-            pipeline,
-            processes,
-            device,
-        )
+        self.recipe, self.batches = recipe, batches
+        self.processes, self.device = processes, device
         self.model = model.to(device)
         self.model.set_grad_checkpointing(recipe.grad_checkpointing)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
         self.optimizer = make_optimizer(self.model, recipe, device)
-        self.schedule = make_schedule(self.optimizer, recipe, pipeline.train.steps)
+        self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
         self.mixup = make_mixup(recipe, model.num_classes)
         self.teacher: Teacher | None = None
         if recipe.teacher:
@@ -138,10 +133,11 @@ class Learner:
         # Mixup and stochastic depth: all processes and pieces draw alike, for the whole batch, and
         # each uses its part. Dropout has too many numbers for that: each draws its own.
         seed_all(recipe.seed, update)
-        self.model.draw_drop_path(recipe.batch_size, self.pipeline.rows(piece))
+        rows = self.batches.rows(piece)
+        self.model.draw_drop_path(recipe.batch_size, None if rows is None else rows.to(self.device))
         if self.mixup:
             images, target = self.mixup(images, target)
-        seed_dropout(recipe.seed, update, self.pipeline.share(piece))
+        seed_dropout(recipe.seed, update, self.batches.share(piece))
         with self._autocast():
             logits = self.network(images)
             loss = label_loss(logits, target, recipe.smoothing)
@@ -171,7 +167,7 @@ class Learner:
         for _ in range(2):
             began = time.perf_counter()
             with self._autocast():
-                loss = self._trial(self.recipe.batch_size // self.pipeline.train.share_of[2])
+                loss = self._trial(self.recipe.batch_size // self.batches.share_of[2])
             loss.backward()
             if self.device.type == "cuda":
                 torch.cuda.synchronize()

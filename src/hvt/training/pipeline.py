@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from timm.data import create_transform
-from torch import Tensor
 from torchvision import transforms
 
 from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
 from ..data.augment import BatchAugment
 from ..data.evaluation import SMALL, as_files, eval_transform
-from ..data.loader import EvalBatches, TrainBatches, rows_of_share
+from ..data.loader import EvalBatches, TrainBatches
 from ..data.sources import ArrayPictures, Data, open_data
 from ..distributed import Processes
 from ..errors import HVTError
@@ -25,27 +22,6 @@ from ..model import HVT
 from ..registry import create_model
 from ..zoo import MODELS, get_config
 from .recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """The batches of a training and, for each piece, its rows of the global batch."""
-
-    train: TrainBatches
-    val: EvalBatches
-    device: torch.device
-
-    def share(self, piece: int) -> int:
-        """Which share of the global batch a piece of this process is."""
-        return self.train.share_of[0] + piece
-
-    def rows(self, piece: int) -> Tensor | None:
-        """Which rows of the global batch a piece is; None where it is the whole."""
-        shares = self.train.share_of[2]
-        if shares == 1:
-            return None
-        rows = rows_of_share(self.train.batch_size, shares, self.share(piece))
-        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
 
 
 def build_model(recipe: Recipe) -> tuple[HVT, Data]:
@@ -130,10 +106,10 @@ def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict
         )
 
 
-def open_pipeline(
+def open_batches(
     recipe: Recipe, model: HVT, data: Data, processes: Processes, device: torch.device
-) -> Pipeline:
-    """The batches of this process."""
+) -> tuple[TrainBatches, EvalBatches]:
+    """This process\'s batches to learn from and to measure by."""
     workers = reading_processes(recipe.workers, processes, device)
     height, width = model.config.image
     small = isinstance(data.train, ArrayPictures) and height == width <= SMALL
@@ -166,7 +142,7 @@ def open_pipeline(
         workers=workers,
         skip_broken=recipe.skip_broken,
     )
-    return Pipeline(train, val, device)
+    return train, val
 
 
 def reading_processes(workers: int, processes: Processes, device: torch.device) -> int:

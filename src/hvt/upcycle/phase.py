@@ -11,13 +11,13 @@ import torch
 from rich.console import Console
 
 from .. import distributed
-from ..data.loader import EvalBatches, TrainBatches
+from ..data.loader import TrainBatches
 from ..data.sources import Data
 from ..evaluation import Score
 from ..model import HVT
 from ..training.engine import Trainer
 from ..training.learner import Learner
-from ..training.pipeline import Pipeline, reading_processes
+from ..training.pipeline import reading_processes
 from ..training.recipe import Recipe
 from ..training.watch import Row, clock
 from .cache import CachedRows, Layout, as_row
@@ -102,7 +102,7 @@ class Phase(Trainer):
             held_out=True,
         )
         cached = self.rows is not None
-        train = TrainBatches(
+        batches = TrainBatches(
             self.rows if cached else work.photos.train,
             as_row if cached else work.crops(),
             batch_size=recipe.batch_size,
@@ -113,12 +113,11 @@ class Phase(Trainer):
             skip_broken=recipe.skip_broken,
             pin_memory=self.device.type == "cuda",
         )
-        pipeline = Pipeline(train, EvalBatches([], None, batch_size=1), self.device)
         settings = work.settings
         return Distiller(
             recipe,
             self.model,
-            pipeline,
+            batches,
             processes,
             self.device,
             target=work.target,

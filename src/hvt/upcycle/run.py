@@ -317,7 +317,7 @@ class Upcycling:
     def _epochs_for(self, phase: Phase, seconds: float) -> float:
         """As many passes as the seconds allow, by the time of a step, of reading and measuring."""
         began = time.monotonic()
-        batches = phase.pipeline.train.epoch(0)
+        batches = phase.batches.epoch(0)
         next(batches)
         started = time.monotonic() - began  # reading processes included
         began, count = time.monotonic(), 0
