@@ -664,7 +664,7 @@ def test_a_stream_of_hugging_face(hub_folder: Path, tmp_path: Path) -> None:
     batches = TrainBatches(data.train, pil_to_tensor, batch_size=2)
     first, again = ([b.images[:, 0, 0, 0].tolist() for b in batches.epoch(1)] for _ in range(2))
     assert first == again
-    assert sorted(sum(first, [])) == list(range(6))
+    assert sorted(shade for shades in first for shade in shades) == list(range(6))
 
 
 def test_torchvision_through_timm(cifar: Path) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from ..config import HVTConfig
-from ..training.interrupt import Interrupted
 from ..training.recipe import Recipe, list_recipes, load_recipe, recipe_text
 from ..training.run import train
 from .flags import add_fields, given_fields
@@ -53,14 +51,9 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run_recipes, parser=parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
-    try:
-        train(args.recipe, resume=args.resume, **values, **overrides)
-    except Interrupted as stopped:
-        print(f"hvt: {stopped}", file=sys.stderr)
-        return 130
-    return 0
+    train(args.recipe, resume=args.resume, **values, **overrides)
 
 
 def run_recipes(args: argparse.Namespace) -> None:

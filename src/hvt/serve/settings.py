@@ -84,6 +84,8 @@ class Settings:
                 raise HVTError(f"{field.name}={value} must be at least {limits['least']}")
             if value > limits["most"]:
                 raise HVTError(f"{field.name}={value} must be at most {limits['most']}")
+        if self.workers > 1 and os.name == "nt":
+            raise HVTError(f"workers={self.workers} must be 1 on Windows")
         if self.max_pictures > self.queue:
             raise HVTError(
                 f"max_pictures={self.max_pictures} must be at most queue={self.queue}, "

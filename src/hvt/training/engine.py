@@ -334,15 +334,19 @@ class Trainer:
             f"validation pictures, {len(self.data.class_names)} classes"
             + (" (held out of the training data)" if self.data.held_out else "")
         )
-        left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
-        each = self.learner.seconds_per_step()
         self._say(
             f"batch {recipe.batch_size} = {self.processes.world_size} process(es) × "
             f"{recipe.accumulate} × {recipe.batch_size // shares}; "
             f"learning rate {recipe.scaled_lr:.2e}; {self.steps} steps an epoch, "
-            f"{left} to go; about {clock(each * left)} "
-            f"({recipe.batch_size / each:.0f} images/s) on {self.device}, without evaluation"
+            f"{self._estimate()}, without evaluation"
         )
+
+    def _estimate(self) -> str:
+        """How many steps there are to go, and how long they take by two that are tried."""
+        left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
+        each = self.learner.seconds_per_step()
+        speed = self.recipe.batch_size / each
+        return f"{left} to go; about {clock(each * left)} ({speed:.0f} images/s) on {self.device}"
 
     def _weights(self) -> str:
         """Where the weights are from, if not from the checkpoint that is named."""

@@ -109,17 +109,20 @@ def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict
 def open_batches(
     recipe: Recipe, model: HVT, data: Data, processes: Processes, device: torch.device
 ) -> tuple[TrainBatches, EvalBatches]:
-    """This process\'s batches to learn from and to measure by."""
+    """This process's batches to learn from and to measure by."""
     workers = reading_processes(recipe.workers, processes, device)
     height, width = model.config.image
     small = isinstance(data.train, ArrayPictures) and height == width <= SMALL
     # timm's augmentations are PIL's, picture by picture; crops and flips alone need no PIL.
-    whole = small and not (recipe.rand_augment or recipe.color_jitter or recipe.erase)
+    if small and not (recipe.rand_augment or recipe.color_jitter or recipe.erase):
+        pictures: Any = data.train
+        augment = _crop_and_flip(recipe, model)
+    else:
+        pictures = as_files(data.train)
+        augment = _augmentation(recipe, model, data.image_size if small else None)
     train = TrainBatches(
-        data.train if whole else as_files(data.train),
-        _crop_and_flip(recipe, model)
-        if whole
-        else _augmentation(recipe, model, data.image_size if small else None),
+        pictures,
+        augment,
         batch_size=recipe.batch_size,
         repeats=recipe.repeats,
         seed=recipe.seed,

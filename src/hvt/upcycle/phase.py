@@ -19,7 +19,7 @@ from ..training.engine import Trainer
 from ..training.learner import Learner
 from ..training.pipeline import reading_processes
 from ..training.recipe import Recipe
-from ..training.watch import Row, clock
+from ..training.watch import Row
 from .cache import CachedRows, Layout, as_row
 from .distil import Distiller, Held, Weights, merit
 from .photos import Crops, Photos, Size
@@ -141,10 +141,7 @@ class Phase(Trainer):
     def _announce(self) -> None:
         what = "the tail" if self.layout is not None else "all blocks"
         pictures = len(self.work.photos.train) if self.rows is None else len(self.rows)
-        left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
-        each = self.learner.seconds_per_step()
         self._say(
             f"{what}: {pictures} {'photos' if self.rows is None else 'crops'}, {self.steps} steps "
-            f"of {self.recipe.batch_size} an epoch, {left} to go; about {clock(each * left)} "
-            f"({self.recipe.batch_size / each:.0f} images/s) on {self.device}, without reading"
+            f"of {self.recipe.batch_size} an epoch, {self._estimate()}, without reading"
         )
