@@ -627,7 +627,9 @@ def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             path = folder / part / ("cat", "dog")[number % 2] / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (4, 5), (number, 0, 0)).save(path)
-    splits = "".join(f"  - {{name: {part}, num_examples: {n}}}\n" for part, n in sizes.items())
+    splits = "".join(
+        f"  - {{name: {part}, num_bytes: {n}, num_examples: {n}}}\n" for part, n in sizes.items()
+    )
     names = "{class_label: {names: {'0': cat, '1': dog}}}"
     (folder / "README.md").write_text(
         "---\ndataset_info:\n  features:\n  - {name: image, dtype: image}\n"

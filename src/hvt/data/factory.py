@@ -226,4 +226,4 @@ def _class_names(dataset: Any, root: Path | None) -> tuple[str, ...]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
