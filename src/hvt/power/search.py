@@ -8,6 +8,7 @@ rises, below it λ falls. What is left to the budget at the end is settled token
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 import traceback
@@ -27,7 +28,7 @@ from ..data.sources import Data, relabel
 from ..errors import HVTError
 from ..evaluation import evaluate
 from ..model import HVT
-from ..terminal import printable
+from ..terminal import print_line
 from ..training.interrupt import Interrupted, StopSignals
 from ..training.learner import Learner, Step
 from ..training.optimize import seed_all
@@ -100,8 +101,8 @@ def search(
         seed_all(recipe.seed, -1)
         model, data, match = _open(recipe, gflops, match_by_order)
         batches, val_batches = open_batches(recipe, model, data, processes, device)
-        screen = console or Console()
-        say = Say(screen, quiet=not processes.is_main_process)
+        screen = (console or Console()) if processes.is_main_process else Console(quiet=True)
+        say = functools.partial(print_line, screen)
         config = model.config
         say(
             f"{recipe.init}: {cost(config).gflops:.4g} GFLOPs with all {config.tokens[0]} tokens, "
@@ -156,17 +157,6 @@ def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Dat
     return model, dataclasses.replace(data, train=train, val=val, class_names=names), match
 
 
-class Say:
-    """A line at a time, from one of the processes."""
-
-    def __init__(self, console: Console, quiet: bool) -> None:
-        self.console, self.quiet = console, quiet
-
-    def __call__(self, text: str) -> None:
-        if not self.quiet:
-            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
-
 class Searcher(Learner):
     """A learner of weights and r, which steers λ by what the present retention costs."""
 
@@ -198,7 +188,7 @@ class Searcher(Learner):
         # The schedule knows the groups that were there before, and leaves this one alone.
         self.optimizer.add_param_group({"params": own, "lr": r_lr, "weight_decay": 0.0})
 
-    def run(self, say: Say) -> None:
+    def run(self, say: Callable[[str], None]) -> None:
         """All epochs, with a line for each and for every minute."""
         steps, bad, began = self.batches.steps, 0, time.monotonic()
         epochs = math.ceil(self.total / steps)

@@ -21,7 +21,7 @@ from ..errors import HVTError
 from ..evaluation import Score, evaluate
 from ..files import open_regular, whole_file
 from ..model import HVT
-from ..terminal import printable
+from ..terminal import print_line
 from ..zoo import MODELS
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
@@ -357,8 +357,7 @@ class Trainer:
 
     def _say(self, text: str) -> None:
         if self.processes.is_main_process:
-            # Names of folders may hold brackets, which are not markup, and control characters.
-            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+            print_line(self.console, text)
 
     # ── the folder ──────────────────────────────────────────────────────────────────────────────
 

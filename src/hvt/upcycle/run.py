@@ -31,7 +31,7 @@ from ..errors import HVTError, nearest
 from ..evaluation import Score
 from ..files import whole_file
 from ..model import HVT
-from ..terminal import printable
+from ..terminal import print_line
 from ..training.interrupt import Interrupted
 from ..training.pipeline import reading_processes
 from ..training.recipe import from_dict as recipe_from_dict
@@ -513,7 +513,7 @@ class Upcycling:
 
     def _say(self, text: str) -> None:
         if self.processes.is_main_process:
-            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+            print_line(self.console, text)
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         with whole_file(self.folder / name) as temporary:
