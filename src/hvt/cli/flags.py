@@ -67,7 +67,7 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
         if hints[field.name] is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif hints[field.name] == tuple[str, ...]:  # a name may hold any separator
-            options |= {"action": "append", "metavar": field.metadata.get("metavar", "TEXT")}
+            options |= {"action": "append", "metavar": field.metadata.get("metavar") or "TEXT"}
         else:
             options["type"] = converter(field.name, hints[field.name])
             options["metavar"] = _metavar(hints[field.name])
