@@ -26,7 +26,7 @@ test: lint types ## Everything that must pass: lint, types, tests
 test-lowest: ## The tests with the lowest versions that pyproject.toml allows, in .venv-lowest
 	@$(MAKE) --no-print-directory environment VENV=.venv-lowest
 	@.venv-lowest/bin/python -m pip --disable-pip-version-check install -qq uv
-	@.venv-lowest/bin/uv pip install -q --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]'
+	@.venv-lowest/bin/uv pip install -q --python .venv-lowest/bin/python --upgrade --resolution lowest-direct -e '.[dev]'
 	@.venv-lowest/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP) ## The longer tests, by hand

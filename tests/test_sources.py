@@ -655,6 +655,14 @@ def test_hugging_face_data(hub_folder: Path, tmp_path: Path) -> None:
     sentence(caught)
 
 
+@pytest.mark.parametrize("prefix", ["hfds", "hfids"])
+def test_a_folder_that_timm_would_spell_otherwise(hub_folder: Path, prefix: str) -> None:
+    folder = hub_folder.rename(hub_folder.with_name("Hub"))
+    with pytest.raises(HVTError, match=r"/Hub must have no capital letters") as caught:
+        open_data(f"{prefix}/{folder}")
+    sentence(caught)
+
+
 def test_a_stream_of_hugging_face(hub_folder: Path, tmp_path: Path) -> None:
     data = open_data(f"hfids/{hub_folder}", root=tmp_path / "cache")
     assert (len(data.train), len(data.val), data.class_names) == (6, 4, ("cat", "dog"))
