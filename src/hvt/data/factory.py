@@ -112,8 +112,9 @@ def open_factory(
 ) -> FactorySplits:
     """Open both splits, by the names given or by those that are usual.
 
-    `hfds/FOLDER` is a folder that the `datasets` package reads. `wds/FOLDER` is the same as `wds/` with the folder as `root`; a `classes.txt` beside the shards,
-    one name in a line, names the classes.
+    `hfds/FOLDER` is a folder that the `datasets` package reads. `wds/FOLDER` is the same as `wds/`
+    with the folder as `root`; a `classes.txt` beside the shards, one name in a line, names the
+    classes.
     """
     prefix, _, rest = name.partition("/")
     modules, package = _NEEDS[prefix.lower()]
