@@ -322,7 +322,8 @@ def point_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What HF_ENDPOINT does; the hub's library reads that only while it is imported."""
     constants = huggingface_hub.constants
     files = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+    for place in (constants, huggingface_hub.file_download):  # the second before version 1
+        monkeypatch.setattr(place, "HUGGINGFACE_CO_URL_TEMPLATE", files, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
