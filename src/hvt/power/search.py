@@ -12,7 +12,7 @@ import functools
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from ..evaluation import evaluate
 from ..model import HVT
 from ..terminal import print_line
 from ..training.interrupt import Interrupted, StopSignals
-from ..training.learner import Learner, Step
+from ..training.learner import Flags, Learner, Step
 from ..training.optimize import seed_all
 from ..training.pipeline import build_model, open_batches
 from ..training.recipe import Recipe
@@ -222,12 +222,7 @@ class Searcher(Learner):
             traceback.clear_frames(error.__traceback__)
             raise
 
-    def step(
-        self,
-        batches: Iterator[Batch],
-        update: int,
-        flags: Callable[[], Sequence[bool]] = tuple,
-    ) -> Step:
+    def step(self, batches: Iterator[Batch], update: int, flags: Flags = tuple) -> Step:
         """One step, r brought back into [0, 1], and λ for the next."""
         step = super().step(batches, update, flags)
         clip(self.model)

@@ -38,6 +38,9 @@ from .recipe import Recipe
 from .state import Misfit, check_form
 
 
+Flags = Callable[[], Sequence[bool]]
+
+
 @dataclass(frozen=True)
 class Step:
     """What came of one global batch, over all processes."""
@@ -87,12 +90,7 @@ class Learner:
         """What runs on a batch: the model, unless more than its logits is needed."""
         return self.model
 
-    def step(
-        self,
-        batches: Iterator[Batch],
-        update: int,
-        flags: Callable[[], Sequence[bool]] = tuple,
-    ) -> Step:
+    def step(self, batches: Iterator[Batch], update: int, flags: Flags = tuple) -> Step:
         """Learn from the next global batch, after `update` steps before it.
 
         `flags` are asked for once the gradients are there. They, the loss and the counts are one
