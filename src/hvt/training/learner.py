@@ -37,7 +37,6 @@ from .optimize import (
 from .recipe import Recipe
 from .state import Misfit, check_form
 
-
 Flags = Callable[[], Sequence[bool]]
 
 
