@@ -12,7 +12,7 @@ RUN_STAMP := $(VENV)/.hvt-train-installed
 STAMP := $(VENV)/.hvt-dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow lint format types clean
+.PHONY: help quickstart test test-lowest test-slow lint format types clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,12 @@ quickstart: $(RUN_STAMP) ## Train an HVT and a DeiT of equal cost on digits, com
 
 test: lint types ## Everything that must pass: lint, types, tests
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+test-lowest: ## The tests with the lowest versions that pyproject.toml allows, in .venv-lowest
+	@$(MAKE) --no-print-directory environment VENV=.venv-lowest
+	@.venv-lowest/bin/python -m pip --disable-pip-version-check install -qq uv
+	@.venv-lowest/bin/uv pip install -q --python .venv-lowest/bin/python --upgrade --resolution lowest-direct -e '.[dev]'
+	@.venv-lowest/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP) ## The longer tests, by hand
 	@$(BIN)/python -m pytest -m slow

@@ -56,12 +56,12 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, Path(folder), processes, device)
     times: dict[str, list[float]] = {"fed": [], "ready": []}
-    one = next(trainer.pipeline.train.epoch(0))
+    one = next(trainer.batches.epoch(0))
     for turn in range(args.rounds + 1):
         for kind in ("fed", "ready") if turn % 2 else ("ready", "fed"):
             batches: Iterator[Batch] = itertools.repeat(one)
             if kind == "fed":
-                batches = trainer.pipeline.train.epoch(turn)
+                batches = trainer.batches.epoch(turn)
             # When the clock starts the pipeline is as many batches ahead as when it stops.
             for step in range(5):
                 trainer.learner.step(batches, step)

@@ -72,7 +72,7 @@ def measure(recipes: dict[str, Recipe], rounds: int, steps: int = 10) -> dict[st
             processes, device = distributed.init_process_group(recipe.device)
             trainers[name] = Trainer(recipe, Path(folder), processes, device)
     for turn, (name, trainer) in itertools.product(range(rounds), trainers.items()):
-        batches = trainer.pipeline.train.epoch(turn)
+        batches = trainer.batches.epoch(turn)
         for step in range(2 + steps):
             if step == 2:
                 began = time.perf_counter()

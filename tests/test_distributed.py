@@ -101,7 +101,7 @@ def assert_counted_once(folder: Path) -> None:
     for kind, prefix in (("model", "val"), ("ema", "ema")):
         model = hvt.load(folder / "model.safetensors")
         model.load_state_dict(state[kind])
-        score = evaluate(model, trainer.pipeline.val, 10)
+        score = evaluate(model, trainer.val_batches, 10)
         assert (score.top1, score.top5) == (row[f"{prefix}_top1"], row[f"{prefix}_top5"])
         assert score.loss == pytest.approx(row[f"{prefix}_loss"], rel=1e-6)
 
@@ -166,13 +166,15 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
         assert found[0][key] == found[1][key], key
     assert found[0]["any"] == [True, False]
     assert found[0]["shared"] == "from 0"
+    # A step is one transfer from the device and one all-reduce.
+    assert [(each["transfers"], each["all_reduces"]) for each in found] == [(3, 3), (3, 3)]
     # Both leave out the step that was bad for one of them, and both count its broken pictures.
     for steps in (process["steps"] for process in found):
         assert [step["taken"] for step in steps] == [True, False, True]
         assert [step["broken"] for step in steps] == [0, 2, 0]
     # One process that gets the same bad batch does the same.
     trainer = Trainer(tiny(folder), folder, Processes(), CPU, quiet())
-    learner, batches = trainer.learner, spoiled(trainer.pipeline.train.epoch(0), 1)
+    learner, batches = trainer.learner, spoiled(trainer.batches.epoch(0), 1)
     steps = [learner.step(batches, update) for update in range(3)]
     assert [step.taken for step in steps] == [True, False, True]
     for alone, together in zip(steps, found[0]["steps"], strict=True):
@@ -183,7 +185,7 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
     for name, parameter in learner.model.named_parameters():
         total = parameter.double().sum().item()
         assert found[0]["weights"][name] == pytest.approx(total, abs=1e-3), name
-    score = evaluate(learner.model, trainer.pipeline.val, 10)
+    score = evaluate(learner.model, trainer.val_batches, 10)
     assert found[0]["score"]["pictures"] == score.pictures == 145
     assert found[0]["score"]["loss"] == pytest.approx(score.loss, rel=1e-5)
 

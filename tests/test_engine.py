@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from timm.models import save_for_hf
 from torch import Tensor
 from training import (
     PLAIN,
+    Waits,
     assert_same_run,
     quiet,
     run,
@@ -99,7 +101,7 @@ def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
     data = open_data("digits", holdout=0.1)
     assert len(data.val) % 2
     state = newest_state(done.folder / "checkpoints")[1]
-    pictures = Trainer(tiny(done.folder), done.folder, Processes(), CPU, quiet()).pipeline.val
+    pictures = Trainer(tiny(done.folder), done.folder, Processes(), CPU, quiet()).val_batches
     for kind, prefix in (("model", "val"), ("ema", "ema")):
         model = hvt.load(done.folder / "model.safetensors")
         model.load_state_dict(state[kind])
@@ -113,7 +115,7 @@ def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
     trainer = Trainer(tiny(tmp_path, ema=0.75), tmp_path, Processes(), CPU, quiet())
     learner, name = trainer.learner, "blocks.0.attn.qkv.weight"
     expected = learner.model.get_parameter(name).detach().clone()
-    batches = trainer.pipeline.train.epoch(0)
+    batches = trainer.batches.epoch(0)
     for update in range(3):
         learner.step(batches, update)
         expected = 0.75 * expected + 0.25 * learner.model.get_parameter(name).detach()
@@ -127,7 +129,7 @@ def test_best_is_the_best_of_both_and_of_all_epochs(done: Result) -> None:
     assert done.best_top1 == max(figures)
     trainer = Trainer(tiny(done.folder), done.folder, Processes(), CPU, quiet())
     best = hvt.load(done.folder / "best.safetensors")
-    assert evaluate(best, trainer.pipeline.val, 10).top1 == done.best_top1
+    assert evaluate(best, trainer.val_batches, 10).top1 == done.best_top1
 
 
 def test_the_result_is_the_better_of_both_at_the_end(done: Result) -> None:
@@ -291,7 +293,7 @@ def first_step(folder: Path, **values: Any) -> dict[str, Tensor]:
     trainer = Trainer(tiny(folder, **values), folder, Processes(), CPU, quiet())
     model = trainer.learner.model
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer.learner.step(trainer.pipeline.train.epoch(0), 0)
+    trainer.learner.step(trainer.batches.epoch(0), 0)
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}
 
 
@@ -304,6 +306,19 @@ def test_clipping_shortens_the_gradient(tmp_path: Path) -> None:
     free, loose, tight = length(None), length(1e6), length(1e-9)
     assert free == loose
     assert 0 < tight < free / 5
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_a_step_waits_for_the_device_once(tmp_path: Path, pieces: int) -> None:
+    """Mixup, clipping, averaging, the loss shown and the wish to stop: one transfer in all."""
+    recipe = tiny(tmp_path, accumulate=pieces)
+    trainer = Trainer(recipe, tmp_path, Processes(), CPU, quiet())
+    trainer.saved = time.monotonic()
+    trainer.watcher = Watcher(quiet(), tmp_path, tensorboard=False, quiet=True)
+    with Waits() as waits:
+        trainer._epoch(0)
+    assert (trainer.progress.step, trainer.progress.loss_steps) == (5, 5)
+    assert waits.transfers == 5
 
 
 # ── pieces, precision, memory ───────────────────────────────────────────────────────────────────
@@ -337,8 +352,8 @@ def masks_of_a_step(folder: Path, pieces: int) -> tuple[Tensor, Tensor]:
     learner.model.head_drop.register_forward_hook(lambda _m, _i, y: dropped.append(y == 0))
     last = learner.model.blocks[-1].drop_path2
     last.register_forward_hook(lambda _m, i, y: kept.append((y != i[0]).any(2).any(1)))
-    learner.step(trainer.pipeline.train.epoch(0), 3)
-    rows = [trainer.pipeline.rows(piece) for piece in range(pieces)]
+    learner.step(trainer.batches.epoch(0), 3)
+    rows = [trainer.batches.rows(piece) for piece in range(pieces)]
     whole = torch.empty(240, dtype=torch.bool)
     for piece, part in zip(rows, kept, strict=True):
         whole[slice(None) if piece is None else piece] = part
@@ -363,7 +378,7 @@ def test_a_trained_model_draws_for_itself(tmp_path: Path, recompute: bool) -> No
     """Nothing of the last step's masks is left in it."""
     recipe = tiny(tmp_path, accumulate=2, grad_checkpointing=recompute, overrides=DROPOUT)
     trainer = Trainer(recipe, tmp_path, Processes(), CPU, quiet())
-    trainer.learner.step(trainer.pipeline.train.epoch(0), 0)
+    trainer.learner.step(trainer.batches.epoch(0), 0)
     assert trainer.learner.model.train()(torch.zeros(7, 3, 8, 8)).shape == (7, 10)
 
 
@@ -411,7 +426,7 @@ def poisoned(trainer: Trainer, value: float) -> None:
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
     trainer = Trainer(tiny(tmp_path, accumulate=pieces), tmp_path, Processes(), CPU, quiet())
-    learner, batches = trainer.learner, trainer.pipeline.train.epoch(0)
+    learner, batches = trainer.learner, trainer.batches.epoch(0)
     assert learner.step(batches, 0).taken
     poisoned(trainer, math.inf)
     before = {kind: {k: v.clone() for k, v in state.items()} for kind, state in
@@ -435,7 +450,7 @@ def test_a_gradient_that_is_not_finite_is_a_bad_step(tmp_path: Path) -> None:
     bias = learner.model.get_parameter("head.bias")
     bias.register_hook(lambda gradient: gradient * math.nan)
     before = bias.detach().clone()
-    step = learner.step(trainer.pipeline.train.epoch(0), 0)
+    step = learner.step(trainer.batches.epoch(0), 0)
     assert math.isfinite(step.loss)
     assert not step.taken
     assert torch.equal(bias, before)
@@ -493,13 +508,13 @@ def test_alpha_weighs_the_teacher_against_the_labels(done: Result, tmp_path: Pat
     def loss(alpha: float) -> float:
         recipe = tiny(tmp_path, teacher=teacher, distill_alpha=alpha)
         trainer = Trainer(recipe, tmp_path, Processes(), CPU, quiet())
-        return trainer.learner.step(trainer.pipeline.train.epoch(0), 0).loss
+        return trainer.learner.step(trainer.batches.epoch(0), 0).loss
 
     labels, opinion = loss(0.0), loss(1.0)
     assert labels != pytest.approx(opinion, rel=1e-3)
     assert loss(0.25) == pytest.approx(0.75 * labels + 0.25 * opinion, rel=1e-5)
     alone = Trainer(tiny(tmp_path), tmp_path, Processes(), CPU, quiet())
-    assert alone.learner.step(alone.pipeline.train.epoch(0), 0).loss == pytest.approx(labels)
+    assert alone.learner.step(alone.batches.epoch(0), 0).loss == pytest.approx(labels)
 
 
 def test_a_timm_teacher(tmp_path: Path) -> None:
@@ -709,7 +724,7 @@ def test_resume_by_the_command_takes_epochs_alone(
     assert main(["train", "--resume", str(copy), "--epochs", "7"]) == 0
     assert "epoch 7/7" in capsys.readouterr().out
     assert main(["train", "--resume", str(copy), "--lr", "1"]) == 2
-    assert "give it alone, or with --epochs" in capsys.readouterr().err
+    assert "give it alone, or with epochs" in capsys.readouterr().err
 
 
 def test_a_batch_larger_than_the_data_is_lowered(tmp_path: Path) -> None:

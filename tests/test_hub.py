@@ -16,6 +16,7 @@ import pytest
 import timm
 import torch
 from conftest import stir
+from packaging.version import Version
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
@@ -287,6 +288,8 @@ def commands(card: str) -> str:
 def test_the_cards_commands_open_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: HVT, name: str
 ) -> None:
+    if "#" in name and Version(timm.__version__) < Version("1.0.29"):
+        pytest.skip("earlier versions of timm take # for a part of an address")
     model.save_pretrained(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     for folder in (name, str(tmp_path / name)):
@@ -322,7 +325,8 @@ def point_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What HF_ENDPOINT does; the hub's library reads that only while it is imported."""
     constants = huggingface_hub.constants
     files = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+    for place in (constants, huggingface_hub.file_download):  # the second before version 1
+        monkeypatch.setattr(place, "HUGGINGFACE_CO_URL_TEMPLATE", files, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 

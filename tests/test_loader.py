@@ -12,6 +12,7 @@ import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from hvt.data.arrays import ArrayPictures
-from hvt.data.augment import Augmentation, BatchAugment
+from hvt.data.augment import BatchAugment, normalise
 from hvt.data.folders import FilePictures
-from hvt.data.loader import ArrayTransform, Batch, EvalBatches, TrainBatches, rows_of_share
+from hvt.data.loader import Batch, EvalBatches, TrainBatches, rows_of_share
 from hvt.data.pictures import BrokenPicture
 from hvt.data.sources import open_data, open_eval
 from hvt.errors import HVTError
@@ -85,7 +86,7 @@ def timm_eval() -> Any:
 
 
 def lively() -> BatchAugment:
-    return BatchAugment(Augmentation(SIDE, rand_augment="rand-m9-mstd0.5-inc1", erase=0.5))
+    return BatchAugment(SIDE, (0.4,) * 3, (0.2,) * 3)
 
 
 def same(left: list[Batch], right: list[Batch]) -> bool:
@@ -420,7 +421,7 @@ def test_a_batch_may_lose_all_its_pictures(tmp_path: Path) -> None:
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 6))
 def test_evaluation_counts_every_picture_once(count: int, batch: int, size: int) -> None:
     pictures = ArrayPictures(torch.zeros(count, 2, 2, 3, dtype=torch.uint8), torch.arange(count))
-    transform = ArrayTransform(2, (0.5,) * 3, (0.5,) * 3)
+    transform = partial(normalise, mean=(0.5,) * 3, std=(0.5,) * 3)
     seen = []
     for rank in range(size):
         own = list(EvalBatches(pictures, transform, batch_size=batch, rank=rank, world_size=size))
@@ -448,10 +449,9 @@ def test_evaluation_of_files(files: FilePictures, workers: int) -> None:
 def test_arrays_are_evaluated_as_files_are() -> None:
     """What is in memory as a whole gives what timm makes of the single pictures."""
     pictures = arrays(5)
-    (batch,) = EvalBatches(pictures, ArrayTransform(SIDE, (0.4,) * 3, (0.2,) * 3), batch_size=5)
-    one = create_transform(
-        (3, SIDE, SIDE), is_training=False, crop_pct=1.0, mean=(0.4,) * 3, std=(0.2,) * 3
-    )
+    normal = {"mean": (0.4,) * 3, "std": (0.2,) * 3}
+    (batch,) = EvalBatches(pictures, partial(normalise, size=SIDE, **normal), batch_size=5)
+    one = create_transform((3, SIDE, SIDE), is_training=False, crop_pct=1.0, **normal)
     expected = torch.stack([one(pictures[i][0]) for i in range(5)])
     torch.testing.assert_close(batch.images, expected, rtol=0, atol=1e-6)
 

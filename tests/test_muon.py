@@ -100,10 +100,10 @@ def test_its_state_is_all_there_is_to_know(tmp_path: Path) -> None:
         return Trainer(recipe, tmp_path / name, Processes(), CPU, quiet())
 
     first, second = trainer("first"), trainer("second")
-    batches = first.pipeline.train.epoch(0)
+    batches = first.batches.epoch(0)
     first.learner.step(batches, 0)
     second.learner.restore(copy.deepcopy(first.learner.state()))
     first.learner.step(batches, 1)
-    second.learner.step(second.pipeline.train.epoch(0, 1), 1)
+    second.learner.step(second.batches.epoch(0, 1), 1)
     left, right = (t.learner.model.state_dict() for t in (first, second))
     assert all(torch.equal(left[name], right[name]) for name in left)

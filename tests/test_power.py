@@ -38,7 +38,7 @@ from hvt.power import (
     survivors,
 )
 from hvt.power.search import Searcher
-from hvt.training.pipeline import build_model, open_pipeline
+from hvt.training.pipeline import build_model, open_batches
 from hvt.training.recipe import Recipe
 
 SMALL = HVTConfig(
@@ -520,16 +520,16 @@ def test_a_search_meets_its_budget(trained: Path, tmp_path: Path, share: float) 
 def test_r_has_its_own_rate_no_decay_and_stays_in_its_range(trained: Path) -> None:
     recipe = soft_recipe(trained, weight_decay=0.5)
     model, data = build_model(recipe)
-    pipeline = open_pipeline(recipe, model, data, Processes(), CPU)
+    train, _ = open_batches(recipe, model, data, Processes(), CPU)
     model = soften(model)
-    searcher = Searcher(recipe, model, pipeline, Processes(), CPU, 0.00015, r_lr=0.3)
+    searcher = Searcher(recipe, model, train, Processes(), CPU, 0.00015, r_lr=0.3)
     own = list(model.r)
     (*weights, last) = searcher.optimizer.param_groups
     assert {id(p) for p in last["params"]} == {id(r) for r in own}
     assert (last["lr"], last["weight_decay"]) == (0.3, 0.0)
     held = {id(p) for group in weights for p in group["params"]}
     assert held == {id(p) for p in model.parameters()} - {id(r) for r in own}
-    batches = pipeline.train.epoch(0, 0)
+    batches = train.epoch(0, 0)
     searcher.strength = 10.0  # far above what the labels can hold up
     for update in range(4):
         searcher.step(batches, update)

@@ -21,8 +21,10 @@ from hostile import repeated_scans
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor
 
 from hvt.data.check import check
+from hvt.data.loader import TrainBatches
 from hvt.data.pictures import BrokenPicture
 from hvt.data.sources import (
     ArrayPictures,
@@ -614,6 +616,67 @@ def test_missing_package(name: str, module: str, package: str) -> None:
     sentence(caught)
 
 
+@pytest.fixture
+def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set as the `datasets` package reads it: a folder of pictures, and a card about it."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
+    sizes, folder = {"train": 6, "validation": 4}, tmp_path / "hub"
+    for part, size in sizes.items():
+        for number in range(size):
+            path = folder / part / ("cat", "dog")[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (4, 5), (number, 0, 0)).save(path)
+    splits = "".join(
+        f"  - {{name: {part}, num_bytes: {n}, num_examples: {n}}}\n" for part, n in sizes.items()
+    )
+    names = "{class_label: {names: {'0': cat, '1': dog}}}"
+    (folder / "README.md").write_text(
+        "---\ndataset_info:\n  features:\n  - {name: image, dtype: image}\n"
+        f"  - {{name: label, dtype: {names}}}\n  splits:\n{splits}---\n"
+    )
+    return folder
+
+
+def test_hugging_face_data(hub_folder: Path, tmp_path: Path) -> None:
+    data = open_data(f"hfds/{hub_folder}", root=tmp_path / "cache")
+    assert (len(data.train), len(data.val), data.class_names) == (6, 4, ("cat", "dog"))
+    assert sorted(data.train.labels) == [0, 0, 0, 1, 1, 1]  # type: ignore[arg-type, union-attr]
+    for image, label in (data.train[i] for i in range(6)):
+        assert (image.mode, image.size) == ("RGB", (4, 5))
+        assert image.getpixel((0, 0))[0] % 2 == label
+    turned = open_eval(f"hfds/{hub_folder}", root=tmp_path / "cache", class_names=("dog", "cat"))
+    assert sorted(turned.val.labels) == [0, 0, 1, 1]  # type: ignore[arg-type, union-attr]
+    assert turned.val[0][0].getpixel((0, 0))[0] % 2 == 1 - turned.val[0][1]
+    with pytest.raises(HVTError, match=r"cannot be opened with the split nothing"):
+        open_data(f"hfds/{hub_folder}", root=tmp_path / "cache", val_split="nothing")
+    with pytest.raises(HVTError, match=r"hfds/.*absent cannot be opened") as caught:
+        open_data(f"hfds/{hub_folder / 'absent'}", root=tmp_path / "cache")
+    sentence(caught)
+
+
+@pytest.mark.parametrize("prefix", ["hfds", "hfids"])
+def test_a_folder_that_timm_would_spell_otherwise(hub_folder: Path, prefix: str) -> None:
+    folder = hub_folder.rename(hub_folder.with_name("Hub"))
+    with pytest.raises(HVTError, match=r"/Hub must have no capital letters") as caught:
+        open_data(f"{prefix}/{folder}")
+    sentence(caught)
+
+
+def test_a_stream_of_hugging_face(hub_folder: Path, tmp_path: Path) -> None:
+    data = open_data(f"hfids/{hub_folder}", root=tmp_path / "cache")
+    assert (len(data.train), len(data.val), data.class_names) == (6, 4, ("cat", "dog"))
+    assert [image.getpixel((0, 0))[0] % 2 for image, _ in data.val] == [
+        label for _, label in data.val
+    ]
+    turned = open_eval(f"hfids/{hub_folder}", root=tmp_path / "cache", class_names=("dog", "cat"))
+    assert [label for _, label in turned.val] == [1 - label for _, label in data.val]
+    batches = TrainBatches(data.train, pil_to_tensor, batch_size=2)
+    first, again = ([b.images[:, 0, 0, 0].tolist() for b in batches.epoch(1)] for _ in range(2))
+    assert first == again
+    assert sorted(shade for shades in first for shade in shades) == list(range(6))
+
+
 def test_torchvision_through_timm(cifar: Path) -> None:
     data = open_data("torch/cifar100", root=cifar, holdout=0.1, in_chans=1)
     assert (len(data.train), len(data.val), data.held_out) == (45000, 5000, True)
@@ -664,7 +727,7 @@ def test_webdataset_shards(tmp_path: Path) -> None:
     assert [label for _, label in data.val] == [0, 1, 0, 1, 0, 1]
     turned = open_eval(f"wds/{tmp_path}", class_names=("odd", "even"))
     assert [label for _, label in turned.val] == [1, 0, 1, 0, 1, 0]
-    with pytest.raises(HVTError, match="none of it can be held out"):
+    with pytest.raises(HVTError, match="no part can be held out"):
         open_data(f"wds/{tmp_path}", holdout=0.1)
     shutil.rmtree(tmp_path)
     with pytest.raises(HVTError, match="cannot be opened"):

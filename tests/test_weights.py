@@ -424,7 +424,10 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "names by number": (lambda d: d.update(class_names={"0": "a"}), "class names"),
     "too few names": (lambda d: d.update(class_names=["a", "b"]), "2 class names do not fit 3"),
     "giant text": (lambda d: d.update(extra="x" * 9 * 2**20), "more than any description"),
-    "preprocessing of another kind": (lambda d: d.update(preprocessing=3), "not describe a usable model"),
+    "preprocessing of another kind": (
+        lambda d: d.update(preprocessing=3),
+        "not describe a usable model",
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 Both at once, because starting takes longer than either.
 """
 
+import contextlib
 import json
 import math
 import sys
@@ -11,7 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from training import quiet, tiny
+import torch
+import torch.distributed as dist
+from training import Waits, quiet, tiny
 
 from hvt import distributed
 from hvt.cli import main
@@ -32,8 +35,25 @@ def dropped(trainer: Trainer) -> list[list[list[bool]]]:
     masks: list[list[list[bool]]] = []
     drop = trainer.learner.model.head_drop
     drop.register_forward_hook(lambda _m, _i, y: masks.append((y == 0).tolist()))
-    trainer.learner.step(trainer.pipeline.train.epoch(0), 0)
+    trainer.learner.step(trainer.batches.epoch(0), 0)
     return masks
+
+
+@contextlib.contextmanager
+def counted_all_reduces() -> Iterator[list[int]]:
+    """The sizes of what is reduced meanwhile, besides the gradients, which DDP reduces itself."""
+    sizes: list[int] = []
+    real = dist.all_reduce
+
+    def all_reduce(tensor: torch.Tensor) -> None:
+        sizes.append(tensor.numel())
+        real(tensor)
+
+    dist.all_reduce = all_reduce
+    try:
+        yield sizes
+    finally:
+        dist.all_reduce = real
 
 
 def check(folder: Path) -> dict[str, Any]:
@@ -41,15 +61,18 @@ def check(folder: Path) -> dict[str, Any]:
     try:
         trainer = Trainer(tiny(folder), folder, processes, device, quiet())
         learner = trainer.learner
-        batches = spoiled(trainer.pipeline.train.epoch(0), processes.rank)
-        steps = [asdict(learner.step(batches, update)) for update in range(3)]
-        score = evaluate(learner.model, trainer.pipeline.val, 10, device, processes)
+        batches = spoiled(trainer.batches.epoch(0), processes.rank)
+        with Waits() as waits, counted_all_reduces() as reduced:
+            steps = [asdict(learner.step(batches, update)) for update in range(3)]
+        score = evaluate(learner.model, trainer.val_batches, 10, device, processes)
         weights = {name: p.double().sum().item() for name, p in learner.model.named_parameters()}
         dropout = tiny(folder, overrides={"drop_rate": 0.5})
         return {
             "rank": processes.rank,
             "dropped": dropped(Trainer(dropout, folder, processes, device, quiet())),
             "steps": steps,
+            "transfers": waits.transfers,
+            "all_reduces": len(reduced),
             "score": {"pictures": score.pictures, "top1": score.top1, "loss": score.loss},
             "weights": weights,
             "any": processes.any(device, processes.rank == 1, False),

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import HVTError, nearest
+from .fields import field as _field
 from .lengths import KINDS, padding, pooled_length, window
 
 MOST = 10_000
 """Blocks, and tokens of a pooling window. Checking a config takes time in proportion to its depth,
 and the config may come from a file that was made to take for ever."""
-
-
-def _field(default: Any, help: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ class Processes:
         """For each flag, whether it is set on any rank."""
         if self.world_size == 1:
             return list(flags)
-        wire = device if device.type == "cuda" else torch.device("cpu")
-        return [n > 0 for n in self.all_reduce(torch.tensor(flags, device=wire).float()).tolist()]
+        own = torch.tensor(flags, dtype=torch.float32, device=collective_device(device))
+        return [n > 0 for n in self.all_reduce(own).tolist()]
 
     def broadcast(self, value: Any) -> Any:
         """The main process's value, on every rank."""
@@ -68,6 +68,11 @@ class Processes:
         """Wait until every rank has reached this point."""
         if self.world_size > 1:
             dist.barrier()
+
+
+def collective_device(device: torch.device) -> torch.device:
+    """Where a tensor must lie to be reduced: NCCL takes CUDA's, gloo takes the CPU's."""
+    return device if device.type == "cuda" else torch.device("cpu")
 
 
 def init_process_group(device: str) -> tuple[Processes, torch.device]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .data.classes import ClassMatch
 from .data.loader import Batch
-from .distributed import Processes
+from .distributed import Processes, collective_device
 from .errors import HVTError
 from .files import whole_file
 from .plot import new_figure
@@ -113,20 +113,17 @@ def evaluate(
         with torch.autocast(device.type, amp, enabled=amp is not None):
             logits = model(images)
         logits = logits.float()
-        top = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        hits = top.eq(labels[:, None])
-        confusion.update(zip(labels.tolist(), top[:, 0].tolist(), strict=True))
         loss = F.cross_entropy(logits, labels, reduction="sum")
-        sums[:4] += torch.tensor(
-            [hits[:, 0].sum().item(), hits.sum().item(), loss.item(), len(labels)],
-            dtype=torch.float64,
-        )
+        top = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()
+        hits = top.eq(batch.labels[:, None])
+        confusion.update(zip(batch.labels.tolist(), top[:, 0].tolist(), strict=True))
+        counted = [hits[:, 0].sum().item(), hits.sum().item(), loss.item(), len(labels)]
+        sums[:4] += torch.tensor(counted, dtype=torch.float64)
     if isinstance(model, nn.Module):
         model.train(training)
     seconds = time.perf_counter() - start
     if processes.world_size > 1:
-        where = device if device.type == "cuda" else torch.device("cpu")
-        sums = processes.all_reduce(sums.to(where)).cpu()
+        sums = processes.all_reduce(sums.to(collective_device(device))).cpu()
         confusion = sum(processes.all_gather(confusion), Counter())
     right, among_five, loss_sum, pictures, skipped = sums.tolist()
     if not pictures:

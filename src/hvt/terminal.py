@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Control characters, invisible formatting (writing direction among it), bytes of a path that are
 # not UTF-8, and the ends of lines and paragraphs.
@@ -20,3 +24,8 @@ def printable(text: str) -> str:
         else c
         for c in text
     )
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print text from outside: its brackets are not markup, and it is not wrapped."""
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)

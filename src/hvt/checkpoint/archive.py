@@ -1,8 +1,8 @@
 """`torch.export` archives (`.pt2`) read as checkpoints: their tensors alone, nothing unpickled.
 
 `torch.export.load` unpickles parts of an archive and evaluates expressions of its graph, so whoever
-wrote the file can run code. What `hvt export` writes also holds the weights as plain bytes and our
-description of the model, and these are all that is read here.
+wrote the file can run code. What `hvt export` writes also holds the weights as plain bytes, as all
+archives do since torch 2.9, and our description of the model; these are all that is read here.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def read_archive(path: Path) -> tuple[dict[str, Tensor], str]:
         file = StoredZip(path)
         if f"extra/{DESCRIPTION}" not in file or f"{WEIGHTS}/{INDEX}" not in file:
             raise CheckpointError(
-                f"{path} is not a torch.export program of hvt, or of another torch version: only "
-                "the files of hvt export can be read, as their weights are plain bytes"
+                f"{path} is not a torch.export program of hvt export and torch 2.9 or later: no "
+                "other can be read, as its weights are pickled"
             )
         entries = read_json(file.read(f"{WEIGHTS}/{INDEX}"))["config"]
         paths = [entry["path_name"] for entry in entries.values()]

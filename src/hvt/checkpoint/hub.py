@@ -105,6 +105,7 @@ def push_to_hub(
     create_pr: bool = False,
 ) -> str:
     """Create the repository if need be, upload the model in one commit, return the address."""
+    # Not timm's `push_to_hf_hub`, whose weights come without our description of the model.
     api = HfApi(token=token)
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True)

@@ -11,6 +11,7 @@ from importlib import import_module
 from .._version import __version__
 from ..errors import HVTError
 from ..terminal import printable
+from ..training.interrupt import Interrupted
 from .flags import Parser
 
 _EXAMPLES = """\
@@ -86,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         who = "hvt" if rank == "0" else f"hvt ({rank})"
         print(f"{who}: {printable(str(error))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("hvt: stopped", file=sys.stderr)
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        print(f"hvt: {str(stopped) or 'stopped'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -120,7 +121,9 @@ def run_bench(args: argparse.Namespace) -> None:
             _note(f"opening {name} ({mode})")
             opened.append(open_contender(name, mode, device, Path(folder), **overrides))
         memory: dict[tuple[str, str, int], int] = {}
-        if not args.no_memory:
+        if os.name == "nt":
+            _note("peak memory is measured on Linux and macOS only")
+        elif not args.no_memory:
             for (name, _, overrides), contender in zip(entries, opened, strict=True):
                 _note(f"peak memory of {name} ({contender.mode})")
                 peaks = peak_memory(name, contender.mode, batches, device, **overrides)

@@ -63,30 +63,17 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
         default = None if field.default is dataclasses.MISSING else field.default
         shown = "" if default in (None, "", ()) else f" (default: {default})"
         text = field.metadata.get("help", "") + shown
-        common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
+        options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
         if hints[field.name] is bool:
-            parser.add_argument(
-                flags[0], action=argparse.BooleanOptionalAction, help=text, **common
-            )
-            if len(flags) > 1:
-                parser.add_argument(
-                    flags[1],
-                    action=argparse.BooleanOptionalAction,
-                    help=argparse.SUPPRESS,
-                    **common,
-                )
-            continue
-        if hints[field.name] == tuple[str, ...]:  # a name may hold any separator
-            common |= {"action": "append", "metavar": field.metadata.get("metavar", "TEXT")}
-            parser.add_argument(flags[0], help=text, **common)
-            if len(flags) > 1:
-                parser.add_argument(flags[1], **common | {"help": argparse.SUPPRESS})
-            continue
-        convert = converter(field.name, hints[field.name])
-        metavar = _metavar(hints[field.name])
-        parser.add_argument(flags[0], type=convert, metavar=metavar, help=text, **common)
-        if len(flags) > 1:
-            parser.add_argument(flags[1], type=convert, help=argparse.SUPPRESS, **common)
+            options["action"] = argparse.BooleanOptionalAction
+        elif hints[field.name] == tuple[str, ...]:  # a name may hold any separator
+            options |= {"action": "append", "metavar": field.metadata.get("metavar") or "TEXT"}
+        else:
+            options["type"] = converter(field.name, hints[field.name])
+            options["metavar"] = _metavar(hints[field.name])
+        parser.add_argument(flags[0], help=text, **options)
+        for alias in flags[1:]:
+            parser.add_argument(alias, help=argparse.SUPPRESS, **options)
 
 
 def add_batch_and_device(parser: argparse.ArgumentParser) -> None:

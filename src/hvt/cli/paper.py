@@ -270,7 +270,6 @@ def run_run(args: argparse.Namespace) -> int:
     from ..paper import long, run
     from ..paper.claims import BUDGETS
     from ..paper.results import read_all
-    from ..training.interrupt import Interrupted
 
     is_long = "long" in args.tables
     _check_long(args, is_long)
@@ -299,9 +298,6 @@ def run_run(args: argparse.Namespace) -> int:
                 title = f"{number}/{len(pending)} {job.name}: {', '.join(job.rows)}"
                 console.print(title, highlight=False, soft_wrap=True)
             run.run_job(job, protocol, place, console)
-    except Interrupted as stopped:
-        print(f"hvt: {stopped}", file=sys.stderr)
-        return 130
     except KeyboardInterrupt:  # outside of the training's own care, so nothing is half written
         print("hvt: stopped; the same command resumes from there", file=sys.stderr)
         return 130

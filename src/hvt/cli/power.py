@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +104,8 @@ def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=skip)
 
 
-def run_search(args: argparse.Namespace) -> int:
+def run_search(args: argparse.Namespace) -> None:
     from ..power.search import EPOCHS, search
-    from ..training.interrupt import Interrupted
 
     recipe = _recipe(args, {}, epochs=EPOCHS)
     output = Path(args.file) if args.file else _beside(args.checkpoint)
@@ -117,23 +115,17 @@ def run_search(args: argparse.Namespace) -> int:
         raise HVTError(f"cannot write {output}: the folder {output.parent} does not exist")
     if args.r_lr is not None and not 0 < args.r_lr <= 1:
         raise HVTError(f"r_lr={args.r_lr:g} must be above 0 and at most 1")
-    try:
-        search(
-            recipe,
-            args.gflops,
-            r_lr=args.r_lr,
-            match_by_order=args.match_by_order,
-            output=output,
-        )
-    except Interrupted as stopped:
-        print(f"hvt: {stopped}", file=sys.stderr)
-        return 130
-    return 0
+    search(
+        recipe,
+        args.gflops,
+        r_lr=args.r_lr,
+        match_by_order=args.match_by_order,
+        output=output,
+    )
 
 
-def run_retrain(args: argparse.Namespace) -> int:
+def run_retrain(args: argparse.Namespace) -> None:
     from ..checkpoint.save_load import read
-    from ..training.interrupt import Interrupted
     from ..training.launch import train
 
     overrides = given_fields(args, HVTConfig)
@@ -142,12 +134,7 @@ def run_retrain(args: argparse.Namespace) -> int:
             f"{args.checkpoint} has no retention: make one with hvt power search, "
             "or name it with --retention"
         )
-    try:
-        train(_recipe(args, overrides), name="power")
-    except Interrupted as stopped:
-        print(f"hvt: {stopped}", file=sys.stderr)
-        return 130
-    return 0
+    train(_recipe(args, overrides), name="power")
 
 
 def _recipe(args: argparse.Namespace, overrides: dict[str, Any], **defaults: Any) -> Recipe:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from ..config import HVTConfig
-from ..errors import HVTError
 from ..training.recipe import Recipe, list_recipes, load_recipe, recipe_text
+from ..training.run import train
 from .flags import add_fields, given_fields
 
 _EXAMPLES = """\
@@ -54,34 +52,11 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run_recipes, parser=parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
-    recipe = None
-    if args.resume:
-        if args.recipe or set(values) - {"epochs", "processes"} or overrides:
-            raise HVTError(
-                "--resume uses the run's own recipe: give it alone, or with --epochs "
-                "to make the run longer, or --processes"
-            )
-    elif args.recipe:
-        recipe = load_recipe(args.recipe).replace(overrides, **values)
-        if recipe.processes is None:
-            recipe = recipe.replace(processes="auto")
-    else:
-        raise HVTError(f"no recipe is given: use one of {', '.join(list_recipes())}")
-
-    from ..training.interrupt import Interrupted
-    from ..training.launch import resume, train
-
-    try:
-        if recipe is None:
-            resume(args.resume, **values)
-        else:
-            train(recipe, name=Path(args.recipe).name.removesuffix(".toml"))
-    except Interrupted as stopped:
-        print(f"hvt: {stopped}", file=sys.stderr)
-        return 130
-    return 0
+    if args.recipe and not args.resume and load_recipe(args.recipe).processes is None:
+        values.setdefault("processes", "auto")
+    train(args.recipe, resume=args.resume, **values, **overrides)
 
 
 def run_recipes(args: argparse.Namespace) -> None:

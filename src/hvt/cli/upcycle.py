@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from ..errors import HVTError
@@ -50,33 +49,27 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run, parser=parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    from ..training.interrupt import Interrupted
+def run(args: argparse.Namespace) -> None:
     from ..upcycle.run import resume, upcycle
 
     values = given_fields(args, Settings)
     console = new_console(stderr=True) if args.json else None
-    try:
-        if args.resume:
-            if args.source or args.data or args.run_folder or values:
-                raise HVTError("--resume uses the run's own settings: give it alone")
-            done = resume(args.resume, console)
-        else:
-            if not args.source or not args.output:
-                raise HVTError("a source and a file to write are needed: hvt upcycle SOURCE OUT")
-            if not args.data:
-                raise HVTError("no photos are given: use --data with a folder of pictures")
-            done = upcycle(
-                args.source,
-                args.output,
-                args.data,
-                run_folder=args.run_folder,
-                console=console,
-                **values,
-            )
-    except Interrupted as stopped:
-        print(f"hvt: {stopped}", file=sys.stderr)
-        return 130
+    if args.resume:
+        if args.source or args.data or args.run_folder or values:
+            raise HVTError("--resume uses the run's own settings: give it alone")
+        done = resume(args.resume, console)
+    else:
+        if not args.source or not args.output:
+            raise HVTError("a source and a file to write are needed: hvt upcycle SOURCE OUT")
+        if not args.data:
+            raise HVTError("no photos are given: use --data with a folder of pictures")
+        done = upcycle(
+            args.source,
+            args.output,
+            args.data,
+            run_folder=args.run_folder,
+            console=console,
+            **values,
+        )
     if args.json and done.rows:
         print((done.folder / "report.json").read_text(), end="")
-    return 0

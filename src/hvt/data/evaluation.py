@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from timm.data import create_transform
 
-from .loader import ArrayTransform
+from .augment import normalise
 from .sources import ArrayPictures
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = Tr
     cfg, config = model.pretrained_cfg, model.config
     mean, std = (per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
     if arrays:
-        return ArrayTransform(config.image[0], mean, std)
+        return functools.partial(normalise, mean=mean, std=std, size=config.image[0])
     return create_transform(
         (config.in_chans, *config.image),
         is_training=False,

@@ -112,13 +112,16 @@ def open_factory(
 ) -> FactorySplits:
     """Open both splits, by the names given or by those that are usual.
 
-    `wds/FOLDER` is the same as `wds/` with the folder as `root`; a `classes.txt` beside the shards,
-    one name in a line, names the classes.
+    `hfds/FOLDER` is a folder that the `datasets` package reads. `wds/FOLDER` is the same as `wds/`
+    with the folder as `root`; a `classes.txt` beside the shards, one name in a line, names the
+    classes.
     """
     prefix, _, rest = name.partition("/")
     modules, package = _NEEDS[prefix.lower()]
     if any(importlib.util.find_spec(module) is None for module in modules):
         raise HVTError(f"{name} needs a package that is not installed: pip install {package}")
+    if prefix.lower() in ("hfds", "hfids") and rest != rest.lower() and Path(rest).exists():
+        raise HVTError(f"timm would look for {rest.lower()}: {rest} must have no capital letters")
     if prefix.lower() == "wds" and root is None:
         if not rest:
             raise HVTError("wds/ needs a folder: give wds/FOLDER, the folder with the shards")
@@ -226,4 +229,4 @@ def _class_names(dataset: Any, root: Path | None) -> tuple[str, ...]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import HVTError
-from .augment import keys_for, normalise
+from .augment import keys_for
 from .keyed import Item, KeyedPictures, KeyedStream, stream_length
 from .pictures import BrokenPicture
 from .sources import ArrayPictures
@@ -106,6 +106,18 @@ class TrainBatches:
     def steps(self) -> int:
         """Global batches in an epoch; pictures that do not fill the last one wait for another."""
         return self.pictures // self.batch_size
+
+    def share(self, piece: int) -> int:
+        """Which share of the global batch a piece of this process is."""
+        return self.share_of[0] + piece
+
+    def rows(self, piece: int) -> Tensor | None:
+        """Which rows of the global batch a piece is; None where it is the whole."""
+        shares = self.share_of[2]
+        if shares == 1:
+            return None
+        rows = rows_of_share(self.batch_size, shares, self.share(piece))
+        return torch.from_numpy(np.ascontiguousarray(rows))
 
     def order(self, epoch: int) -> np.ndarray:
         """The pictures of an epoch. With repeats, each comes so many times in a row and the epoch
@@ -226,16 +238,6 @@ class EvalBatches:
     def _from_arrays(self, indices: np.ndarray) -> Batch:
         chosen = torch.from_numpy(indices)
         return Batch(self.transform(self.dataset.images[chosen]), self.dataset.labels[chosen])
-
-
-class ArrayTransform:
-    """Evaluation of pictures in memory: resize where need be, and normalise."""
-
-    def __init__(self, size: int, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.size, self.mean, self.std = size, tuple(mean), tuple(std)
-
-    def __call__(self, images: Tensor) -> Tensor:  # uint8 (B, H, W, C) → float (B, C, S, S)
-        return normalise(images, self.mean, self.std, self.size)
 
 
 class _Sampler:

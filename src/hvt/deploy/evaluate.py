@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 
 from .. import distributed
+from ..data.evaluation import SMALL, as_files, eval_transform
 from ..data.loader import EvalBatches
 from ..data.sources import ArrayPictures, open_eval
 from ..errors import HVTError
 from ..evaluation import Score
 from ..evaluation import evaluate as evaluate_batches
 from ..model import HVT
-from ..training.pipeline import SMALL, as_files, eval_transform
 from .runtime import OnnxModel, is_onnx, open_model
 
 

@@ -8,10 +8,11 @@ rises, below it λ falls. What is left to the budget at the end is settled token
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -22,16 +23,16 @@ from .. import distributed
 from ..checkpoint.save_load import read, save
 from ..costs import cost
 from ..data.classes import ClassMatch, match_classes
-from ..data.loader import Batch
+from ..data.loader import Batch, TrainBatches
 from ..data.sources import Data, relabel
 from ..errors import HVTError
 from ..evaluation import evaluate
 from ..model import HVT
-from ..terminal import printable
+from ..terminal import print_line
 from ..training.interrupt import Interrupted, StopSignals
-from ..training.learner import Learner, Step
+from ..training.learner import Flags, Learner, Step
 from ..training.optimize import seed_all
-from ..training.pipeline import Pipeline, build_model, open_pipeline
+from ..training.pipeline import build_model, open_batches
 from ..training.recipe import Recipe
 from ..training.watch import clock
 from .retention import (
@@ -99,21 +100,21 @@ def search(
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1)
         model, data, match = _open(recipe, gflops, match_by_order)
-        pipeline = open_pipeline(recipe, model, data, processes, device)
-        screen = console or Console()
-        say = Say(screen, quiet=not processes.is_main_process)
+        batches, val_batches = open_batches(recipe, model, data, processes, device)
+        screen = (console or Console()) if processes.is_main_process else Console(quiet=True)
+        say = functools.partial(print_line, screen)
         config = model.config
         say(
             f"{recipe.init}: {cost(config).gflops:.4g} GFLOPs with all {config.tokens[0]} tokens, "
-            f"{gflops:.4g} wanted; {pipeline.train.steps} steps an epoch on {device}"
+            f"{gflops:.4g} wanted; {batches.steps} steps an epoch on {device}"
         )
         say(match.describe())
-        searcher = Searcher(recipe, soften(model), pipeline, processes, device, gflops, r_lr)
+        searcher = Searcher(recipe, soften(model), batches, processes, device, gflops, r_lr)
         searcher.run(say)
         searched = searcher.retention()
         retention = fit_retention(config, mass(searcher.model), gflops)
         hard = harden(searcher.model, retention)
-        score = evaluate(hard, pipeline.val, hard.num_classes, device, processes, searcher.amp)
+        score = evaluate(hard, val_batches, hard.num_classes, device, processes, searcher.amp)
         result = SearchResult(
             hard.eval(), retention, cost(hard).gflops, score.top1, searched, searcher.strength
         )
@@ -156,17 +157,6 @@ def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Dat
     return model, dataclasses.replace(data, train=train, val=val, class_names=names), match
 
 
-class Say:
-    """A line at a time, from one of the processes."""
-
-    def __init__(self, console: Console, quiet: bool) -> None:
-        self.console, self.quiet = console, quiet
-
-    def __call__(self, text: str) -> None:
-        if not self.quiet:
-            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
-
 class Searcher(Learner):
     """A learner of weights and r, which steers λ by what the present retention costs."""
 
@@ -176,14 +166,14 @@ class Searcher(Learner):
         self,
         recipe: Recipe,
         model: SoftDeiT,
-        pipeline: Pipeline,
+        batches: TrainBatches,
         processes: distributed.Processes,
         device: torch.device,
         gflops: float,
         r_lr: float | None = None,
     ) -> None:
-        super().__init__(recipe.replace(ema=0.0), model, pipeline, processes, device)
-        self.total = recipe.total_steps(pipeline.train.steps)
+        super().__init__(recipe.replace(ema=0.0), model, batches, processes, device)
+        self.total = recipe.total_steps(batches.steps)
         self.whole, self.budget = self.price(), gflops
         self.last_price, self.trend = self.whole, 0.0
         # λ. The penalty counts 1 at first.
@@ -198,25 +188,25 @@ class Searcher(Learner):
         # The schedule knows the groups that were there before, and leaves this one alone.
         self.optimizer.add_param_group({"params": own, "lr": r_lr, "weight_decay": 0.0})
 
-    def run(self, say: Say) -> None:
+    def run(self, say: Callable[[str], None]) -> None:
         """All epochs, with a line for each and for every minute."""
-        steps, bad, began = self.pipeline.train.steps, 0, time.monotonic()
+        steps, bad, began = self.batches.steps, 0, time.monotonic()
         epochs = math.ceil(self.total / steps)
-        batches, printed = self.pipeline.train.epoch(0, 0), began
+        batches, printed = self.batches.epoch(0, 0), began
         try:
             with StopSignals() as signals:
                 for update in range(self.total):
                     epoch, number = divmod(update, steps)
                     if epoch and not number:
-                        batches = self.pipeline.train.epoch(epoch, 0)
-                    step = self.step(batches, update)
+                        batches = self.batches.epoch(epoch, 0)
+                    step = self.step(batches, update, lambda: (signals.asked,))
                     bad = 0 if step.taken else bad + 1
                     if bad >= self.recipe.max_bad_steps:
                         raise HVTError(
                             f"the loss was not finite {bad} times in a row (epoch {epoch + 1}, "
                             f"step {number + 1}): lower --lr or set --clip-grad"
                         )
-                    if any(self.processes.any(self.device, signals.asked)):
+                    if any(step.flags):
                         raise Interrupted("the search was stopped and has written nothing")
                     now = time.monotonic()
                     if number == steps - 1 or update == self.total - 1 or now - printed > 60:
@@ -232,9 +222,9 @@ class Searcher(Learner):
             traceback.clear_frames(error.__traceback__)
             raise
 
-    def step(self, batches: Iterator[Batch], update: int) -> Step:
+    def step(self, batches: Iterator[Batch], update: int, flags: Flags = tuple) -> Step:
         """One step, r brought back into [0, 1], and λ for the next."""
-        step = super().step(batches, update)
+        step = super().step(batches, update, flags)
         clip(self.model)
         self._steer(update + 1)
         return step

@@ -120,5 +120,5 @@ def clip(model: SoftDeiT) -> None:
 
 def mass(model: SoftDeiT) -> list[float]:
     """How many patches each block would keep: the sum of its r, 0 in one that has none."""
-    sums = [r.detach().double().sum().item() for r in model.r]
+    sums = torch.stack([r.detach().double().sum() for r in model.r]).tolist()  # one transfer
     return sums + [0.0] * (model.config.depth - len(sums))

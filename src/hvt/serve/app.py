@@ -35,7 +35,7 @@ from .refusals import NotFinite, Refusal
 from .schema import Answers, Described, Health, problems, request_body
 from .settings import Settings
 
-NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}
+NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
 LIMITS = (
     "max_body", "max_pixels", "max_pictures", "max_header_bytes", "max_header_count",
     "max_connections", "max_held", "max_batch", "max_wait_ms", "queue", "header_timeout", "timeout",

@@ -116,7 +116,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._state, self._ready, self._asked = app.state, ready, 0
         # The same socket once more, as the event loop closes its own first.
-        self._door = socket.socket(fileno=os.dup(sock.fileno()))
+        self._door = socket.socket(fileno=socket.dup(sock.fileno()))
         self._door.setblocking(False)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

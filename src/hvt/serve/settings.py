@@ -2,73 +2,70 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import functools
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from ..data.bounds import MOST_PIXELS
 from ..errors import HVTError
+from ..fields import check_values, field
 
 NAME = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+")  # any, a host's name, an IPv6 address
 
-
-def _field(
-    default: Any, help: str, least: float = 1, most: float = math.inf, metavar: str | None = None
-) -> Any:
-    metadata = {"help": help, "least": least, "most": most, "metavar": metavar}
-    return dataclasses.field(default=default, metadata=metadata)
+_count = functools.partial(field, least=1)
 
 
 @dataclass(frozen=True)
 class Settings:
     """Limits and sizes of a service; each worker has its own queue and threads."""
 
-    host: str = _field("127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
-    allow_host: tuple[str, ...] = _field(
+    host: str = field("127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
+    allow_host: tuple[str, ...] = field(
         (),
         "a name by which clients may call the service, besides localhost and its address; may be "
         "given several times; * allows all",
         metavar="NAME",
     )
-    port: int = _field(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
-    workers: int = _field(1, "processes that answer")
-    max_batch: int = _field(16, "pictures that the model sees at once, at most")
-    max_wait_ms: float = _field(
+    port: int = field(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
+    workers: int = _count(1, "processes that answer")
+    max_batch: int = _count(16, "pictures that the model sees at once, at most")
+    max_wait_ms: float = field(
         2.0, "milliseconds that a picture waits for others to share its batch", least=0, most=1000
     )
-    threads: int = _field(1, "threads of ONNX Runtime for one batch")
-    runs: int = _field(0, "batches at once in a worker; 0 is one for each core", least=0)
-    decoders: int = _field(2, "pictures that a worker decodes at once")
-    device: str = _field("auto", "where the model runs: auto, cpu or cuda")
-    max_body: int = _field(20_000_000, "bytes of a request, at most")
-    max_pixels: int = _field(50_000_000, "pixels of a picture, at most", most=MOST_PIXELS)
-    max_pictures: int = _field(64, "pictures of a request, at most")
-    max_header_bytes: int = _field(32_768, "bytes of a request's line and headers, at most")
-    max_header_count: int = _field(100, "headers of a request, at most")
-    max_connections: int = _field(
+    threads: int = _count(1, "threads of ONNX Runtime for one batch")
+    runs: int = field(0, "batches at once in a worker; 0 is one for each core", least=0)
+    decoders: int = _count(2, "pictures that a worker decodes at once")
+    device: str = field("auto", "where the model runs: auto, cpu or cuda")
+    max_body: int = _count(20_000_000, "bytes of a request, at most")
+    max_pixels: int = _count(50_000_000, "pixels of a picture, at most", most=MOST_PIXELS)
+    max_pictures: int = _count(64, "pictures of a request, at most")
+    max_header_bytes: int = _count(32_768, "bytes of a request's line and headers, at most")
+    max_header_count: int = _count(100, "headers of a request, at most")
+    max_connections: int = _count(
         1000, "connections of a worker; then the one that waits longest for its client is closed"
     )
-    queue: int = _field(256, "pictures that a worker has accepted and not answered, at most")
-    max_held: int = _field(
+    queue: int = _count(256, "pictures that a worker has accepted and not answered, at most")
+    max_held: int = _count(
         500_000_000, "bytes of requests that a worker has accepted and not answered, at most"
     )
-    header_timeout: float = _field(
+    header_timeout: float = field(
         10.0, "seconds for the headers of a request to arrive", least=0.001, most=86400
     )
-    timeout: float = _field(
+    timeout: float = field(
         30.0, "seconds for a request, from its headers to its answer", least=0.001, most=86400
     )
-    decode_timeout: float = _field(
+    decode_timeout: float = field(
         10.0, "seconds for decoding a picture, which is then given up", least=0.001, most=86400
     )
-    drain: float = _field(
+    drain: float = field(
         0.5, "seconds of still taking requests after being told to stop", least=0, most=3600
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.allow_host, list):  # as a repeated flag gives it
+            object.__setattr__(self, "allow_host", tuple(self.allow_host))
+        check_values(self)
         object.__setattr__(self, "allow_host", tuple(map(str.lower, self.allow_host)))
         for name in self.allow_host:
             if not NAME.fullmatch(name):
@@ -76,14 +73,8 @@ class Settings:
                     f"allow_host={name!r} must be a name such as pictures.example.org, without a "
                     "scheme and a port, or * for all"
                 )
-        for field in dataclasses.fields(self):
-            value, limits = getattr(self, field.name), field.metadata
-            if isinstance(value, (str, tuple)):
-                continue
-            if not value >= limits["least"]:
-                raise HVTError(f"{field.name}={value} must be at least {limits['least']}")
-            if value > limits["most"]:
-                raise HVTError(f"{field.name}={value} must be at most {limits['most']}")
+        if self.workers > 1 and os.name == "nt":
+            raise HVTError(f"workers={self.workers} must be 1 on Windows")
         if self.max_pictures > self.queue:
             raise HVTError(
                 f"max_pictures={self.max_pictures} must be at most queue={self.queue}, "

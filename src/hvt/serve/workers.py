@@ -1,4 +1,8 @@
-"""Several processes that answer on one socket, and the first one, which watches over them."""
+"""Several processes that answer on one socket, and the first one, which watches over them.
+
+uvicorn's own process manager does not say when all workers are ready, and tells nobody that one has
+died, whose part of the metrics would then stay.
+"""
 
 from __future__ import annotations
 

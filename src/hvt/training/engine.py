@@ -21,12 +21,12 @@ from ..errors import HVTError
 from ..evaluation import Score, evaluate
 from ..files import open_regular, whole_file
 from ..model import HVT
-from ..terminal import printable
+from ..terminal import print_line
 from ..zoo import MODELS
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all
-from .pipeline import build_model, open_pipeline
+from .pipeline import build_model, open_batches
 from .recipe import Recipe, from_dict
 from .state import (
     COLUMNS,
@@ -144,8 +144,8 @@ class Trainer:
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1)
         self.learner = self._learner()
-        self.pipeline = self.learner.pipeline
-        self.steps = self.pipeline.train.steps
+        self.batches = self.learner.batches
+        self.steps = self.batches.steps
         self.total = recipe.total_steps(self.steps)
         self.epochs = math.ceil(self.total / self.steps)
         self.progress = Progress()
@@ -171,13 +171,15 @@ class Trainer:
         """What learns, with its batches; sets `data`."""
         model, self.data = build_model(self.recipe)
         self.recipe = self._fit_batch(self.recipe)
-        pipeline = open_pipeline(self.recipe, model, self.data, self.processes, self.device)
-        return Learner(self.recipe, model, pipeline, self.processes, self.device)
+        batches, self.val_batches = open_batches(
+            self.recipe, model, self.data, self.processes, self.device
+        )
+        return Learner(self.recipe, model, batches, self.processes, self.device)
 
     def _evaluate(self, model: HVT) -> Score:
         return evaluate(
             model,
-            self.pipeline.val,
+            self.val_batches,
             model.num_classes,
             self.device,
             self.processes,
@@ -236,10 +238,10 @@ class Trainer:
         progress, recipe = self.progress, self.recipe
         steps = min(self.steps, self.total - epoch * self.steps)
         self.watcher.begin(epoch, self.epochs, progress.step, steps)
-        batches = self.pipeline.train.epoch(epoch, progress.step)
+        batches = self.batches.epoch(epoch, progress.step)
         began, first = time.perf_counter(), progress.step
         while progress.step < steps:
-            step = self.learner.step(batches, epoch * self.steps + progress.step)
+            step = self.learner.step(batches, epoch * self.steps + progress.step, self._flags)
             progress.step += 1
             progress.broken += step.broken
             if step.taken:
@@ -251,7 +253,7 @@ class Trainer:
             done, elapsed = progress.step - first, time.perf_counter() - began
             speed = done * recipe.batch_size / elapsed
             self.watcher.step(progress.step, steps, step.loss, speed)
-            stop, due = self.processes.any(self.device, self.signals.asked, self._due())
+            stop, due = step.flags
             if stop or due:
                 self._save()
             if stop:
@@ -324,7 +326,7 @@ class Trainer:
     # ── what is said ────────────────────────────────────────────────────────────────────────────
 
     def _announce(self) -> None:
-        recipe, shares = self.recipe, self.pipeline.train.share_of[2]
+        recipe, shares = self.recipe, self.batches.share_of[2]
         config = self.learner.model.config
         self._say(
             f"{recipe.model or recipe.init}{self._weights()}: "
@@ -333,15 +335,19 @@ class Trainer:
             f"validation pictures, {len(self.data.class_names)} classes"
             + (" (held out of the training data)" if self.data.held_out else "")
         )
-        left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
-        each = self.learner.seconds_per_step()
         self._say(
             f"batch {recipe.batch_size} = {self.processes.world_size} process(es) × "
             f"{recipe.accumulate} × {recipe.batch_size // shares}; "
             f"learning rate {recipe.scaled_lr:.2e}; {self.steps} steps an epoch, "
-            f"{left} to go; about {clock(each * left)} "
-            f"({recipe.batch_size / each:.0f} images/s) on {self.device}, without evaluation"
+            f"{self._estimate()}, without evaluation"
         )
+
+    def _estimate(self) -> str:
+        """How many steps there are to go, and how long they take by two that are tried."""
+        left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
+        each = self.learner.seconds_per_step()
+        speed = self.recipe.batch_size / each
+        return f"{left} to go; about {clock(each * left)} ({speed:.0f} images/s) on {self.device}"
 
     def _weights(self) -> str:
         """Where the weights are from, if not from the checkpoint that is named."""
@@ -352,8 +358,7 @@ class Trainer:
 
     def _say(self, text: str) -> None:
         if self.processes.is_main_process:
-            # Names of folders may hold brackets, which are not markup, and control characters.
-            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+            print_line(self.console, text)
 
     # ── the folder ──────────────────────────────────────────────────────────────────────────────
 
@@ -382,10 +387,11 @@ class Trainer:
         with whole_file(self.folder / self.file) as temporary:
             temporary.write_text(json.dumps(described, indent=2) + "\n")
 
-    def _due(self) -> bool:
-        """Whether it is time for a checkpoint by the main process's clock."""
+    def _flags(self) -> tuple[bool, bool]:
+        """Whether to stop, and whether a checkpoint is due by the main process's clock."""
         minutes = (time.monotonic() - self.saved) / 60
-        return self.processes.is_main_process and minutes >= self.recipe.checkpoint_minutes
+        due = self.processes.is_main_process and minutes >= self.recipe.checkpoint_minutes
+        return self.signals.asked, due
 
     def _save(self) -> None:
         self.saved = time.monotonic()

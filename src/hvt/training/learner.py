@@ -10,9 +10,8 @@ So what `Learner.state` gives, and the number of steps done, is all there is to 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ..data.loader import Batch
-from ..distributed import Processes
+from ..data.loader import Batch, TrainBatches
+from ..distributed import Processes, collective_device
 from ..model import HVT
 from .losses import Teacher, find_teacher, label_loss
 from .muon import Muon, is_matrix
@@ -35,9 +34,10 @@ from .optimize import (
     seed_all,
     seed_dropout,
 )
-from .pipeline import Pipeline
 from .recipe import Recipe
 from .state import Misfit, check_form
+
+Flags = Callable[[], Sequence[bool]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Step:
     """False where the loss or a gradient was not finite: nothing has changed then."""
     broken: int
     """Unreadable pictures that others stood in for."""
+    flags: tuple[bool, ...] = ()
+    """For each flag, whether it was raised in any process."""
 
 
 class Learner:
@@ -58,21 +60,17 @@ class Learner:
         self,
         recipe: Recipe,
         model: HVT,
-        pipeline: Pipeline,
+        batches: TrainBatches,
         processes: Processes,
         device: torch.device,
     ) -> None:
-        self.recipe, self.pipeline, self.processes, self.device = (
-            recipe,
-            pipeline,
-            processes,
-            device,
-        )
+        self.recipe, self.batches = recipe, batches
+        self.processes, self.device = processes, device
         self.model = model.to(device)
         self.model.set_grad_checkpointing(recipe.grad_checkpointing)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
         self.optimizer = make_optimizer(self.model, recipe, device)
-        self.schedule = make_schedule(self.optimizer, recipe, pipeline.train.steps)
+        self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
         self.mixup = make_mixup(recipe, model.num_classes)
         self.teacher: Teacher | None = None
         if recipe.teacher:
@@ -91,34 +89,39 @@ class Learner:
         """What runs on a batch: the model, unless more than its logits is needed."""
         return self.model
 
-    def step(self, batches: Iterator[Batch], update: int) -> Step:
-        """Learn from the next global batch, after `update` steps before it."""
+    def step(self, batches: Iterator[Batch], update: int, flags: Flags = tuple) -> Step:
+        """Learn from the next global batch, after `update` steps before it.
+
+        `flags` are asked for once the gradients are there. They, the loss and the counts are one
+        all-reduce and one transfer from the device: each makes the host wait.
+        """
         self.network.train()
         self.schedule.step_update(update)
         pieces = self.recipe.accumulate
-        loss, broken = 0.0, 0
+        losses, broken = [], 0
         for piece in range(pieces):
             batch = next(batches)
             broken += batch.broken
             with self._sync(last=piece == pieces - 1):
                 part = self._loss(batch, piece, update) / pieces
                 self.scaler.scale(part).backward()
-            loss += part.item()
+            losses.append(part.detach())
         self.model.draw_drop_path(None)
-        norm = self._gradient_norm()
-        finite = math.isfinite(loss) and math.isfinite(norm)
+        device = collective_device(self.device)
+        measured = torch.stack([*losses, self._gradient_norm()]).to(device)
         # float64, so that whole numbers stay whole
-        wire = torch.tensor(
-            [loss / self.processes.world_size, broken, not finite], dtype=torch.float64
-        )
-        loss, broken, bad = self.processes.all_reduce(wire.to(self._wire())).tolist()
-        if not bad:
+        mean = measured[:-1].double().sum() / self.processes.world_size
+        bad = measured.isfinite().all().logical_not().double()
+        counts = torch.tensor([broken, *flags()], dtype=torch.float64).to(device)
+        sums = self.processes.all_reduce(torch.cat((torch.stack((mean, bad)), counts)))
+        loss, skipped, unreadable, *raised = sums.tolist()
+        if not skipped:
             self.scaler.step(self.optimizer)
             if self.ema:
                 self.ema.update(self.model)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return Step(loss, not bad, int(broken))
+        return Step(loss, not skipped, int(unreadable), tuple(map(bool, raised)))
 
     def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
         recipe = self.recipe
@@ -127,10 +130,11 @@ class Learner:
         # Mixup and stochastic depth: all processes and pieces draw alike, for the whole batch, and
         # each uses its part. Dropout has too many numbers for that: each draws its own.
         seed_all(recipe.seed, update)
-        self.model.draw_drop_path(recipe.batch_size, self.pipeline.rows(piece))
+        rows = self.batches.rows(piece)
+        self.model.draw_drop_path(recipe.batch_size, None if rows is None else rows.to(self.device))
         if self.mixup:
             images, target = self.mixup(images, target)
-        seed_dropout(recipe.seed, update, self.pipeline.share(piece))
+        seed_dropout(recipe.seed, update, self.batches.share(piece))
         with self._autocast():
             logits = self.network(images)
             loss = label_loss(logits, target, recipe.smoothing)
@@ -139,7 +143,7 @@ class Learner:
                 loss = (1 - alpha) * loss + alpha * self.teacher.loss(logits, images)
         return loss
 
-    def _gradient_norm(self) -> float:
+    def _gradient_norm(self) -> Tensor:
         """The norm of all gradients, which are then clipped where the recipe says so."""
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -147,7 +151,7 @@ class Learner:
         if self.recipe.clip_grad:
             clip_grads_with_norm_(self.model.parameters(), self.recipe.clip_grad, norm)
         # The scaler finds gradients that are not finite itself, and lowers its scale.
-        return 0.0 if self.scaler.is_enabled() else norm.item()
+        return torch.zeros_like(norm) if self.scaler.is_enabled() else norm
 
     def seconds_per_step(self) -> float:
         """How long a step takes without its update; changes nothing.
@@ -160,7 +164,7 @@ class Learner:
         for _ in range(2):
             began = time.perf_counter()
             with self._autocast():
-                loss = self._trial(self.recipe.batch_size // self.pipeline.train.share_of[2])
+                loss = self._trial(self.recipe.batch_size // self.batches.share_of[2])
             loss.backward()
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -233,10 +237,6 @@ class Learner:
         if isinstance(self.network, DistributedDataParallel) and not last:
             return self.network.no_sync()
         return contextlib.nullcontext()
-
-    def _wire(self) -> torch.device:
-        """Where tensors must lie to travel between processes."""
-        return self.device if self.device.type == "cuda" else torch.device("cpu")
 
 
 def _settings(optimizer: Any) -> list[dict[str, Any]]:

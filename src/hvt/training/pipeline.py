@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
 from typing import Any
 
-import numpy as np
 import torch
 from timm.data import create_transform
-from torch import Tensor
+from torchvision import transforms
 
 from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
-from ..data.augment import Augmentation, BatchAugment
+from ..data.augment import BatchAugment
 from ..data.evaluation import SMALL, as_files, eval_transform
-from ..data.loader import EvalBatches, TrainBatches, rows_of_share
+from ..data.loader import EvalBatches, TrainBatches
 from ..data.sources import ArrayPictures, Data, open_data
 from ..distributed import Processes
 from ..errors import HVTError
@@ -23,27 +22,6 @@ from ..model import HVT
 from ..registry import create_model
 from ..zoo import MODELS, get_config
 from .recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """The batches of a training and, for each piece, its rows of the global batch."""
-
-    train: TrainBatches
-    val: EvalBatches
-    device: torch.device
-
-    def share(self, piece: int) -> int:
-        """Which share of the global batch a piece of this process is."""
-        return self.train.share_of[0] + piece
-
-    def rows(self, piece: int) -> Tensor | None:
-        """Which rows of the global batch a piece is; None where it is the whole."""
-        shares = self.train.share_of[2]
-        if shares == 1:
-            return None
-        rows = rows_of_share(self.train.batch_size, shares, self.share(piece))
-        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
 
 
 def build_model(recipe: Recipe) -> tuple[HVT, Data]:
@@ -128,16 +106,23 @@ def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict
         )
 
 
-def open_pipeline(
+def open_batches(
     recipe: Recipe, model: HVT, data: Data, processes: Processes, device: torch.device
-) -> Pipeline:
-    """The batches of this process."""
+) -> tuple[TrainBatches, EvalBatches]:
+    """This process's batches to learn from and to measure by."""
     workers = reading_processes(recipe.workers, processes, device)
     height, width = model.config.image
     small = isinstance(data.train, ArrayPictures) and height == width <= SMALL
+    # timm's augmentations are PIL's, picture by picture; crops and flips alone need no PIL.
+    if small and not (recipe.rand_augment or recipe.color_jitter or recipe.erase):
+        pictures: Any = data.train
+        augment = _crop_and_flip(recipe, model)
+    else:
+        pictures = as_files(data.train)
+        augment = _augmentation(recipe, model, data.image_size if small else None)
     train = TrainBatches(
-        data.train if small else as_files(data.train),
-        _small_augmentation(recipe, model) if small else _augmentation(recipe, model),
+        pictures,
+        augment,
         batch_size=recipe.batch_size,
         repeats=recipe.repeats,
         seed=recipe.seed,
@@ -160,7 +145,7 @@ def open_pipeline(
         workers=workers,
         skip_broken=recipe.skip_broken,
     )
-    return Pipeline(train, val, device)
+    return train, val
 
 
 def reading_processes(workers: int, processes: Processes, device: torch.device) -> int:
@@ -171,33 +156,46 @@ def reading_processes(workers: int, processes: Processes, device: torch.device) 
     return max(1, min(8, spare))
 
 
-def _augmentation(recipe: Recipe, model: HVT) -> Any:
-    cfg, config = model.pretrained_cfg, model.config
-    return create_transform(
-        (config.in_chans, *config.image),
-        is_training=True,
-        color_jitter=recipe.color_jitter,
-        auto_augment=recipe.rand_augment or None,
-        interpolation=recipe.interpolation,
-        hflip=recipe.flip,
-        mean=cfg["mean"],
-        std=cfg["std"],
-        re_prob=recipe.erase,
-        re_mode="pixel",
-    )
-
-
-def _small_augmentation(recipe: Recipe, model: HVT) -> BatchAugment:
-    cfg = model.pretrained_cfg
-    return BatchAugment(
-        Augmentation(
-            size=model.config.image[0],
-            padding=recipe.padding,
-            flip=recipe.flip,
-            rand_augment=recipe.rand_augment,
+def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
+    """timm's; small pictures, of `side` pixels, get padded crops instead of resized ones."""
+    cfg, config, policy = model.pretrained_cfg, model.config, recipe.rand_augment
+    try:
+        if policy.startswith("rand") and not _RAND_AUGMENT.fullmatch(policy):
+            raise ValueError("timm would pass over a part of it")
+        crop, colours, tensor = create_transform(
+            (config.in_chans, *config.image),
+            is_training=True,
             color_jitter=recipe.color_jitter,
-            erase=recipe.erase,
-            mean=tuple(cfg["mean"]),
-            std=tuple(cfg["std"]),
+            auto_augment=policy or None,
+            interpolation=recipe.interpolation,
+            hflip=recipe.flip,
+            mean=cfg["mean"],
+            std=cfg["std"],
+            re_prob=recipe.erase,
+            re_mode="pixel",
+            separate=True,
         )
-    )
+    except (AssertionError, KeyError, ValueError) as error:
+        raise HVTError(
+            f"rand_augment={policy!r} is not one of timm's: write it as in rand-m9-mstd0.5-inc1"
+        ) from error
+    if side is not None:
+        crop = transforms.Compose(
+            [
+                transforms.RandomCrop(side, recipe.padding),
+                transforms.RandomHorizontalFlip(recipe.flip),
+            ]
+        )
+        bicubic = transforms.InterpolationMode.BICUBIC
+        tensor.transforms.insert(0, transforms.Resize(config.image, bicubic))
+    return transforms.Compose([crop, colours, tensor])
+
+
+# Numbers where timm reads numbers: it passes over a part such as "mstd" that has none.
+_RAND_AUGMENT = re.compile(r"rand(-((m|mmax|n|inc)\d+|(mstd|p)\d+(\.\d*)?|t\w+))*")
+
+
+def _crop_and_flip(recipe: Recipe, model: HVT) -> BatchAugment:
+    cfg = model.pretrained_cfg
+    mean, std = tuple(cfg["mean"]), tuple(cfg["std"])
+    return BatchAugment(model.config.image[0], mean, std, recipe.padding, recipe.flip)

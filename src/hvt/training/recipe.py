@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import typing
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from ..config import FIELDS, HVTConfig, check_fields
 from ..errors import HVTError, nearest
+from ..fields import check_type, check_values, field
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,20 +19,6 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-
-
-def field(
-    default: Any,
-    help: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    limits = {"least": least, "above": above, "most": most, "below": below, "choices": choices}
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
 @dataclass(frozen=True)
@@ -137,7 +123,7 @@ class Recipe:
         check_fields(self.overrides)
         hints = typing.get_type_hints(HVTConfig)
         for name, value in self.overrides.items():
-            _check_type(name, value, hints[name])
+            check_type(name, value, hints[name])
 
     @property
     def scaled_lr(self) -> float:
@@ -226,55 +212,3 @@ def _place_of(name: str) -> str:
     if name in FIELDS:
         return "it is the model's, so it belongs under [overrides]"
     return nearest(name, RECIPE_FIELDS)
-
-
-def check_values(instance: Any) -> None:
-    """Refuse a value of a dataclass that is not of its field's type or within its limits."""
-    hints = typing.get_type_hints(type(instance))
-    for one in dataclasses.fields(instance):
-        value = getattr(instance, one.name)
-        _check_type(one.name, value, hints[one.name])
-        if one.metadata and value is not None:
-            _check_value(one.name, value, **one.metadata)
-
-
-def _check_type(name: str, value: Any, hint: Any) -> None:
-    allowed = (hint,) if typing.get_origin(hint) is dict else typing.get_args(hint) or (hint,)
-    kinds = tuple(typing.get_origin(one) or one for one in allowed)
-    if float in kinds:
-        kinds += (int,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        words = {int: "a whole number", float: "a number", str: "text", bool: "true or false",
-                 tuple: "a list", dict: "a table", type(None): "nothing"}  # fmt: skip
-        wanted = " or ".join(words[k] for k in kinds if k is not int or float not in kinds)
-        raise HVTError(f"{name}={value!r} must be {wanted}")
-
-
-def _check_value(
-    name: str,
-    value: Any,
-    *,
-    help: str,
-    least: float | None,
-    above: float | None,
-    most: float | None,
-    below: float | None,
-    choices: tuple[str, ...],
-) -> None:
-    if isinstance(value, str):
-        if choices and value not in choices:
-            number = "" if least is None else f" or a number of at least {least:g}"
-            raise HVTError(f"{name}={value!r} must be {' or '.join(choices)}{number}")
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise HVTError(f"{name}={value!r} must be a finite number")
-    limits = (
-        (least, "at least", lambda limit: value >= limit),
-        (above, "above", lambda limit: value > limit),
-        (most, "at most", lambda limit: value <= limit),
-        (below, "below", lambda limit: value < limit),
-    )
-    bounds = [(words, limit, holds) for limit, words, holds in limits if limit is not None]
-    if not all(holds(limit) for _, limit, holds in bounds):
-        wanted = " and ".join(f"{words} {limit:g}" for words, limit, _ in bounds)
-        raise HVTError(f"{name}={value!r} must be {wanted}")

@@ -1,17 +1,19 @@
-"""`hvt.train`: a recipe by name, any field of it or of the model replaced."""
+"""`hvt.train` and `hvt train`: a recipe by name, any field of it or of the model replaced.
+
+A wrong argument is refused before torch is imported.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from ..config import FIELDS
 from ..errors import HVTError, nearest
-from . import launch
-from .engine import Result
-from .recipe import RECIPE_FIELDS, Recipe, load_recipe
+from .recipe import RECIPE_FIELDS, Recipe, list_recipes, load_recipe
+
+if TYPE_CHECKING:
+    from .engine import Result
 
 
 def train(
@@ -31,21 +33,30 @@ def train(
     starts so many local processes, which need no `if __name__ == "__main__"` and print to the
     standard output of this one.
     """
+    name, whole = "run", None
+    if resume is None:
+        if recipe is None:
+            raise HVTError(f"no recipe is given: use one of {', '.join(list_recipes())}")
+        if not isinstance(recipe, Recipe):
+            name = Path(recipe).name.removesuffix(".toml")
+            recipe = load_recipe(recipe)
+        for field in values:
+            if field not in RECIPE_FIELDS and field not in FIELDS:
+                hint = nearest(field, [*RECIPE_FIELDS, *FIELDS])
+                raise HVTError(f"unknown field {field!r}: {hint}")
+        overrides = {field: values.pop(field) for field in FIELDS if field in values}
+        whole = recipe.replace(overrides, **values)
+    elif recipe is not None or set(values) - {"epochs", "processes"}:
+        raise HVTError(
+            "a resumed run has its own recipe: give it alone, or with epochs to make it longer, "
+            "or processes"
+        )
+
+    from rich.console import Console
+
+    from . import launch
+
     console = Console(quiet=True) if quiet else None
-    if resume is not None:
-        if recipe is not None or set(values) - {"epochs", "processes"}:
-            raise HVTError(
-                "resume uses the run's own recipe: give it alone, or with epochs or processes"
-            )
-        return launch.resume(resume, console=console, **values)
-    if recipe is None:
-        raise HVTError("no recipe is given: use hvt.train('digits'), or resume=FOLDER")
-    name = "run" if isinstance(recipe, Recipe) else Path(recipe).name.removesuffix(".toml")
-    base = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    for field in values:
-        if field not in RECIPE_FIELDS and field not in FIELDS:
-            hint = nearest(field, [*RECIPE_FIELDS, *FIELDS])
-            raise HVTError(f"unknown field {field!r}: {hint}")
-    overrides = {field: value for field, value in values.items() if field in FIELDS}
-    fields = {field: value for field, value in values.items() if field in RECIPE_FIELDS}
-    return launch.train(base.replace(overrides, **fields), name=name, console=console)
+    if whole is None:
+        return launch.resume(str(resume), console=console, **values)
+    return launch.train(whole, name=name, console=console)

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ..errors import HVTError
 from ..files import whole_file
 from ..plot import new_figure
+from ..terminal import print_line
 
 Row = dict[str, Any]
 
@@ -131,7 +132,7 @@ class Watcher:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            print_line(self.console, text)
 
     def close(self) -> None:
         if self.bar:

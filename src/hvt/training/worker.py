@@ -97,7 +97,7 @@ def _measure(recipe: Recipe, steps: int) -> float:
 
 def step_seconds(trainer: Trainer, steps: int) -> float:
     """Seconds of a whole step with its reading and its update, after two that are not counted."""
-    epochs = (trainer.pipeline.train.epoch(epoch) for epoch in itertools.count())
+    epochs = (trainer.batches.epoch(epoch) for epoch in itertools.count())
     batches, began = itertools.chain.from_iterable(epochs), 0.0
     for update in range(2 + steps):
         if update == 2:

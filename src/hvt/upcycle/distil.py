@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.loader import Batch
-from ..distributed import Processes
+from ..data.loader import Batch, TrainBatches
+from ..distributed import Processes, collective_device
 from ..evaluation import Score
 from ..model import HVT
 from ..training.learner import Learner
 from ..training.optimize import seed_all, seed_dropout
-from ..training.pipeline import Pipeline
 from ..training.recipe import Recipe
 from .cache import Layout
 from .photos import Normalise, Size, unpack
@@ -82,7 +81,7 @@ class Distiller(Learner):
         self,
         recipe: Recipe,
         model: HVT,
-        pipeline: Pipeline,
+        batches: TrainBatches,
         processes: Processes,
         device: torch.device,
         *,
@@ -96,14 +95,14 @@ class Distiller(Learner):
         self.normalise = Normalise(model, device)
         if layout is not None:
             _freeze_front(model)
-        super().__init__(recipe, model, pipeline, processes, device)
+        super().__init__(recipe, model, batches, processes, device)
 
     def _network(self) -> nn.Module:
         return Student(self.model, None if self.layout is None else split_of(self.model.config))
 
     def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
         seed_all(self.recipe.seed, update)
-        seed_dropout(self.recipe.seed, update, self.pipeline.share(piece))
+        seed_dropout(self.recipe.seed, update, self.batches.share(piece))
         if self.layout is not None:
             rows = batch.images.to(self.device, non_blocking=True).float()
             x, target = self.layout.unpack(rows)
@@ -179,7 +178,9 @@ class Held:
         sums = torch.cat(
             (compare(answers, self.answers, self.head), torch.ones(len(answers), 1)), 1
         )
-        total = self.processes.all_reduce(sums.double().sum(dim=0).to(self._wire())).tolist()
+        total = self.processes.all_reduce(
+            sums.double().sum(dim=0).to(collective_device(self.device))
+        ).tolist()
         same, among, loss, count = total
         return Score(
             top1=100 * same / count,
@@ -191,9 +192,6 @@ class Held:
             num_classes=model.num_classes,
             confusion=Counter(),
         )
-
-    def _wire(self) -> torch.device:
-        return self.device if self.device.type == "cuda" else torch.device("cpu")
 
 
 def compare(answers: Tensor, target: Tensor, head: bool) -> Tensor:

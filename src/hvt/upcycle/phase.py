@@ -11,15 +11,15 @@ import torch
 from rich.console import Console
 
 from .. import distributed
-from ..data.loader import EvalBatches, TrainBatches
+from ..data.loader import TrainBatches
 from ..data.sources import Data
 from ..evaluation import Score
 from ..model import HVT
 from ..training.engine import Trainer
 from ..training.learner import Learner
-from ..training.pipeline import Pipeline, reading_processes
+from ..training.pipeline import reading_processes
 from ..training.recipe import Recipe
-from ..training.watch import Row, clock
+from ..training.watch import Row
 from .cache import CachedRows, Layout, as_row
 from .distil import Distiller, Held, Weights, merit
 from .photos import Crops, Photos, Size
@@ -102,7 +102,7 @@ class Phase(Trainer):
             held_out=True,
         )
         cached = self.rows is not None
-        train = TrainBatches(
+        batches = TrainBatches(
             self.rows if cached else work.photos.train,
             as_row if cached else work.crops(),
             batch_size=recipe.batch_size,
@@ -113,12 +113,11 @@ class Phase(Trainer):
             skip_broken=recipe.skip_broken,
             pin_memory=self.device.type == "cuda",
         )
-        pipeline = Pipeline(train, EvalBatches([], None, batch_size=1), self.device)
         settings = work.settings
         return Distiller(
             recipe,
             self.model,
-            pipeline,
+            batches,
             processes,
             self.device,
             target=work.target,
@@ -142,10 +141,7 @@ class Phase(Trainer):
     def _announce(self) -> None:
         what = "the tail" if self.layout is not None else "all blocks"
         pictures = len(self.work.photos.train) if self.rows is None else len(self.rows)
-        left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
-        each = self.learner.seconds_per_step()
         self._say(
             f"{what}: {pictures} {'photos' if self.rows is None else 'crops'}, {self.steps} steps "
-            f"of {self.recipe.batch_size} an epoch, {left} to go; about {clock(each * left)} "
-            f"({self.recipe.batch_size / each:.0f} images/s) on {self.device}, without reading"
+            f"of {self.recipe.batch_size} an epoch, {self._estimate()}, without reading"
         )

@@ -31,7 +31,7 @@ from ..errors import HVTError, nearest
 from ..evaluation import Score
 from ..files import whole_file
 from ..model import HVT
-from ..terminal import printable
+from ..terminal import print_line
 from ..training.interrupt import Interrupted
 from ..training.pipeline import reading_processes
 from ..training.recipe import from_dict as recipe_from_dict
@@ -317,7 +317,7 @@ class Upcycling:
     def _epochs_for(self, phase: Phase, seconds: float) -> float:
         """As many passes as the seconds allow, by the time of a step, of reading and measuring."""
         began = time.monotonic()
-        batches = phase.pipeline.train.epoch(0)
+        batches = phase.batches.epoch(0)
         next(batches)
         started = time.monotonic() - began  # reading processes included
         began, count = time.monotonic(), 0
@@ -513,7 +513,7 @@ class Upcycling:
 
     def _say(self, text: str) -> None:
         if self.processes.is_main_process:
-            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+            print_line(self.console, text)
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         with whole_file(self.folder / name) as temporary:

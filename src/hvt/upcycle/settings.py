@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import HVTError
-from ..training.recipe import check_values, field
+from ..fields import check_values, field
 
 PLACEMENT = (
     "img_size", "pool_after", "pool", "pool_dims", "pool_stride", "pool_kernel",

@@ -1,0 +1,81 @@
+"""Fields of a dataclass that say what they are for and what they may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from typing import Any
+
+from .errors import HVTError
+
+
+def field(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+    metavar: str | None = None,
+) -> Any:
+    """A field of a dataclass with its help, what it may be, and its name in the help of a flag."""
+    limits = {"least": least, "above": above, "most": most, "below": below, "choices": choices}
+    shown = {"help": help, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=limits | shown)
+
+
+def check_values(instance: Any) -> None:
+    """Refuse a value of a dataclass that is not of its field's type or within its limits."""
+    hints = typing.get_type_hints(type(instance))
+    for one in dataclasses.fields(instance):
+        value = getattr(instance, one.name)
+        check_type(one.name, value, hints[one.name])
+        if one.metadata and value is not None:
+            _check_value(one.name, value, **one.metadata)
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that is not of a field's type."""
+    plain = typing.get_origin(hint) in (dict, tuple)
+    allowed = (hint,) if plain else typing.get_args(hint) or (hint,)
+    kinds = tuple(typing.get_origin(one) or one for one in allowed)
+    if float in kinds:
+        kinds += (int,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        words = {int: "a whole number", float: "a number", str: "text", bool: "true or false",
+                 tuple: "a list", dict: "a table", type(None): "nothing"}  # fmt: skip
+        wanted = " or ".join(words[k] for k in kinds if k is not int or float not in kinds)
+        raise HVTError(f"{name}={value!r} must be {wanted}")
+
+
+def _check_value(
+    name: str,
+    value: Any,
+    *,
+    least: float | None,
+    above: float | None,
+    most: float | None,
+    below: float | None,
+    choices: tuple[str, ...],
+    **_: Any,
+) -> None:
+    if isinstance(value, str):
+        if choices and value not in choices:
+            number = "" if least is None else f" or a number of at least {least:g}"
+            raise HVTError(f"{name}={value!r} must be {' or '.join(choices)}{number}")
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise HVTError(f"{name}={value!r} must be a finite number")
+    limits = (
+        (least, "at least", lambda limit: value >= limit),
+        (above, "above", lambda limit: value > limit),
+        (most, "at most", lambda limit: value <= limit),
+        (below, "below", lambda limit: value < limit),
+    )
+    bounds = [(words, limit, holds) for limit, words, holds in limits if limit is not None]
+    if not all(holds(limit) for _, limit, holds in bounds):
+        wanted = " and ".join(f"{words} {limit:.12g}" for words, limit, _ in bounds)
+        raise HVTError(f"{name}={value!r} must be {wanted}")
