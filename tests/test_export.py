@@ -400,7 +400,7 @@ def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
 
 
 def test_int8_answers_do_not_depend_on_company(tmp_path: Path, build: Build) -> None:
-    model = build("hvt_ti_1", depth=1)
+    model = build("hvt_ti_1", depth=1).requires_grad_(False)  # as `export` does
     images = drawn_pictures(16, 3, (64, 64))
     write(model, tmp_path / "int8.onnx", "int8", calibrate(model, images[:8]))
     exported = OnnxModel(tmp_path / "int8.onnx", threads=1)

@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from conftest import needs_default
+from packaging.version import Version
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
@@ -370,6 +372,8 @@ def test_what_has_no_sources(
 
 
 def test_features_are_drawn(tmp_path: Path) -> None:
+    if Version(version("matplotlib")) < Version("3.11"):
+        pytest.skip("earlier versions draw some pixels of a picture one place off")
     picture = torch.rand(46, 46, 3)
     steps = torch.linspace(0, 1, 4).view(1, 2, 2)
     maps = [FeatureMap("block 0", "4 tokens", steps), FeatureMap("block 1", "4 tokens", -steps)]
