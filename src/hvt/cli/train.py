@@ -20,6 +20,7 @@ examples:
   hvt train cifar100 --model hvt_s_4 --root DATA         the paper's recipe, on a GPU
   hvt train finetune --init best.safetensors --data PICTURES
   hvt train folder --data PICTURES                       your own pictures, from scratch
+  hvt train cifar100-cpu --model plan.json --root DATA   what hvt plan --save plan.json chose
   hvt train --resume runs/digits-hvt_ti_2                go on with a run
   hvt train --resume runs/digits-hvt_ti_2 --epochs 80    make it longer
   torchrun --nproc-per-node 8 -m hvt train imagenet --model hvt_s_1 --root IMAGENET
