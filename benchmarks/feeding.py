@@ -36,7 +36,7 @@ def main() -> None:
     )
     if args.out:
         described = {"recipe": args.recipe, **result, "command": portable_command(sys.argv)}
-        described |= describe(distributed.join("auto")[1])
+        described |= describe(distributed.init_process_group("auto")[1])
         args.out.write_text(json.dumps(described, indent=2) + "\n")
 
 
@@ -52,9 +52,9 @@ def parse() -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
     recipe = load_recipe(args.recipe).replace(root=args.root, tensorboard=False)
-    team, device = distributed.join(recipe.device)
+    processes, device = distributed.init_process_group(recipe.device)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe, Path(folder), team, device)
+        trainer = Trainer(recipe, Path(folder), processes, device)
     times: dict[str, list[float]] = {"fed": [], "ready": []}
     one = next(trainer.pipeline.train.epoch(0))
     for turn in range(args.rounds + 1):

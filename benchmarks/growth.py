@@ -22,9 +22,10 @@ import hvt
 from hvt.bench import contenders
 from hvt.bench.measure import describe, in_turns, matmul_peak, matmuls, portable_command
 from hvt.bench.peak import peak_memory
-from hvt.bench.plot import figure_class, plain_ticks, save
+from hvt.bench.plot import plain_ticks, save
 from hvt.bench.run import write_csv
 from hvt.device import find_device
+from hvt.plot import new_figure
 
 HERE = Path(__file__).parent
 BASELINE = "deit_s"
@@ -138,12 +139,12 @@ def show(rows: list[Row]) -> None:
 def draw(rows: list[Row], path: Path) -> None:
     """Images/s and memory over the side of the picture: marks are measured, lines the closed form.
 
-    The lines of speed go through the first model at its largest picture, where what is no
+    The lines of speed go through the first model at its largest picture, where what is not
     multiply-add weighs least.
     """
     patches = sorted({int(r["patch"]) for r in rows}, reverse=True)
     with_memory = all(r["train_peak_memory_mb"] != "" for r in rows)
-    figure = figure_class()(
+    figure = new_figure(
         figsize=(4.6 * len(patches), 7.2 if with_memory else 3.8), layout="constrained"
     )
     grid = figure.subplots(2 if with_memory else 1, len(patches), squeeze=False)

@@ -30,13 +30,14 @@ import torch
 import hvt
 from hvt.bench.contenders import open_contender
 from hvt.bench.measure import describe, portable_command
-from hvt.bench.plot import figure_class, save
+from hvt.bench.plot import save
 from hvt.bench.run import measure, write_csv
 from hvt.data.evaluation import eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sources import open_eval
 from hvt.device import find_device
 from hvt.files import whole_file
+from hvt.plot import new_figure
 from hvt.power import retention_for
 from hvt.upcycle.source import open_source
 from hvt.upcycle.student import pooled, resized
@@ -219,7 +220,7 @@ def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> Non
         for mode, batch in SPEEDS
         if all(f"{mode}_{batch}" in row for row in rows)
     ]
-    figure = figure_class()(figsize=(4.4 * len(panels), 4.6), layout="constrained")
+    figure = new_figure(figsize=(4.4 * len(panels), 4.6), layout="constrained")
     for axes, (key, label) in zip(
         figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True
     ):

@@ -46,7 +46,7 @@ def main() -> None:
         rows.append(one_run(name, recipe.replace(epochs=epochs), curves))
     described: dict[str, Any] = {"recipe": args.recipe, "minutes": args.minutes, "rows": rows}
     described |= {"seed": args.seed, "command": portable_command(sys.argv)}
-    described |= describe(distributed.join(base.device)[1])
+    described |= describe(distributed.init_process_group(base.device)[1])
     with whole_file(args.out) as temporary:
         temporary.write_text(json.dumps(described, indent=2) + "\n")
     draw_curves(args.out.with_suffix(".png"), curves)
@@ -69,8 +69,8 @@ def measure(recipes: dict[str, Recipe], rounds: int, steps: int = 10) -> dict[st
     trainers, times = {}, {name: [0.0] * 0 for name in recipes}
     with tempfile.TemporaryDirectory() as folder:
         for name, recipe in recipes.items():
-            team, device = distributed.join(recipe.device)
-            trainers[name] = Trainer(recipe, Path(folder), team, device)
+            processes, device = distributed.init_process_group(recipe.device)
+            trainers[name] = Trainer(recipe, Path(folder), processes, device)
     for turn, (name, trainer) in itertools.product(range(rounds), trainers.items()):
         batches = trainer.pipeline.train.epoch(turn)
         for step in range(2 + steps):

@@ -209,11 +209,14 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
     [
         (("hvt_s_9",), "neither hvt nor timm has a model 'hvt_s_9': did you mean hvt_s_"),
         (("hvt_s_1", "--modes", "onx"), "unknown mode 'onx': did you mean onnx?"),
-        (("hvt_s_1", "--batch", "1,zero"), "--batch='zero' must be a whole number of at least 1"),
-        (("hvt_s_1", "--rounds", "0"), "--rounds='0' must be a whole number of at least 1"),
+        (
+            ("hvt_s_1", "--batch", "1,zero"),
+            "batch='1,zero' must be whole numbers of at least 1 such as 1,6",
+        ),
+        (("hvt_s_1", "--rounds", "0"), "rounds='0' must be a whole number of at least 1"),
         (("none.onnx",), "cannot read none.onnx: No such file"),
         (("none.safetensors",), "cannot read none.safetensors"),
-        (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not there"),
+        (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not available"),
         (("hvt_s_1", "--plot", "speed.jpg"), "the picture speed.jpg should end in .png or .svg"),
         (("hvt_s_1", "--csv", "none/speed.csv"), "none/speed.csv: the folder none does not exist"),
         (("resnet18", "--modes", "onnx"), "resnet18 is not a model of hvt, and only those are"),

@@ -129,7 +129,7 @@ app = create_app(Settings(port=0, timeout=0.5, drain=0), sys.argv[1])
 
 @app.get("/thread")
 async def thread() -> None:
-    app.state.looker._pool.submit(time.sleep, 600)  # as a decoder whose client has gone
+    app.state.inference._pool.submit(time.sleep, 600)  # as a decoder whose client has gone
 
 @app.get("/loop")
 async def loop() -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from team_checks import dropped, spoiled
+from torchrun_checks import dropped, spoiled
 from training import quiet, said, tiny, weights, write_recipe
 
 import hvt
-from hvt.distributed import Team, join, restarted
+from hvt.distributed import Processes, init_process_group, restarted
 from hvt.evaluation import evaluate
 from hvt.training.engine import Result, Trainer, resume, train
 from hvt.training.interrupt import Interrupted
@@ -94,7 +94,7 @@ def assert_like(single: Result, folder: Path) -> None:
 
 def assert_counted_once(folder: Path) -> None:
     """The last figures are those of one process that looks at each of the 145 pictures once."""
-    trainer = Trainer(tiny(folder), folder, Team(), CPU, quiet())
+    trainer = Trainer(tiny(folder), folder, Processes(), CPU, quiet())
     assert len(trainer.data.val) == 145
     state = torch.load(states(folder / "checkpoints")[-1], weights_only=True)
     row = state["progress"]["rows"][-1]
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_is_started_again(single: Result, tmp_path: Path) -> 
 
 
 def stop_after_an_epoch(folder: Path) -> None:
-    trainer = Trainer(tiny(folder), folder, Team(), CPU, quiet())
+    trainer = Trainer(tiny(folder), folder, Processes(), CPU, quiet())
 
     class Impatient(io.StringIO):
         def write(self, text: str) -> int:
@@ -139,10 +139,10 @@ def stop_after_an_epoch(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder in which two processes did what `team_checks.py` says, and their words."""
+    """The folder in which two processes did what `torchrun_checks.py` says, and their words."""
     folder = tmp_path_factory.mktemp("together")
     stop_after_an_epoch(folder / "run")
-    script = str(Path(__file__).parent / "team_checks.py")
+    script = str(Path(__file__).parent / "torchrun_checks.py")
     with Torchrun(folder / "log", script, str(folder), str(folder / "run")) as torchrun:
         assert torchrun.wait() == 0, torchrun.words()
     return folder, torchrun.words()
@@ -171,7 +171,7 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
         assert [step["taken"] for step in steps] == [True, False, True]
         assert [step["broken"] for step in steps] == [0, 2, 0]
     # One process that gets the same bad batch does the same.
-    trainer = Trainer(tiny(folder), folder, Team(), CPU, quiet())
+    trainer = Trainer(tiny(folder), folder, Processes(), CPU, quiet())
     learner, batches = trainer.learner, spoiled(trainer.pipeline.train.epoch(0), 1)
     steps = [learner.step(batches, update) for update in range(3)]
     assert [step.taken for step in steps] == [True, False, True]
@@ -197,18 +197,18 @@ def test_each_process_has_its_own_dropout(together: tuple[Path, str]) -> None:
     assert 0.4 < agree < 0.6  # as two independent masks of rate 0.5 do
     # Two pieces of one process draw what two processes draw.
     recipe = tiny(folder, accumulate=2, overrides={"drop_rate": 0.5})
-    assert dropped(Trainer(recipe, folder, Team(), CPU, quiet())) == [first, second]
+    assert dropped(Trainer(recipe, folder, Processes(), CPU, quiet())) == [first, second]
 
 
 def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
-    team, device = join("cpu")
-    assert (team, device) == (Team(0, 0, 1), CPU)
-    assert team.leads
-    assert team.any(device, True, False) == [True, False]
-    assert team.share("word") == "word"
-    assert team.sum(torch.tensor([2.0])).tolist() == [2.0]
+    processes, device = init_process_group("cpu")
+    assert (processes, device) == (Processes(0, 0, 1), CPU)
+    assert processes.is_main_process
+    assert processes.any(device, True, False) == [True, False]
+    assert processes.broadcast("word") == "word"
+    assert processes.all_reduce(torch.tensor([2.0])).tolist() == [2.0]
     assert not restarted()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert restarted()

@@ -34,7 +34,7 @@ from hvt import HVTError
 from hvt.cli import main
 from hvt.data.sources import open_data
 from hvt.device import devices
-from hvt.distributed import Team
+from hvt.distributed import Processes
 from hvt.evaluation import evaluate
 from hvt.training.engine import Result, Trainer, resume, train
 from hvt.training.optimize import make_optimizer, make_schedule
@@ -99,7 +99,7 @@ def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
     data = open_data("digits", holdout=0.1)
     assert len(data.val) % 2
     state = newest_state(done.folder / "checkpoints")[1]
-    pictures = Trainer(tiny(done.folder), done.folder, Team(), CPU, quiet()).pipeline.val
+    pictures = Trainer(tiny(done.folder), done.folder, Processes(), CPU, quiet()).pipeline.val
     for kind, prefix in (("model", "val"), ("ema", "ema")):
         model = hvt.load(done.folder / "model.safetensors")
         model.load_state_dict(state[kind])
@@ -110,7 +110,7 @@ def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
 
 
 def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
-    trainer = Trainer(tiny(tmp_path, ema=0.75), tmp_path, Team(), CPU, quiet())
+    trainer = Trainer(tiny(tmp_path, ema=0.75), tmp_path, Processes(), CPU, quiet())
     learner, name = trainer.learner, "blocks.0.attn.qkv.weight"
     expected = learner.model.get_parameter(name).detach().clone()
     batches = trainer.pipeline.train.epoch(0)
@@ -125,7 +125,7 @@ def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
 def test_best_is_the_best_of_both_and_of_all_epochs(done: Result) -> None:
     figures = [row[key] for row in done.rows for key in ("val_top1", "ema_top1")]
     assert done.best_top1 == max(figures)
-    trainer = Trainer(tiny(done.folder), done.folder, Team(), CPU, quiet())
+    trainer = Trainer(tiny(done.folder), done.folder, Processes(), CPU, quiet())
     best = hvt.load(done.folder / "best.safetensors")
     assert evaluate(best, trainer.pipeline.val, 10).top1 == done.best_top1
 
@@ -288,7 +288,7 @@ def test_a_part_of_an_epoch(tmp_path: Path) -> None:
 
 def first_step(folder: Path, **values: Any) -> dict[str, Tensor]:
     """How far the first step moves each parameter."""
-    trainer = Trainer(tiny(folder, **values), folder, Team(), CPU, quiet())
+    trainer = Trainer(tiny(folder, **values), folder, Processes(), CPU, quiet())
     model = trainer.learner.model
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer.learner.step(trainer.pipeline.train.epoch(0), 0)
@@ -332,7 +332,7 @@ DROPOUT = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.2, "drop_rate": 0.5}
 def masks_of_a_step(folder: Path, pieces: int) -> tuple[Tensor, Tensor]:
     """What dropout left out of each piece, and which branches stochastic depth left in a batch."""
     recipe = tiny(folder, accumulate=pieces, overrides=DROPOUT, **PLAIN)
-    trainer = Trainer(recipe, folder, Team(), CPU, quiet())
+    trainer = Trainer(recipe, folder, Processes(), CPU, quiet())
     learner, dropped, kept = trainer.learner, [], []
     learner.model.head_drop.register_forward_hook(lambda _m, _i, y: dropped.append(y == 0))
     last = learner.model.blocks[-1].drop_path2
@@ -362,7 +362,7 @@ def test_each_piece_has_its_own_dropout_and_all_share_stochastic_depth(tmp_path:
 def test_a_trained_model_draws_for_itself(tmp_path: Path, recompute: bool) -> None:
     """Nothing of the last step's masks is left in it."""
     recipe = tiny(tmp_path, accumulate=2, grad_checkpointing=recompute, overrides=DROPOUT)
-    trainer = Trainer(recipe, tmp_path, Team(), CPU, quiet())
+    trainer = Trainer(recipe, tmp_path, Processes(), CPU, quiet())
     trainer.learner.step(trainer.pipeline.train.epoch(0), 0)
     assert trainer.learner.model.train()(torch.zeros(7, 3, 8, 8)).shape == (7, 10)
 
@@ -410,7 +410,7 @@ def poisoned(trainer: Trainer, value: float) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
-    trainer = Trainer(tiny(tmp_path, accumulate=pieces), tmp_path, Team(), CPU, quiet())
+    trainer = Trainer(tiny(tmp_path, accumulate=pieces), tmp_path, Processes(), CPU, quiet())
     learner, batches = trainer.learner, trainer.pipeline.train.epoch(0)
     assert learner.step(batches, 0).taken
     poisoned(trainer, math.inf)
@@ -430,7 +430,7 @@ def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_a_bad_step(tmp_path: Path) -> None:
-    trainer = Trainer(tiny(tmp_path, **PLAIN), tmp_path, Team(), CPU, quiet())
+    trainer = Trainer(tiny(tmp_path, **PLAIN), tmp_path, Processes(), CPU, quiet())
     learner = trainer.learner
     bias = learner.model.get_parameter("head.bias")
     bias.register_hook(lambda gradient: gradient * math.nan)
@@ -456,7 +456,7 @@ def test_a_rate_beyond_all_measure_ends_with_a_sentence(tmp_path: Path) -> None:
 def test_bad_steps_are_counted_and_a_few_are_borne(tmp_path: Path) -> None:
     recipe = tiny(tmp_path / "run", **PLAIN, max_bad_steps=3)
     console = quiet()
-    trainer = Trainer(recipe, tmp_path / "run", Team(), CPU, console)
+    trainer = Trainer(recipe, tmp_path / "run", Processes(), CPU, console)
     # Two gradients of ten, the second and third, are not finite.
     calls: list[int] = []
 
@@ -492,13 +492,13 @@ def test_alpha_weighs_the_teacher_against_the_labels(done: Result, tmp_path: Pat
 
     def loss(alpha: float) -> float:
         recipe = tiny(tmp_path, teacher=teacher, distill_alpha=alpha)
-        trainer = Trainer(recipe, tmp_path, Team(), CPU, quiet())
+        trainer = Trainer(recipe, tmp_path, Processes(), CPU, quiet())
         return trainer.learner.step(trainer.pipeline.train.epoch(0), 0).loss
 
     labels, opinion = loss(0.0), loss(1.0)
     assert labels != pytest.approx(opinion, rel=1e-3)
     assert loss(0.25) == pytest.approx(0.75 * labels + 0.25 * opinion, rel=1e-5)
-    alone = Trainer(tiny(tmp_path), tmp_path, Team(), CPU, quiet())
+    alone = Trainer(tiny(tmp_path), tmp_path, Processes(), CPU, quiet())
     assert alone.learner.step(alone.pipeline.train.epoch(0), 0).loss == pytest.approx(labels)
 
 
@@ -583,7 +583,7 @@ def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> 
     for index, change in enumerate(
         ({"model": "hvt_ti_4"}, {"model": "hvt_ti_2", "overrides": {"depth": 6}})
     ):
-        with pytest.raises(HVTError, match=r"best\.safetensors is of another architecture than"):
+        with pytest.raises(HVTError, match=r"best\.safetensors has another architecture than"):
             run(tmp_path / str(index), init=init, **change)
     assert run(tmp_path / "same", init=init, epochs=1).top1 > 0
 
@@ -591,9 +591,9 @@ def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model": None}, "no model is named"),
-        ({"data": None}, "no data is named"),
-        ({"model": None, "init": "pretrained"}, "no model is named"),
+        ({"model": None}, "no model is given"),
+        ({"data": None}, "no data is given"),
+        ({"model": None, "init": "pretrained"}, "no model is given"),
         ({"init": "nowhere.pth"}, r"cannot read nowhere\.pth"),
         ({"init": "hvt_ti_4"}, "--model hvt_ti_2 and --init hvt_ti_4 are two models: name one"),
         ({"init": "x.pth", "pretrained": True}, r"x\.pth has its own weights: leave --pretrained"),
@@ -661,12 +661,12 @@ def test_a_run_is_not_overwritten(done: Result, tmp_path: Path) -> None:
     shutil.copytree(done.folder, copy)
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     with pytest.raises(
-        HVTError, match=rf"already holds a run: go on with hvt train --resume {copy}"
+        HVTError, match=rf"already contains a run: resume it with hvt train --resume {copy}"
     ):
         run(copy)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
     shutil.rmtree(copy / "checkpoints")  # somebody wanted the space
-    with pytest.raises(HVTError, match="already holds a run"):
+    with pytest.raises(HVTError, match="already contains a run"):
         run(copy)
 
 
@@ -762,7 +762,7 @@ def test_train_and_evaluate_are_functions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: hvt.train(), "no recipe is named"),
+        (lambda: hvt.train(), "no recipe is given"),
         (lambda: hvt.train("digit"), "did you mean digits"),
         (lambda: hvt.train("digits", epoch=3), "unknown field 'epoch': did you mean epochs"),
         (lambda: hvt.train("digits", epochs="3"), "epochs='3' must be a number"),
@@ -828,7 +828,7 @@ def test_a_full_disk_is_one_sentence(
 
 
 def test_a_name_that_would_steer_the_terminal(folder_of_pictures: Path, tmp_path: Path) -> None:
-    """Brackets are no markup and control characters are escaped, in what a training says."""
+    """Brackets are not markup and control characters are escaped, in what a training says."""
     named = tmp_path / "[" / "b]\x1b[2J"  # [/b] would close a tag that was never opened
     named.parent.mkdir()
     folder_of_pictures.rename(named)
@@ -842,5 +842,5 @@ def test_a_name_that_would_steer_the_terminal(folder_of_pictures: Path, tmp_path
 def test_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--device", "gpu", "--output", str(tmp_path / "run")]) == 2
     there = " or ".join(("auto", *devices()))
-    assert capsys.readouterr().err == f"hvt: the device 'gpu' is not there: use {there}\n"
+    assert capsys.readouterr().err == f"hvt: the device 'gpu' is not available: use {there}\n"
     assert not (tmp_path / "run").exists()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hvt.data.arrays import ArrayPictures
 from hvt.data.classes import match_classes
 from hvt.data.loader import Batch, EvalBatches
-from hvt.distributed import Team
+from hvt.distributed import Processes
 from hvt.errors import HVTError
 from hvt.evaluation import Score, draw_confusion, evaluate
 
@@ -140,7 +140,9 @@ def test_ranks_together_count_every_picture_once(size: int) -> None:
     alone = evaluate(Lookup(), EvalBatches(pictures, transform, batch_size=5), CLASSES)
     scores = [
         evaluate(
-            Lookup(), EvalBatches(pictures, transform, batch_size=5, rank=rank, size=size), CLASSES
+            Lookup(),
+            EvalBatches(pictures, transform, batch_size=5, rank=rank, world_size=size),
+            CLASSES,
         )
         for rank in range(size)
     ]
@@ -153,8 +155,8 @@ def test_ranks_together_count_every_picture_once(size: int) -> None:
 def _rank(rank: int, store: Path, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     pictures, transform = numbered()
-    batches = EvalBatches(pictures, transform, batch_size=5, rank=rank, size=2)
-    score = evaluate(Lookup(), batches, CLASSES, team=Team(rank, rank, 2))
+    batches = EvalBatches(pictures, transform, batch_size=5, rank=rank, world_size=2)
+    score = evaluate(Lookup(), batches, CLASSES, processes=Processes(rank, rank, 2))
     torch.save(vars(score), folder / f"{rank}.pt")
     dist.destroy_process_group()
 

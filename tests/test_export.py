@@ -457,7 +457,7 @@ def test_int8_is_not_calibrated_on_what_is_not_there(tmp_path: Path, build: Buil
     ):
         with pytest.raises(HVTError, match=message):
             export(model, tmp_path / "m.onnx", "int8", pictures)
-    with pytest.raises(HVTError, match="a calibration is what int8 needs"):
+    with pytest.raises(HVTError, match="int8 needs a calibration"):
         write(model, tmp_path / "m.onnx", "int8")
     assert list(tmp_path.iterdir()) == []
 
@@ -585,13 +585,13 @@ def test_files_that_are_refused(command: Command, trained: Path, tmp_path: Path)
     changed(good, tmp_path / "field.onnx", config={"wings": 2})
     for name, message in (
         ("f.onnx", "was not written by hvt export"),
-        ("text.onnx", "is no ONNX model, or is damaged"),
-        ("empty.onnx", "is no ONNX model, or is damaged"),
-        ("cut.onnx", "is no ONNX model, or is damaged"),
+        ("text.onnx", "is not an ONNX model, or is damaged"),
+        ("empty.onnx", "is not an ONNX model, or is damaged"),
+        ("cut.onnx", "is not an ONNX model, or is damaged"),
         ("size.onnx", "not what it says of itself"),
         ("classes.onnx", "not what it says of itself"),
         ("newer.onnx", "was written by a newer hvt: upgrade to read it"),
-        ("field.onnx", "describes no usable model: unknown override 'wings'"),
+        ("field.onnx", "does not describe a usable model: unknown override 'wings'"),
         ("none.onnx", "No such file"),
     ):
         code, out, err = command("eval", tmp_path / name, "--data", "digits")
@@ -673,7 +673,7 @@ def test_archives_that_are_refused(trained: Path, tmp_path: Path) -> None:
             return x + 1
 
     torch.export.save(torch.export.export(Other(), (torch.ones(2),)), tmp_path / "other.pt2")
-    with pytest.raises(CheckpointError, match=r"other\.pt2 is no torch\.export program of hvt"):
+    with pytest.raises(CheckpointError, match=r"other\.pt2 is not a torch\.export program of hvt"):
         hvt.load(tmp_path / "other.pt2")
     short = repacked(
         trained / "model.pt2",

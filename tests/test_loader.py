@@ -423,7 +423,7 @@ def test_evaluation_counts_every_picture_once(count: int, batch: int, size: int)
     transform = ArrayTransform(2, (0.5,) * 3, (0.5,) * 3)
     seen = []
     for rank in range(size):
-        own = list(EvalBatches(pictures, transform, batch_size=batch, rank=rank, size=size))
+        own = list(EvalBatches(pictures, transform, batch_size=batch, rank=rank, world_size=size))
         assert all(1 <= len(b.labels) <= batch for b in own)
         seen += labels(own)
     assert sorted(seen) == list(range(count))
@@ -434,7 +434,9 @@ def test_evaluation_of_files(files: FilePictures, workers: int) -> None:
     transform = timm_eval()
     seen: dict[int, Tensor] = {}
     for rank in range(3):
-        batches = EvalBatches(files, transform, batch_size=3, rank=rank, size=3, workers=workers)
+        batches = EvalBatches(
+            files, transform, batch_size=3, rank=rank, world_size=3, workers=workers
+        )
         for batch in batches:
             for image, label in zip(batch.images, batch.labels.tolist(), strict=True):
                 assert label not in seen
@@ -576,7 +578,7 @@ def test_shards_for_evaluation_count_every_picture_once(
     seen = []
     for rank in range(size):
         batches = EvalBatches(
-            pictures, timm_eval(), batch_size=2, rank=rank, size=size, workers=workers
+            pictures, timm_eval(), batch_size=2, rank=rank, world_size=size, workers=workers
         )
         seen += labels(batches)
         assert labels(batches) == labels(batches)  # once more is the same

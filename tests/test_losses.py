@@ -169,7 +169,7 @@ def test_a_timm_teacher_without_weights_is_refused(
     student: hvt.HVT, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(HVTError, match=rf"the weights of teacher {name} cannot be had: .*{reason}"):
+    with pytest.raises(HVTError, match=rf"cannot get the weights of teacher {name}: .*{reason}"):
         find_teacher(name, student, "soft", 3.0)
 
 

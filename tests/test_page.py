@@ -204,7 +204,7 @@ def test_seen_part_is_where_the_transform_looks(
     model = build("hvt_ti_1", img_size=image)
     black = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
     model.pretrained_cfg |= {"crop_mode": mode, "crop_pct": share, **black}
-    # Red grows to the right, green downwards; what is no picture has the mean, which is black.
+    # Red grows to the right, green downwards; what is not the picture has the mean, which is black.
     x, y = (np.linspace(55, 255, side).astype(np.uint8) for side in size)
     across, down = np.broadcast_arrays(x, y[:, None])
     picture = np.stack((across, down, np.full_like(across, 255)), axis=-1)
@@ -267,7 +267,7 @@ def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoin
 @pytest.mark.parametrize(
     ("request_", "status", "words"),
     [
-        ({"content": b"no picture"}, 415, "is in no known format"),
+        ({"content": b"no picture"}, 415, "is not in a known format"),
         ({"content": b""}, 422, "is empty"),
         ({"content": png()[:-90]}, 422, "is damaged"),
         ({"files": [("pictures", ("a.png", b"GIF"))]}, 415, "the picture 'a.png'"),
@@ -286,15 +286,15 @@ def test_refusals_are_those_of_predict(
         assert (response.status_code, words in response.json()["detail"]) == (status, True)
         if words != "send one":
             assert response.json() == client.post("/predict", **request_).json()
-        assert client.app.state.gate.held == 0  # type: ignore[attr-defined]
+        assert client.app.state.admission_control.held == 0  # type: ignore[attr-defined]
 
 
 def test_limits_of_time_and_number(serve: Callable[..., TestClient]) -> None:
     with serve(queue=1, max_pictures=1, timeout=0.001) as client:
         assert client.post("/explain", content=png()).status_code == 504
-        gate = client.app.state.gate  # type: ignore[attr-defined]
-        assert gate.held == 0
-        gate.take(pictures=1)
+        control = client.app.state.admission_control  # type: ignore[attr-defined]
+        assert control.held == 0
+        control.acquire(pictures=1)
         response: httpx.Response = client.post("/explain", content=png())
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 

@@ -476,7 +476,7 @@ def test_ctrl_c_at_the_command_line(
     screen = Console(file=Interrupting(), width=200)
     monkeypatch.setattr("hvt.cli.paper._console", lambda: screen)
     assert main(["paper", "run", "pool_type", "--row", "Max", *other.flags()]) == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "the same command resumes from there" in capsys.readouterr().err
     assert other.known() == {}
 
 
@@ -893,7 +893,10 @@ def test_the_page_in_docs_is_current(cpu: Protocol) -> None:
         (["run", "pool_type", "--row", "Maxx"], "there is no row 'Maxx': did you mean Max?"),
         (["run", "scalability"], "scalability has costs alone"),
         (["run", "main", "--shard", "3/2"], "'3/2' must be one part of some"),
-        (["run", "main", "--seeds", "0,x"], "must be whole numbers such as 0,1,2"),
+        (
+            ["run", "main", "--seeds", "0,x"],
+            "seeds='0,x' must be whole numbers of at least 0 such as 0,6",
+        ),
         (["run", "main", "--protocol", "gpu"], "unknown protocol 'gpu'"),
         (["run", "main", "--budget", "epoch"], "did you mean epochs"),
         (["run", "main", "--protocol-file", "no.toml"], "there is no file no.toml"),

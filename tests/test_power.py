@@ -23,7 +23,7 @@ import hvt
 from hvt import HVT, HVTConfig, HVTError
 from hvt.cli import build_parser, main, power
 from hvt.data.sources import open_data
-from hvt.distributed import Team
+from hvt.distributed import Processes
 from hvt.extraction import Extract, best, ranks, shared_softmax, significance
 from hvt.power import (
     SoftDeiT,
@@ -520,9 +520,9 @@ def test_a_search_meets_its_budget(trained: Path, tmp_path: Path, share: float) 
 def test_r_has_its_own_rate_no_decay_and_stays_in_its_range(trained: Path) -> None:
     recipe = soft_recipe(trained, weight_decay=0.5)
     model, data = build_model(recipe)
-    pipeline = open_pipeline(recipe, model, data, Team(), CPU)
+    pipeline = open_pipeline(recipe, model, data, Processes(), CPU)
     model = soften(model)
-    searcher = Searcher(recipe, model, pipeline, Team(), CPU, 0.00015, r_lr=0.3)
+    searcher = Searcher(recipe, model, pipeline, Processes(), CPU, 0.00015, r_lr=0.3)
     own = list(model.r)
     (*weights, last) = searcher.optimizer.param_groups
     assert {id(p) for p in last["params"]} == {id(r) for r in own}
@@ -619,9 +619,12 @@ def test_search_retrain_eval_and_predict(
     [
         (["search", "DEIT", "--gflops", "5"], "is out of reach: this model costs 4.125e-05"),
         (["search", "DEIT", "--gflops", "0.00015", "--r-lr", "0"], "r_lr=0 must be above 0"),
-        (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "is there already"),
+        (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "already exists"),
         (["search", "DEIT", "--gflops", "0.00015", "--output", "no/x"], "the folder no does not"),
-        (["search", "DEIT", "--gflops", "0.00015", "--device", "abc"], "device 'abc' is not there"),
+        (
+            ["search", "DEIT", "--gflops", "0.00015", "--device", "abc"],
+            "device 'abc' is not available",
+        ),
         (["search", "POWER", "--gflops", "0.00015"], "has a retention already"),
         (["search", "HVT", "--gflops", "0.00015"], "PoWER needs a DeiT"),
         (["search", "FIVE", "--gflops", "0.00015"], "knows 5 classes, digits has 10"),

@@ -506,7 +506,7 @@ def test_wrong_numbers_and_devices(model: hvt.HVT) -> None:
         with pytest.raises(HVTError, match=f"{name}=0 must be a whole number of at least 1"):
             Predictor(model, **{name: 0})
     for device in ("gpu", "cuda:99", "xla"):
-        with pytest.raises(HVTError, match=f"the device '{device}' is not there"):
+        with pytest.raises(HVTError, match=f"the device '{device}' is not available"):
             Predictor(model, device=device)
     assert find_device("cpu") == torch.device("cpu")
     assert find_device(torch.device("cpu")) == torch.device("cpu")

@@ -208,7 +208,7 @@ def test_asked_to_stop(unstopped: Path, tmp_path: Path, number: int) -> None:
     code, words = stop_by(number, lively(folder), folder, tmp_path)
     assert code == 130
     assert words.startswith("hvt: stopped after ")
-    assert words.endswith(f"; go on with: hvt train --resume {folder}\n")
+    assert words.endswith(f"; resume with: hvt train --resume {folder}\n")
     assert not (folder / "model.safetensors").exists()
     assert main(["train", "--resume", str(folder)]) == 0
     assert_same_run(folder, unstopped)

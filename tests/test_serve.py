@@ -169,7 +169,7 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="pictures"\r\n\r\n'
     ("request_", "status", "words"),
     [
         ({"content": b""}, 422, "empty"),
-        ({"content": b"no picture"}, 415, "no known format: use JPEG"),
+        ({"content": b"no picture"}, 415, "a known format: use JPEG"),
         ({"content": picture()[:60]}, 422, "damaged"),
         ({"content": png(60_000, 60_000)}, 413, "pixels"),
         ({"content": png(1, 500_000)}, 413, "too long a strip"),
@@ -203,7 +203,7 @@ def test_what_cannot_be_answered_is_refused_by_a_sentence(
     detail = response.json()["detail"]
     assert words in detail
     assert "\n" not in detail
-    assert app.state.gate.held == 0
+    assert app.state.admission_control.held == 0
 
 
 def test_a_body_without_a_length_is_cut_off_at_the_limit(engine: Callable[..., Engine]) -> None:
@@ -232,7 +232,7 @@ def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) ->
     response = ask(app, "POST", "/predict", content=stuck())
     assert response.status_code == 408
     assert "0.2 seconds" in response.json()["detail"]
-    assert app.state.gate.held == 0
+    assert app.state.admission_control.held == 0
 
 
 def test_a_picture_that_takes_too_long_is_given_up_and_others_are_answered(
@@ -254,7 +254,7 @@ def test_a_picture_that_takes_too_long_is_given_up_and_others_are_answered(
             assert (await to.get("/healthz")).json() == {"status": "ok"}
 
     asyncio.run(call())
-    assert app.state.gate.held == 0
+    assert app.state.admission_control.held == 0
 
 
 def test_health_says_when_every_decoder_is_stuck(engine: Callable[..., Engine]) -> None:
@@ -310,23 +310,23 @@ def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> N
 
     async def call() -> None:
         async with client(app) as to:
-            app.state.gate.take(pictures=1)
+            app.state.admission_control.acquire(pictures=1)
             two = await to.post("/predict", files=[("pictures", picture())] * 2)
-            app.state.gate.take(pictures=1)
+            app.state.admission_control.acquire(pictures=1)
             one = await to.post("/predict", content=picture())
             for response in (one, two):
                 assert response.status_code == 503
                 assert int(response.headers["retry-after"]) >= 1
-            app.state.gate.give(2, 0)
+            app.state.admission_control.release(2, 0)
             assert (await to.post("/predict", content=picture())).status_code == 200
 
     asyncio.run(call())
-    assert app.state.gate.held == 0
+    assert app.state.admission_control.held == 0
 
 
 def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
     app = create_app(engine=engine(max_body=50_000, max_held=80_000))
-    gate = app.state.gate
+    control = app.state.admission_control
 
     async def slow(first: int, rest: asyncio.Event) -> AsyncIterator[bytes]:
         yield bytes(first)
@@ -337,7 +337,7 @@ def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
         rest = asyncio.Event()
         async with client(app) as to:
             one = asyncio.create_task(to.post("/predict", content=slow(45_000, rest)))
-            while gate.size < 45_000:
+            while control.size < 45_000:
                 await asyncio.sleep(0.01)
             two = await to.post("/predict", content=bytes(40_000))
             assert (two.status_code, two.headers["retry-after"]) == (503, "1")
@@ -347,13 +347,13 @@ def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
             assert (await one).status_code == 415
 
     asyncio.run(call())
-    assert (gate.held, gate.size) == (0, 0)
+    assert (control.held, control.size) == (0, 0)
 
 
 def test_slow_uploads_give_way_to_others(engine: Callable[..., Engine]) -> None:
     app = create_app(engine=engine(max_body=50_000, max_held=80_000))
-    gate = app.state.gate
-    gate.patience = 0.0
+    control = app.state.admission_control
+    control.patience = 0.0
 
     async def stalled() -> AsyncIterator[bytes]:
         yield bytes(45_000)
@@ -362,15 +362,15 @@ def test_slow_uploads_give_way_to_others(engine: Callable[..., Engine]) -> None:
     async def call() -> None:
         async with client(app) as to:
             one = asyncio.create_task(to.post("/predict", content=stalled()))
-            while gate.size < 45_000:
+            while control.size < 45_000:
                 await asyncio.sleep(0.01)
             two = await to.post("/predict", content=bytes(40_000))
-            assert two.status_code == 415  # it was read, and is no picture
+            assert two.status_code == 415  # it was read, and is not a picture
             assert (await one).status_code == 408
             assert "others needed the room" in (await one).json()["detail"]
 
     asyncio.run(call())
-    assert (gate.held, gate.size, gate.uploads) == (0, 0, {})
+    assert (control.held, control.size, control.uploads) == (0, 0, {})
 
 
 def test_large_forms_are_parsed_beside_the_event_loop(
@@ -590,7 +590,7 @@ def test_the_command_refuses_in_one_sentence(
         assert f"cannot listen on 127.0.0.1:{port}: another program" in refused("--port", port)
     assert "No such file" in refused(tmp_path / "absent.onnx", "--port", 0)
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
-    assert "is no ONNX model" in refused(tmp_path / "bad.onnx", "--port", 0)
+    assert "is not an ONNX model" in refused(tmp_path / "bad.onnx", "--port", 0)
     assert "no such address" in refused("--host", "999.1.1.1", "--port", 0)
     assert "max_batch=0" in refused("--max-batch", 0)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -603,7 +603,7 @@ def test_the_command_refuses_in_one_sentence(
 def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> None:
     """Schemathesis, with all its checks: what is described is accepted, all else refused."""
     config = tmp_path / "schemathesis.toml"
-    # What is no picture is refused by other codes than what is no number.
+    # What is not a picture is refused by other codes than what is not a number.
     config.write_text('[checks.negative_data_rejection]\nexpected-statuses = ["4xx"]\n')
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent / "src")])
@@ -639,7 +639,7 @@ def test_hostile_pictures_harm_nothing(onnx: Path, predictor: hvt.Predictor) -> 
         assert_same(
             httpx.post(f"{url}/predict", content=good).json()["answers"][0], good, predictor
         )
-    assert app.state.gate.held == 0
+    assert app.state.admission_control.held == 0
 
 
 def harass(url: str, count: int, seed: int = 0) -> dict[int, int]:

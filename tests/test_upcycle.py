@@ -183,8 +183,8 @@ def test_no_row_of_an_odd_grid_is_left_out() -> None:
     ("gflops", "fixed", "match"),
     [
         (1e-6, {}, r"no placement costs 1e-06 GFLOPs or less: those there are cost from 0\.\d+ to"),
-        (1.0, {}, r"is no less than the 0\.\d+ that the source costs"),
-        (None, {"img_size": 48}, "no budget is named"),
+        (1.0, {}, r"is not less than the 0\.\d+ that the source costs"),
+        (None, {"img_size": 48}, "no budget is given"),
         (None, FIXED | {"pool_after": (9,)}, "must name blocks from 0 to 3"),
         (None, FIXED | {"img_size": 50}, "does not divide"),
     ],
@@ -332,7 +332,7 @@ def test_a_stopped_run_ends_as_if_it_had_not(
     with pytest.raises((Interrupted, KeyboardInterrupt)):
         run(place, tmp_path, console, **values, tail_lr=2e-3, lr=1e-3)
     assert not (tmp_path / "out.safetensors").exists()
-    with pytest.raises(hvt.HVTError, match="go on with hvt upcycle --resume"):
+    with pytest.raises(hvt.HVTError, match="resume it with hvt upcycle --resume"):
         run(place, tmp_path)
     resume(tmp_path / "run", quiet())
     for name in ("tail", "all"):
@@ -480,7 +480,7 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
     assert "the class 'zebra'" in text
     assert "neither a file nor a model" in refused(capsys, "deit_tiny_", out, "--data", photos)
     assert "should end in .safetensors" in refused(capsys, vit, "out.pth", "--data", photos)
-    assert "no photos are named" in refused(capsys, vit, out)
+    assert "no photos are given" in refused(capsys, vit, out)
     assert "a source and a file" in refused(capsys, vit)
     assert "give it alone" in refused(capsys, vit, out, "--resume", "x")
     assert "not the folder of an upcycling" in refused(capsys, "--resume", str(tmp_path))

@@ -296,7 +296,7 @@ def test_another_architecture_is_refused(saved: Path, fields: dict[str, Any], wo
         lambda: load_into(tiny(**fields), saved),
         lambda: hvt.load(saved, **fields),
     ):
-        with pytest.raises(CheckpointError, match="of another architecture than asked") as caught:
+        with pytest.raises(CheckpointError, match="another architecture than asked") as caught:
             use()
         assert words in str(caught.value)
         assert str(saved) in str(caught.value)
@@ -345,11 +345,11 @@ def test_the_unchanged_description_loads(tmp_path: Path) -> None:
 
 DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "newer format": (lambda d: d.update(format=FORMAT + 1), "newer hvt"),
-    "format of text": (lambda d: d.update(format="1"), "describes no usable model"),
-    "no format": (lambda d: d.pop("format"), "describes no usable model"),
-    "no config": (lambda d: d.pop("config"), "describes no usable model"),
-    "config of another kind": (lambda d: d.update(config=[1]), "describes no usable model"),
-    "no depth": (lambda d: d["config"].pop("depth"), "describes no usable model"),
+    "format of text": (lambda d: d.update(format="1"), "does not describe a usable model"),
+    "no format": (lambda d: d.pop("format"), "does not describe a usable model"),
+    "no config": (lambda d: d.pop("config"), "does not describe a usable model"),
+    "config of another kind": (lambda d: d.update(config=[1]), "does not describe a usable model"),
+    "no depth": (lambda d: d["config"].pop("depth"), "does not describe a usable model"),
     "unknown field": (lambda d: d["config"].update(speed=9), "unknown override 'speed'"),
     "impossible field": (lambda d: d["config"].update(patch_size=5), "patch_size=5"),
     "field of text": (lambda d: d["config"].update(num_heads="2"), "num_heads='2'"),
@@ -456,7 +456,7 @@ def test_a_wrong_description_is_one_clear_error(tmp_path: Path, case: str) -> No
 def test_corrupt_metadata_is_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.safetensors"
     save_file(tiny().state_dict(), path, metadata={"hvt": text})
-    with pytest.raises(CheckpointError, match=r"m\.safetensors describes no usable model"):
+    with pytest.raises(CheckpointError, match=r"m\.safetensors does not describe a usable model"):
         hvt.load(path)
 
 
@@ -537,7 +537,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: p.write_bytes(bytes(torch.randint(256, (5000,)).tolist())),
         "neither a safetensors nor a PyTorch file",
     ),
-    "text": (lambda p: p.write_text("these are no weights\n"), "neither a safetensors nor"),
+    "text": (lambda p: p.write_text("these are not weights\n"), "neither a safetensors nor"),
     "empty": (lambda p: p.write_bytes(b""), "neither a safetensors nor a PyTorch file"),
     "JSON": (lambda p: p.write_text('{"a": {"b": {"c": {}}}}'), "neither a safetensors nor"),
     "text that looks like ours": (lambda p: p.write_text("weights {}"), "damaged"),
@@ -547,8 +547,8 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "zip": (lambda p: p.write_bytes(b"PK\x03\x04" + b"\0" * 500), "damaged or cut short"),
     "pickle": (lambda p: p.write_bytes(b"\x80\x02]q\x00."), "damaged or cut short"),
-    "ResNet safetensors": (lambda p: save_file(resnet(), p), "is no HVT, DeiT or plain ViT"),
-    "ResNet pth": (lambda p: torch.save(resnet(), p), "is no HVT, DeiT or plain ViT"),
+    "ResNet safetensors": (lambda p: save_file(resnet(), p), "is not an HVT, DeiT or plain ViT"),
+    "ResNet pth": (lambda p: torch.save(resnet(), p), "is not an HVT, DeiT or plain ViT"),
     "no tensors": (lambda p: torch.save({"epoch": 3}, p), "it has no tensors"),
     "a list": (lambda p: torch.save([torch.zeros(2)], p), "holds a list"),
     "a tensor": (lambda p: torch.save(torch.zeros(2), p), "holds a Tensor"),

@@ -33,7 +33,7 @@ PLAIN: dict[str, Any] = {
 
 
 def tiny(folder: Path, **values: Any) -> Recipe:
-    """Ten steps of a tiny model in two epochs, lively unless told otherwise."""
+    """Ten steps of a tiny model in two epochs, lively by default."""
     overrides = TINY | {"drop_path_rate": 0.3} | values.pop("overrides", {})
     base: dict[str, Any] = {
         "model": "hvt_ti_2", "data": "digits", "output": str(folder), "epochs": 2,

@@ -436,7 +436,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def check_fields(values: dict[str, Any]) -> None:
-    """Refuse names that are no field of `HVTConfig`, offering the nearest."""
+    """Refuse names that are not fields of `HVTConfig`, offering the nearest."""
     for name in values:
         if name not in FIELDS:
             raise HVTError(f"unknown override {name!r}: {nearest(name, FIELDS)}")

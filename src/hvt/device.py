@@ -25,7 +25,7 @@ def find_device(name: str | torch.device, index: int = 0) -> torch.device:
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         there = " or ".join(("auto", *devices()))
-        raise HVTError(f"the device {str(name)!r} is not there: use {there}") from error
+        raise HVTError(f"the device {str(name)!r} is not available: use {there}") from error
     return device
 
 

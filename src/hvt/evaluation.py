@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from .data.classes import ClassMatch
 from .data.loader import Batch
-from .distributed import Team
+from .distributed import Processes
 from .errors import HVTError
 from .files import whole_file
+from .plot import new_figure
 from .terminal import printable
 
 NUMBERED = 30
@@ -89,11 +90,11 @@ def evaluate(
     batches: Iterable[Batch],
     num_classes: int,
     device: torch.device | str = "cpu",
-    team: Team | None = None,
+    processes: Processes | None = None,
     amp: torch.dtype | None = None,
 ) -> Score:
     """Evaluate a model; with several processes, each brings its pictures and gets the whole sum."""
-    device, team = torch.device(device), team or Team()
+    device, processes = torch.device(device), processes or Processes()
     training = isinstance(model, nn.Module) and model.training
     if isinstance(model, nn.Module):
         model.eval()
@@ -123,10 +124,10 @@ def evaluate(
     if isinstance(model, nn.Module):
         model.train(training)
     seconds = time.perf_counter() - start
-    if team.size > 1:
+    if processes.world_size > 1:
         where = device if device.type == "cuda" else torch.device("cpu")
-        sums = team.sum(sums.to(where)).cpu()
-        confusion = sum(team.gather(confusion), Counter())
+        sums = processes.all_reduce(sums.to(where)).cpu()
+        confusion = sum(processes.all_gather(confusion), Counter())
     right, among_five, loss_sum, pictures, skipped = sums.tolist()
     if not pictures:
         raise HVTError("there is no readable picture to evaluate on")
@@ -148,11 +149,10 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     Only classes that have pictures are shown; answers that are none of them share the last column.
     Of more classes than `CELLS`, neighbours share a row and a column.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import PercentFormatter
-    except ImportError as error:
-        raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
+    inches = min(14.0, 3.5 + 0.3 * sum(n > 0 for n in score.class_pictures))
+    figure = new_figure(figsize=(inches, inches), layout="constrained")
+    from matplotlib.ticker import PercentFormatter
+
     shown = [i for i, n in enumerate(score.class_pictures) if n]
     names = [printable(class_names[i]) for i in shown]
     answers = list(names)
@@ -166,8 +166,6 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     shares = counts / counts.sum(dim=1, keepdim=True)
     if shares.shape[1] > side:
         answers.append("another class")
-    inches = min(14.0, 3.5 + 0.3 * len(names))
-    figure = Figure(figsize=(inches, inches), layout="constrained")
     axes = figure.subplots()
     drawn = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
     if len(names) <= NUMBERED:

@@ -74,7 +74,7 @@ def in_turns(
     A disturbance of the machine then falls on all cases alike, and none always follows the same
     neighbour. Each time is the mean of as many calls as fill `least` seconds, at least one, after
     one call that is not counted: it finds the caches and the allocator as another model left them,
-    which costs the quickest models most and is no part of a steady throughput.
+    which costs the quickest models most and is not part of a steady throughput.
     """
     calls: dict[Case, list[float]] = {}
     calls_in_turns(runs, device, turn, least, calls)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import HVTError
 from ..files import whole_file
+from ..plot import new_figure
 from .run import Row
 
 MARKS = {"eager": "o", "compiled": "^", "onnx": "s", "int8": "D"}
@@ -19,15 +20,7 @@ def check_picture(path: str | Path) -> None:
     """Refuse what could not be drawn, before anything is measured."""
     if Path(path).suffix.lower() not in (".png", ".svg"):
         raise HVTError(f"the picture {path} should end in .png or .svg")
-    figure_class()
-
-
-def figure_class() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
-    return Figure
+    new_figure()
 
 
 def draw(rows: Sequence[Row], machine: dict[str, Any], path: str | Path) -> None:
@@ -37,7 +30,7 @@ def draw(rows: Sequence[Row], machine: dict[str, Any], path: str | Path) -> None
     alone: what lies on it has turned every multiply-add that it saves into time.
     """
     batches = sorted({row.batch for row in rows})
-    figure = figure_class()(figsize=(1 + 5 * len(batches), 4.6), layout="constrained")
+    figure = new_figure(figsize=(1 + 5 * len(batches), 4.6), layout="constrained")
     panels = figure.subplots(1, len(batches), squeeze=False, sharey=True)[0]
     for axes, batch in zip(panels, batches, strict=True):
         _panel(axes, [row for row in rows if row.batch == batch])

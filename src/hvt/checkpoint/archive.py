@@ -38,7 +38,7 @@ def read_archive(path: Path) -> tuple[dict[str, Tensor], str]:
         file = StoredZip(path)
         if f"extra/{DESCRIPTION}" not in file or f"{WEIGHTS}/{INDEX}" not in file:
             raise CheckpointError(
-                f"{path} is no torch.export program of hvt, or of another torch version: only "
+                f"{path} is not a torch.export program of hvt, or of another torch version: only "
                 "the files of hvt export can be read, as their weights are plain bytes"
             )
         entries = read_json(file.read(f"{WEIGHTS}/{INDEX}"))["config"]

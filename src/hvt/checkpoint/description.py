@@ -97,7 +97,7 @@ def read_description(path: Path, text: str, blocks: int | None = None) -> Descri
     except CheckpointError:
         raise
     except NOT_AS_EXPECTED as error:
-        raise CheckpointError(f"{path} describes no usable model: {shown(error)}") from error
+        raise CheckpointError(f"{path} does not describe a usable model: {shown(error)}") from error
 
 
 def read_json(text: str | bytes | bytearray) -> dict[str, Any]:

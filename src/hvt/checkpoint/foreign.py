@@ -101,18 +101,20 @@ def infer_config(
     if strange and len(strange) < len(state):
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise CheckpointError(
-            f"{path} is no HVT, DeiT or plain ViT checkpoint: it has {strange[0]}{more}"
+            f"{path} is not an HVT, DeiT or plain ViT checkpoint: it has {strange[0]}{more}"
         )
     for name in _NEEDED:
         if name not in state and not (name == "norm.weight" and "fc_norm.weight" in state):
             found = f"it has {', '.join(sorted(state)[:3])} …" if state else "it has no tensors"
             raise CheckpointError(
-                f"{path} is no HVT, DeiT or plain ViT checkpoint: it has no {name} ({found})"
+                f"{path} is not an HVT, DeiT or plain ViT checkpoint: it has no {name} ({found})"
             )
     try:
         return _infer(state, arguments, hints)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} describes no model of this family: {error}") from error
+        raise CheckpointError(
+            f"{path} does not describe a model of this family: {error}"
+        ) from error
 
 
 def block_numbers(state: State) -> set[int]:
@@ -222,7 +224,7 @@ def _image(
             return fits[0]
     patches = positions - prefix
     raise CheckpointError(
-        f"{patches} patches of {patch} pixels are no square: pass the model's img_size to load"
+        f"{patches} patches of {patch} pixels are not a square: pass the model's img_size to load"
     )
 
 

@@ -259,7 +259,7 @@ def _foreign(
     try:
         check_preprocessing({}, config)  # the size of its input
     except HVTError as error:
-        raise CheckpointError(f"{path} describes no usable model: {error}") from error
+        raise CheckpointError(f"{path} does not describe a usable model: {error}") from error
     return Checkpoint(path, config, tensors)
 
 
@@ -291,7 +291,7 @@ def _fitted(checkpoint: Checkpoint, config: HVTConfig) -> dict[str, Tensor]:
         heads = ("head.", "head_dist.")
         tensors = {k: v for k, v in tensors.items() if not k.startswith(heads)}
         shapes = {k: v for k, v in shapes.items() if not k.startswith(heads)}
-    _compare(tensors, shapes, f"{path} is of another architecture than asked for")
+    _compare(tensors, shapes, f"{path} has another architecture than asked for")
     return tensors
 
 

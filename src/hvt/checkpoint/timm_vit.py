@@ -31,7 +31,7 @@ _ACTIVATIONS = {
 def from_timm(model: nn.Module, name: str = "the model") -> HVT:
     """The same model in our family, weights, preprocessing and all; in evaluation mode.
 
-    Raises an `HVTError` that names the part that does not fit, for those that are no plain ViT:
+    Raises an `HVTError` that names the part that does not fit, for those that are not a plain ViT:
     rotary or relative positions, windows, other norms, attention pooling and the like.
     """
     ours = HVT(timm_config(model, name))

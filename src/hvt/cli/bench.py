@@ -9,12 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..bench import MODES
 from ..errors import HVTError, nearest
+from .console import new_console
+from .flags import converter
 
 if TYPE_CHECKING:
     from ..bench.run import Row
@@ -49,12 +50,32 @@ def register(commands: Any) -> None:
         help="of eager, compiled, onnx, int8 (default: eager); an exported file has its own, and "
         "timm's models are left out of the last two",
     )
-    parser.add_argument("--batch", default="1,16", help="batch sizes (default: 1,16)")
-    parser.add_argument("--img-size", type=int, metavar="N", help="pixels, for hvt's names")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+    parser.add_argument(
+        "--batch",
+        type=converter("batch", tuple[int, ...], least=1),
+        default="1,16",
+        metavar="N,N,…",
+        help="batch sizes (default: 1,16)",
+    )
+    parser.add_argument(
+        "--img-size",
+        type=converter("img_size", int, least=1),
+        metavar="N",
+        help="pixels, for hvt's names",
+    )
+    parser.add_argument(
+        "--threads",
+        type=converter("threads", int, least=1),
+        metavar="N",
+        help="CPU threads (default: torch's)",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
     parser.add_argument(
-        "--rounds", type=int, default=5, metavar="N", help="turns of each (default: 5)"
+        "--rounds",
+        type=converter("rounds", int, least=1),
+        default=5,
+        metavar="N",
+        help="turns of each (default: 5)",
     )
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory")
     parser.add_argument("--csv", metavar="FILE", help="also write the rows, with the machine")
@@ -65,10 +86,7 @@ def register(commands: Any) -> None:
 
 def run_bench(args: argparse.Namespace) -> None:
     modes = _modes(args.modes)
-    batches = _whole("--batch", args.batch.split(","))
-    _whole("--rounds", [str(args.rounds)])
-    if args.threads is not None:
-        _whole("--threads", [str(args.threads)])
+    batches = sorted(set(args.batch))
 
     import torch
 
@@ -127,17 +145,8 @@ def _modes(text: str) -> list[str]:
     return modes
 
 
-def _whole(flag: str, words: list[str]) -> list[int]:
-    for word in words:
-        if not word.strip().isdecimal() or int(word) < 1:
-            raise HVTError(f"{flag}={word!r} must be a whole number of at least 1")
-    return sorted({int(word) for word in words})
-
-
 def _print(rows: list[Row], machine: dict[str, Any]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)
+    console = new_console()
     where = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
     versions = f"torch {machine['torch']}, timm {machine['timm']}"
     if machine["onnxruntime"]:

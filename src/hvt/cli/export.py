@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ..builtin import DEFAULT
 from ..errors import HVTError
+from .console import new_console
+from .flags import converter
 from .weights import add_pretrained, check_pretrained, open_weights
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--max-error",
-        type=float,
+        type=converter("max_error", float),
         metavar="ERROR",
         help="the relative error of the logits above which an int8 file is not written "
         "(default: 0.1)",
@@ -101,43 +102,43 @@ def run_export(args: argparse.Namespace) -> None:
         transform, channels = eval_transform(model), model.config.in_chans
         count = 2 * PICTURES if args.int8 else PICTURES
         pictures = sample_pictures(args.data, transform, count, root=args.root, in_chans=channels)
-    found = export(model, out, form, pictures, max_error)
+    comparison = export(model, out, form, pictures, max_error)
     speed = compare_speed(model, out, form)
     if args.json:
-        described = {"checkpoint": source, "out": name, **found.to_dict(), **speed}
+        described = {"checkpoint": source, "out": name, **comparison.to_dict(), **speed}
         print(json.dumps(described, indent=2))
         return
-    Console().print(_table(found, speed))
-    for line in _remarks(found):
+    new_console().print(_table(comparison, speed))
+    for line in _remarks(comparison):
         print(line)
 
 
-def _table(found: Comparison, speed: dict[str, float]) -> Table:
+def _table(comparison: Comparison, speed: dict[str, float]) -> Table:
     table = Table("", box=None, header_style="bold")
     for heading in ("MB", "images/s", "same top-1", "largest difference", "relative error"):
         table.add_column(heading, justify="right")
     table.add_row(
-        "PyTorch", f"{found.torch_bytes / 1e6:.1f}", f"{speed['torch_images_per_second']:.1f}"
+        "PyTorch", f"{comparison.torch_bytes / 1e6:.1f}", f"{speed['torch_images_per_second']:.1f}"
     )
     names = {"onnx": "ONNX", "int8": "ONNX, int8", "torch": "torch.export"}
     table.add_row(
-        names[found.form],
-        f"{found.bytes / 1e6:.1f}",
+        names[comparison.form],
+        f"{comparison.bytes / 1e6:.1f}",
         f"{speed['images_per_second']:.1f}",
-        f"{found.agreement:.1f} %",
-        f"{found.difference:.1e}",
-        f"{found.relative_error:.1e}",
+        f"{comparison.agreement:.1f} %",
+        f"{comparison.difference:.1e}",
+        f"{comparison.relative_error:.1e}",
     )
     return table
 
 
-def _remarks(found: Comparison) -> list[str]:
+def _remarks(comparison: Comparison) -> list[str]:
     from ..deploy.export import BATCH
 
-    kind = "real" if found.real else "drawn"
-    lines = [f"on {found.pictures} {kind} pictures; speed at batch {BATCH} on the CPU"]
-    if not found.real:
+    kind = "real" if comparison.real else "drawn"
+    lines = [f"on {comparison.pictures} {kind} pictures; speed at batch {BATCH} on the CPU"]
+    if not comparison.real:
         lines.append("name real ones with --data: drawn pictures tell little of the answers")
-    if found.kept:
-        lines.append(f"in float32 for accuracy's sake: {', '.join(found.kept)}")
+    if comparison.kept:
+        lines.append(f"in float32 for accuracy's sake: {', '.join(comparison.kept)}")
     return lines

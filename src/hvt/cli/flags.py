@@ -89,6 +89,18 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
             parser.add_argument(flags[1], type=convert, help=argparse.SUPPRESS, **common)
 
 
+def add_batch_and_device(parser: argparse.ArgumentParser) -> None:
+    """Where to compute, and how much at once."""
+    parser.add_argument(
+        "--batch-size",
+        type=converter("batch_size", int, least=1),
+        default=64,
+        metavar="N",
+        help="pictures at once (default: 64)",
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+
+
 def given_fields(args: argparse.Namespace, cls: type) -> dict[str, Any]:
     """The fields of a dataclass that the command line named."""
     names = {field.name for field in dataclasses.fields(cls)}
@@ -114,8 +126,13 @@ def parse_pairs(pairs: Sequence[str], cls: type) -> dict[str, Any]:
     return values
 
 
-def converter(name: str, hint: Any) -> Callable[[str], Any]:
-    """A function from text to a field's type, refusing what does not fit by one sentence."""
+def converter(
+    name: str, hint: Any, least: int | None = None, most: int | None = None
+) -> Callable[[str], Any]:
+    """An argparse `type`: from text to `hint`, refusing what does not fit by one sentence.
+
+    The bounds are those of a whole number, or of each of several.
+    """
     options = _options(hint)
 
     def convert(text: str) -> Any:
@@ -123,10 +140,13 @@ def converter(name: str, hint: Any) -> Callable[[str], Any]:
             return None
         for option in options:
             try:
-                return _read(option, text)
+                value = _read(option, text)
             except ValueError:
                 continue
-        raise argparse.ArgumentTypeError(f"{name}={text!r} must be {_wanted(hint)}")
+            if _within(value, least, most):
+                return value
+        wanted = _wanted(hint, least, most)
+        raise argparse.ArgumentTypeError(f"{name}={text!r} must be {wanted}")
 
     return convert
 
@@ -156,15 +176,25 @@ def _read(option: Any, text: str) -> Any:
     raise ValueError
 
 
-def _wanted(hint: Any) -> str:
+def _within(value: Any, least: int | None, most: int | None) -> bool:
+    if least is None:
+        return True
+    numbers = value if isinstance(value, tuple) else (value,)
+    return bool(numbers) and least <= min(numbers) and (most is None or max(numbers) <= most)
+
+
+def _wanted(hint: Any, least: int | None, most: int | None) -> str:
     """What a field takes, for the end of an error."""
+    bounds = f" of at least {least}" if most is None else f" from {least} to {most}"
+    bounds = "" if least is None else bounds
     words = []
     for option in _options(hint):
         if typing.get_origin(option) is tuple:
             endless = typing.get_args(option)[-1] is Ellipsis
-            words.append("whole numbers such as 0,6" if endless else "two such as 192x256")
+            several = f"whole numbers{bounds} such as {least or 0},6"
+            words.append(several if endless else "two such as 192x256")
         else:
-            known = {int: "a whole number", float: "a number", bool: "true or false"}
+            known = {int: f"a whole number{bounds}", float: "a number", bool: "true or false"}
             words.append("none" if option is type(None) else known.get(option, "text"))
     return " or ".join(words)
 

@@ -7,7 +7,6 @@ import fnmatch
 import json
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ..builtin import BUILT_IN, built_in_config
@@ -15,6 +14,7 @@ from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
 from ..errors import HVTError, nearest
 from ..zoo import MODELS, NOTES, WEIGHTS, get_config, list_models
+from .console import new_console
 from .flags import add_fields, given_fields, parse_pairs
 
 
@@ -72,7 +72,7 @@ def run_models(args: argparse.Namespace) -> None:
         ]
         print(json.dumps(rows, indent=2))
         return
-    console = Console()
+    console = new_console()
     table = Table(box=None, header_style="bold")
     table.add_column("model", no_wrap=True)  # in a narrow window the tokens give way, not the name
     table.add_column("tokens", no_wrap=console.width >= 80)
@@ -99,7 +99,7 @@ def run_cost(args: argparse.Namespace) -> None:
         described = {"name": args.name, **priced.to_dict(), "config": config.to_dict()}
         print(json.dumps(described, indent=2))
         return
-    console = Console()
+    console = new_console()
     console.print(f"[bold]{args.name}[/bold]  {arrow(priced.tokens)} tokens", highlight=False)
     console.print(
         f"{priced.gflops:.2f} GFLOPs (multiply-adds), {priced.params_m:.2f} M parameters, "

@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
 from ..errors import HVTError
 from ..paper.tables import FOOTNOTE, entries, get_table, tables, trainable
+from .console import new_console
+from .flags import Parser, converter
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..paper.protocol import Protocol
     from ..paper.results import Finished
     from ..paper.run import Job, Place
@@ -47,8 +50,6 @@ examples:
 
 def register(commands: Any) -> None:
     """Add the commands of this group."""
-    from .flags import Parser
-
     paper = commands.add_parser(
         "paper",
         help="the paper's tables: costs, trainings, report",
@@ -103,15 +104,30 @@ def register(commands: Any) -> None:
         help="what is equal for all rows: epochs, compute or, one after the other, both (default)",
     )
     parser.add_argument("--row", action="append", default=[], metavar="NAME", help="only this row")
-    parser.add_argument("--seeds", type=_seeds, metavar="N,N,…", help="default: 0,1,2 in main, 0")
+    parser.add_argument(
+        "--seeds",
+        type=converter("seeds", tuple[int, ...], least=0),
+        metavar="N,N,…",
+        help="default: 0,1,2 in main, 0",
+    )
     parser.add_argument("--shard", type=_shard, metavar="I/N", help="only the I-th of N parts")
     parser.add_argument("--data", help="the data set, where the protocol has several")
     parser.add_argument("--root", help="folder that has the data set in it")
     parser.add_argument("--download", action="store_true", help="fetch the data set if absent")
     parser.add_argument("--runs", default=_RUNS, metavar="DIR", help=f"default: {_RUNS}")
     parser.add_argument("--device", help="auto, cpu, cuda … (default: the protocol's, auto)")
-    parser.add_argument("--threads", type=_whole(1), metavar="N", help="CPU threads of a process")
-    parser.add_argument("--workers", type=_whole(0), metavar="N", help="processes that read")
+    parser.add_argument(
+        "--threads",
+        type=converter("threads", int, least=1),
+        metavar="N",
+        help="CPU threads of a process",
+    )
+    parser.add_argument(
+        "--workers",
+        type=converter("workers", int, least=0),
+        metavar="N",
+        help="processes that read",
+    )
     parser.add_argument("--dry-run", action="store_true", help="only tell what there is to do")
     parser.set_defaults(run=run_run, parser=parser)
 
@@ -155,22 +171,6 @@ def _add_protocol(parser: argparse.ArgumentParser, several: bool = False) -> Non
         help=f"where results are (default: {_RESULTS})" + ("; may be repeated" if several else ""),
         **more,  # type: ignore[arg-type]
     )
-
-
-def _whole(least: int) -> Any:
-    def convert(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
-        return int(text)
-
-    return convert
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers such as 0,1,2")
-    return tuple(dict.fromkeys(int(part) for part in parts))
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -218,7 +218,7 @@ def run_list(args: argparse.Namespace) -> None:
             trained,
             row["about"],
         )
-    _console().print(grid)
+    new_console().print(grid)
 
 
 def run_costs(args: argparse.Namespace) -> int:
@@ -254,7 +254,7 @@ def run_costs(args: argparse.Namespace) -> int:
             "" if ours is None else f"{ours:.4f}",
             "equal" if entry.equal else "no such model" if ours is None else "UNEQUAL",
         )
-    console = _console()
+    console = new_console()
     console.print(grid)
     equal = len(found) - len(unequal)
     console.print(f"{equal} of {len(found)} are equal to the printed digit", highlight=False)
@@ -276,24 +276,25 @@ def run_run(args: argparse.Namespace) -> int:
     protocol, known = _opened(args)
     options = ["--protocol-file", args.protocol_file] if args.protocol_file else []
     options += ["--data", args.data] if args.data else []
+    seeds = None if args.seeds is None else tuple(dict.fromkeys(args.seeds))
     if is_long:
         parts = [long.get_part(name) for name in dict.fromkeys(args.part)] or [*long.PARTS.values()]
-        jobs = long.jobs(protocol, parts, args.seeds, args.row, options)
+        jobs = long.jobs(protocol, parts, seeds, args.row, options)
     else:
         chosen = _chosen(args.tables)
         budgets = BUDGETS if args.budget == "both" else (args.budget,)
-        jobs = run.jobs(protocol, chosen, budgets, args.seeds, args.row, args.data, options)
+        jobs = run.jobs(protocol, chosen, budgets, seeds, args.row, args.data, options)
     if args.shard:
         jobs = run.shard(jobs, *args.shard)
-    place, console = _place(args), _console()
+    place, console = _place(args), new_console()
     pending = [job for job in jobs if not run.is_done(job, place)]
-    if run.leads():
+    if run.is_main_process():
         _announce(jobs, pending, protocol, place, known, console)
     if args.dry_run:
         return 0
     try:
         for number, job in enumerate(pending, 1):
-            if run.leads():
+            if run.is_main_process():
                 title = f"{number}/{len(pending)} {job.name}: {', '.join(job.rows)}"
                 console.print(title, highlight=False, soft_wrap=True)
             run.run_job(job, protocol, place, console)
@@ -301,9 +302,9 @@ def run_run(args: argparse.Namespace) -> int:
         print(f"hvt: {stopped}", file=sys.stderr)
         return 130
     except KeyboardInterrupt:  # outside of the training's own care, so nothing is half written
-        print("hvt: stopped; the same command goes on from there", file=sys.stderr)
+        print("hvt: stopped; the same command resumes from there", file=sys.stderr)
         return 130
-    if run.leads() and not is_long:
+    if run.is_main_process() and not is_long:
         _show(chosen, protocol, read_all([place.results]), args.data, console)
     return 0
 
@@ -446,9 +447,3 @@ def _place(args: argparse.Namespace) -> Place:
     if args.download:
         recipe["download"] = True
     return Place(Path(args.results) / args.protocol, Path(args.runs) / args.protocol, recipe)
-
-
-def _console() -> Console:
-    """A table in a file or a pipe is as wide as it needs to be."""
-    console = Console()
-    return console if console.is_terminal else Console(width=10_000)

@@ -11,7 +11,7 @@ from typing import Any
 from ..config import HVTConfig
 from ..errors import HVTError
 from ..training.recipe import Recipe, list_recipes, load_recipe
-from .flags import Parser, add_fields, given_fields
+from .flags import Parser, add_fields, converter, given_fields
 
 _SEARCH = """\
 examples:
@@ -22,7 +22,7 @@ _RETRAIN = """\
 examples:
   hvt power retrain best_power.safetensors --recipe digits --epochs 10
   hvt power retrain s.safetensors --data imagenet --root IMAGENET --lr 2e-4
-  hvt train --resume runs/power-best_power               go on with a run
+  hvt train --resume runs/power-best_power               resume a run
 """
 # What a search has no use for.
 _UNUSED = ("overrides", "model", "init", "output", "ema", "eval_every", "checkpoint_minutes",
@@ -48,16 +48,23 @@ def register(commands: Any) -> None:
         help="find a retention for a budget",
         description=(
             "Learn with soft extraction until the tokens that stay cost the budget, and write a\n"
-            "checkpoint with that retention and the searched weights. 5 epochs unless told."
+            "checkpoint with that retention and the searched weights. 5 epochs by default."
         ),
         epilog=_SEARCH,
     )
     parser.add_argument("checkpoint", help="a trained DeiT, in any form that hvt.load reads")
     parser.add_argument(
-        "--gflops", type=float, required=True, metavar="X", help="multiply-adds to meet, in 10⁹"
+        "--gflops",
+        type=converter("gflops", float),
+        required=True,
+        metavar="X",
+        help="multiply-adds to meet, in 10⁹",
     )
     parser.add_argument(
-        "--r-lr", type=float, metavar="X", help="learning rate of r (default: from the steps)"
+        "--r-lr",
+        type=converter("r_lr", float),
+        metavar="X",
+        help="learning rate of r (default: from the steps)",
     )
     parser.add_argument(
         "--match-by-order",
@@ -105,7 +112,7 @@ def run_search(args: argparse.Namespace) -> int:
     recipe = _recipe(args, {}, epochs=EPOCHS)
     output = Path(args.file) if args.file else _beside(args.checkpoint)
     if output.exists():
-        raise HVTError(f"{output} is there already: choose another --output, or remove it")
+        raise HVTError(f"{output} already exists: choose another --output, or remove it")
     if not output.parent.is_dir():
         raise HVTError(f"cannot write {output}: the folder {output.parent} does not exist")
     if args.r_lr is not None and not 0 < args.r_lr <= 1:

@@ -46,11 +46,11 @@ def register(commands: Any) -> None:
         "others",
         nargs="+",
         metavar="MODEL… PICTURE",
-        help="whom to look into, if not the built-in model, and at what",
+        help="the models (default: the built-in one), then the picture",
     )
     parser.add_argument(
         "--channels",
-        type=converter("channels", int),
+        type=converter("channels", int, least=1),
         default=9,
         metavar="N",
         help="channels to show at each place (default: 9)",
@@ -79,7 +79,7 @@ def register(commands: Any) -> None:
         "others",
         nargs="+",
         metavar="MODEL PICTURE",
-        help="whom to look into, if not the built-in model, and at what",
+        help="the models (default: the built-in one), then the picture",
     )
     _add_weights(parser)
     _add_output(parser, "PICTURE-tokens.png")
@@ -94,7 +94,13 @@ def register(commands: Any) -> None:
         ),
         epilog="examples:\n  hvt see cost deit_s hvt_s_1 hvt_s_4\n  hvt see cost model.safetensors",
     )
-    parser.add_argument("others", nargs="*", default=[], metavar="MODEL", help="whom to price")
+    parser.add_argument(
+        "others",
+        nargs="*",
+        default=[],
+        metavar="MODEL",
+        help="the models (default: the built-in one)",
+    )
     _add_output(parser, "cost.png")
     parser.set_defaults(run=run_cost, parser=parser)
 
@@ -118,7 +124,7 @@ def _add_output(parser: Parser, default: str) -> None:
     )
     parser.add_argument(
         "--dpi",
-        type=converter("dpi", int),
+        type=converter("dpi", int, least=40, most=600),
         default=110,
         metavar="N",
         help="pixels per inch, from 40 to 600; more for print (default: 110)",
@@ -128,8 +134,6 @@ def _add_output(parser: Parser, default: str) -> None:
 def run_features(args: argparse.Namespace) -> None:
     from ..see import FeatureView, draw_features, feature_maps, open_model
 
-    if args.channels < 1:
-        raise HVTError(f"channels={args.channels} must be at least 1")
     models, picture = _models_and_picture(args)
     output = _output(args, f"{Path(picture).stem}-features.png", picture)
     views = []
@@ -176,7 +180,7 @@ def _models_and_picture(args: argparse.Namespace) -> tuple[list[str | None], str
     *models, picture = args.others
     if not Path(picture).is_file() and names_model(picture):
         words = " ".join(args.others)
-        raise HVTError(f"no picture is named: use {args.parser.prog} {words} PICTURE")
+        raise HVTError(f"no picture is given: use {args.parser.prog} {words} PICTURE")
     read_picture(picture)  # a broken one is refused before any weights are fetched
     return models or [None], picture
 
@@ -186,8 +190,6 @@ def _output(args: argparse.Namespace, default: str, picture: str | None = None) 
     from ..see.draw import new_figure
 
     new_figure(1, 1)  # or the sentence that says what to install
-    if not 40 <= args.dpi <= 600:
-        raise HVTError(f"dpi={args.dpi} must be a whole number from 40 to 600")
     path = Path(args.output or default)
     if path.suffix.lower() != ".png":
         raise HVTError(f"{path} cannot be written: only PNG is, so name it {path.stem}.png")

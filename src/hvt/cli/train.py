@@ -21,7 +21,7 @@ examples:
   hvt train finetune --init best.safetensors --data PICTURES
   hvt train folder --data PICTURES                       your own pictures, from scratch
   hvt train cifar100-cpu --model plan.json --root DATA   what hvt plan --save plan.json chose
-  hvt train --resume runs/digits-hvt_ti_2                go on with a run
+  hvt train --resume runs/digits-hvt_ti_2                resume a run
   hvt train --resume runs/digits-hvt_ti_2 --epochs 80    make it longer
   torchrun --nproc-per-node 8 -m hvt train imagenet --model hvt_s_1 --root IMAGENET
 """
@@ -36,7 +36,7 @@ def register(commands: Any) -> None:
         epilog=_EXAMPLES,
     )
     parser.add_argument("recipe", nargs="?", help="a recipe's name or file")
-    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    parser.add_argument("--resume", metavar="RUN", help="resume the run in this folder")
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=("overrides",))
     add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
     parser.set_defaults(run=run, parser=parser)
@@ -60,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
     if args.resume:
         if args.recipe or set(values) - {"epochs"} or overrides:
             raise HVTError(
-                "--resume goes on with the run's own recipe: give it alone, or with --epochs "
+                "--resume uses the run's own recipe: give it alone, or with --epochs "
                 "to make the run longer"
             )
     elif args.recipe:
         recipe = load_recipe(args.recipe).replace(overrides, **values)
     else:
-        raise HVTError(f"no recipe is named: use one of {', '.join(list_recipes())}")
+        raise HVTError(f"no recipe is given: use one of {', '.join(list_recipes())}")
 
     from ..training.engine import Interrupted, resume, train
 

@@ -6,10 +6,9 @@ import argparse
 import sys
 from typing import Any
 
-from rich.console import Console
-
 from ..errors import HVTError
 from ..upcycle.settings import Settings
+from .console import new_console
 from .flags import add_fields, given_fields
 
 _EXAMPLES = """\
@@ -18,7 +17,7 @@ examples:
   hvt upcycle vit_small_patch14_dinov2 dino.safetensors --gflops 12 --data PHOTOS
   hvt upcycle deit.pth small.safetensors --data PHOTOS --epochs 0 \\
       --img-size 192 --pool-after 7 --pool avg --pool-dims 2     fixed by hand, untrained, at once
-  hvt upcycle --resume runs/upcycle-deit_tiny                    go on with a run
+  hvt upcycle --resume runs/upcycle-deit_tiny                    resume a run
   torchrun --nproc-per-node 2 -m hvt upcycle deit.pth small.safetensors --gflops 0.7 --data PHOTOS
 """
 
@@ -45,7 +44,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--data", metavar="PHOTOS", help="any folder of pictures")
     parser.add_argument("--run-folder", metavar="FOLDER", help="the run's folder "
                         "(default: runs/upcycle-SOURCE)")  # fmt: skip
-    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    parser.add_argument("--resume", metavar="RUN", help="resume the run in this folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_fields(parser.add_argument_group("settings"), Settings)
     parser.set_defaults(run=run, parser=parser)
@@ -56,17 +55,17 @@ def run(args: argparse.Namespace) -> int:
     from ..upcycle.run import resume, upcycle
 
     values = given_fields(args, Settings)
-    console = Console(stderr=True) if args.json else None
+    console = new_console(stderr=True) if args.json else None
     try:
         if args.resume:
             if args.source or args.data or args.run_folder or values:
-                raise HVTError("--resume goes on with what the run was asked for: give it alone")
+                raise HVTError("--resume uses the run's own settings: give it alone")
             done = resume(args.resume, console)
         else:
             if not args.source or not args.output:
                 raise HVTError("a source and a file to write are needed: hvt upcycle SOURCE OUT")
             if not args.data:
-                raise HVTError("no photos are named: use --data with a folder of pictures")
+                raise HVTError("no photos are given: use --data with a folder of pictures")
             done = upcycle(
                 args.source,
                 args.output,

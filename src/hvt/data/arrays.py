@@ -75,7 +75,7 @@ def open_cifar(
         test = source(root, train=False, download=download)
         train = source(root, train=True) if need_train else None
     except (OSError, RuntimeError) as error:
-        raise HVTError(_what_is_wrong(source, root) or f"{name} cannot be had: {error}") from error
+        raise HVTError(_what_is_wrong(source, root) or f"cannot get {name}: {error}") from error
     pictures = None if train is None else _from_torchvision(train, in_chans)
     return pictures, _from_torchvision(test, in_chans), tuple(test.classes)
 

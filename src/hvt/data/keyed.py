@@ -76,7 +76,7 @@ class KeyedStream(IterableDataset[Item]):
     """One process's part of one pass over a stream.
 
     For training, timm's readers give each process and reading process files of its own. Elsewhere
-    each of the `size` processes reads everything and keeps one in `size`, which is what makes an
+    each rank reads everything and keeps one picture in `world_size`, which is what makes an
     evaluation exact: timm's own division of an evaluation repeats and loses pictures. Which
     pictures of a stream are broken, and whether it passes over them, is its reader's business.
     """
@@ -87,13 +87,13 @@ class KeyedStream(IterableDataset[Item]):
         transform: Any,
         *,
         rank: int,
-        size: int,
+        world_size: int,
         seed: int = 0,
         epoch: int | None = None,
         repeats: int = 1,
     ) -> None:
         self.transform, self.seed, self.epoch, self.repeats = transform, seed, epoch, repeats
-        self.rank, self.size = rank, size
+        self.rank, self.world_size = rank, world_size
         self.dataset = copy.copy(dataset)
         reader = getattr(dataset, "reader", None)
         self.divided = epoch is not None and hasattr(reader, "dist_num_replicas")
@@ -101,7 +101,9 @@ class KeyedStream(IterableDataset[Item]):
             # A reader keeps an opened pipeline, and its random state with it: a copy begins anew.
             reader = self.dataset.reader = copy.copy(reader)
             reader.ds = None
-            reader.dist_rank, reader.dist_num_replicas = (rank, size) if self.divided else (0, 1)
+            reader.dist_rank, reader.dist_num_replicas = (
+                (rank, world_size) if self.divided else (0, 1)
+            )
             reader.worker_seed = seed + (epoch or 0)  # replaced in reading processes
         if epoch is not None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -111,7 +113,7 @@ class KeyedStream(IterableDataset[Item]):
         reader = getattr(self.dataset, "reader", None)
         files = getattr(getattr(reader, "split_info", None), "filenames", None)
         if isinstance(files, list | tuple):
-            wanted = min(wanted, max(1, len(files) // (self.size if self.divided else 1)))
+            wanted = min(wanted, max(1, len(files) // (self.world_size if self.divided else 1)))
         if hasattr(self.dataset, "set_loader_cfg"):
             self.dataset.set_loader_cfg(num_workers=max(1, wanted))
         return wanted
@@ -122,13 +124,13 @@ class KeyedStream(IterableDataset[Item]):
         count = 0
         try:
             for number, (picture, label) in enumerate(self.dataset):
-                if not self.divided and number % self.size != self.rank:
+                if not self.divided and number % self.world_size != self.rank:
                     continue
                 if self.epoch is None:
                     yield self.transform(picture), int(label), 0
                     continue
                 for _ in range(self.repeats):
-                    place = (count * workers + worker) * self.size + self.rank
+                    place = (count * workers + worker) * self.world_size + self.rank
                     key = int(keys_for(self.seed, self.epoch, np.array([place]))[0])
                     yield transform_by_key(self.transform, picture, key), int(label), 0
                     count += 1

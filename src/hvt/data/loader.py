@@ -166,7 +166,7 @@ class TrainBatches:
                 self.dataset,
                 self.augment,
                 rank=rank,
-                size=processes,
+                world_size=processes,
                 seed=self.seed,
                 epoch=epoch,
                 repeats=self.repeats,
@@ -199,20 +199,22 @@ class EvalBatches:
         *,
         batch_size: int,
         rank: int = 0,
-        size: int = 1,
+        world_size: int = 1,
         workers: int = 0,
         skip_broken: bool = False,
     ) -> None:
         self.dataset, self.transform, self.batch_size = dataset, transform, batch_size
-        self.rank, self.size = rank, size
+        self.rank, self.world_size = rank, world_size
         self.workers, self.skip_broken = workers, skip_broken
 
     def __iter__(self) -> Iterator[Batch]:
         if isinstance(self.dataset, IterableDataset):
-            stream = KeyedStream(self.dataset, self.transform, rank=self.rank, size=self.size)
+            stream = KeyedStream(
+                self.dataset, self.transform, rank=self.rank, world_size=self.world_size
+            )
             workers = stream.workers(self.workers)
             return _load(stream, workers, batch_size=self.batch_size)
-        indices = np.arange(self.rank, len(self.dataset), self.size)
+        indices = np.arange(self.rank, len(self.dataset), self.world_size)
         starts = range(0, len(indices), self.batch_size)
         pieces = [indices[i : i + self.batch_size] for i in starts]
         if isinstance(self.dataset, ArrayPictures):

@@ -21,7 +21,7 @@ from .decoder import bands, decode_apart
 
 _16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
 _PREFIX = 16  # bytes by which Pillow tells formats apart
-_MAX_STREAM = 1_000_000_000  # bytes of what is no regular file, and may have no end
+_MAX_STREAM = 1_000_000_000  # bytes of what is not a regular file, and may have no end
 _MAX_EXIF = 65_536  # bytes; the tags of more could each claim all of it, in a copy of their own
 
 
@@ -110,8 +110,8 @@ def decode(
 ) -> tuple[Image.Image, str]:
     """The picture of a file's content within bounds, and its mode there.
 
-    It raises `TooMuch` for what is above a bound, `UnidentifiedImageError` for what is no picture,
-    and whatever Pillow does for what is damaged.
+    It raises `TooMuch` for what is above a bound, `UnidentifiedImageError` for what is not a
+    picture, and whatever Pillow does for what is damaged.
     """
     image = open_light(content, bounds)
     if image is not None:

@@ -246,7 +246,7 @@ def _cut(
 ) -> tuple[AnyPictures, AnyPictures]:
     if not isinstance(dataset, Pictures) or dataset.labels is None:
         raise HVTError(
-            f"{name} tells no labels before it is read, so none of it can be held out: "
+            f"{name} does not list its labels before it is read, so no part can be held out: "
             "name a training and a validation split instead"
         )
     train, val = split_stratified(dataset.labels, fraction, seed)

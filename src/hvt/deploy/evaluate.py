@@ -36,7 +36,7 @@ def evaluate(
     broken picture is an `HVTError`, or with `skip_broken` passed over and counted. Under torchrun
     each process evaluates its share and gets the whole score.
     """
-    team, place = distributed.join(device)
+    processes, place = distributed.init_process_group(device)
     try:
         what = "the model" if isinstance(model, HVT | OnnxModel) else str(model)
         if isinstance(model, HVT):
@@ -63,13 +63,13 @@ def evaluate(
             source.val if small else as_files(source.val),
             eval_transform(opened, arrays=small),
             batch_size=batch_size,
-            rank=team.rank,
-            size=team.size,
+            rank=processes.rank,
+            world_size=processes.world_size,
             workers=workers,
             skip_broken=skip_broken,
         )
-        score = evaluate_batches(opened, batches, opened.num_classes, place, team)
+        score = evaluate_batches(opened, batches, opened.num_classes, place, processes)
     finally:
-        distributed.leave()
+        distributed.destroy_process_group()
     names = source.class_names or tuple(map(str, range(opened.num_classes)))
     return dataclasses.replace(score, class_names=names, match=source.match, device=str(place))

@@ -30,7 +30,7 @@ FORMS = {"onnx": ".onnx", "int8": ".onnx", "torch": ".pt2"}
 """What a model can be exported to, and how such a file's name ends."""
 
 # LayerNormalization came with 17 and Gelu with 20, which ONNX Runtime reads since 1.17. 23 has
-# Attention too, but is read by few, and is no faster on a CPU.
+# Attention too, but is read by few, and is not faster on a CPU.
 OPSET = 20
 TOLERANCE = 1e-4
 """The largest difference of a float32 export's logits, over the largest logit."""
@@ -144,7 +144,7 @@ def write(model: HVT, path: Path, form: str, calibration: Calibration | None = N
     int8 needs a `Calibration` of the same model.
     """
     if (form == "int8") != (calibration is not None):
-        raise HVTError("a calibration is what int8 needs, and int8 alone")
+        raise HVTError("int8 needs a calibration, and the other forms take none")
     description = describe(model)
     if form == "torch":
         _write_program(model, description, path)

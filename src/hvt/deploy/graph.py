@@ -48,7 +48,7 @@ def read_graph(path: Path, onnx: Any) -> tuple[bytes, dict[str, str]]:
 def not_onnx(path: Path, error: Exception) -> CheckpointError:
     """What to raise where ONNX's libraries fail."""
     return CheckpointError(
-        f"{path} is no ONNX model, or is damaged, and cannot be run ({shown(error)})"
+        f"{path} is not an ONNX model, or is damaged, and cannot be run ({shown(error)})"
     )
 
 

@@ -188,7 +188,7 @@ def find_pictures(patterns: Sequence[str]) -> list[str]:
     """The files behind paths, folders and glob patterns, in order; each must give some."""
     paths: list[str] = []
     for pattern in patterns:
-        # os.path: a name that is too long, or holds a NUL, is no file to it; Path would raise.
+        # os.path: a name that is too long, or holds a NUL, is not a file to it; Path would raise.
         path = _expanded(pattern)
         if os.path.isdir(path):  # noqa: PTH112
             files = _below(Path(path))

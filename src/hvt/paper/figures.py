@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import HVTError
 from ..files import whole_file
+from ..plot import new_figure
 from ..training.watch import draw_curves
 from .claims import BUDGETS
 from .filled import NAMES, READINGS, Filled, Known, fill
@@ -20,16 +21,13 @@ _COLOURS = {"HVT": "C3", "PoWER": "C2", "DeiT": "C0"}
 
 def draw(folder: Path, protocol: Protocol, known: Known) -> list[Path]:
     """Write `figure1.png` and, where both its rows have been run, `figure4.png`."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
+    figure = new_figure(figsize=(10, 4.2), layout="constrained")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
     written = [folder / "figure1.png"]
-    _figure1(written[0], fill(protocol, tables()["main"], known))
+    _figure1(figure, written[0], fill(protocol, tables()["main"], known))
     runs: dict[str, Any] = curves(protocol, known)
     if runs:
         written.append(folder / "figure4.png")
@@ -37,11 +35,8 @@ def draw(folder: Path, protocol: Protocol, known: Known) -> list[Path]:
     return written
 
 
-def _figure1(path: Path, main: Filled) -> None:
+def _figure1(figure: Any, path: Path, main: Filled) -> None:
     """Cost against top-1: the paper's on the left, ours on the right in both readings."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.set_title("the paper: ImageNet, 224 pixels", fontsize=10)
     left.set_xlabel("GFLOPs (multiply-adds)")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config import HVTConfig
-from ..costs import cost
+from ..costs import arrow, cost
 from ..training.watch import clock
 from .claims import BUDGETS, LEAST_EPOCHS, Spread, pooled_spread
 from .protocol import Plan, Protocol, macs_of, plan
@@ -115,7 +115,7 @@ def cells(filled: Filled, usual: float | None = None) -> tuple[list[str], list[l
     for line in filled.lines:
         cell = [line.row.name, f"{line.row.gflops:.2f}"]
         cell += [f"{line.row.top1[d]:.2f}" if d in line.row.top1 else "" for d in printed]
-        cell += [_size(line.config), _arrow(line.config)]
+        cell += [_size(line.config), arrow(list(line.config.tokens))]
         cell += [f"{line.macs / 1e6:.1f}", f"{cost(line.config).params_m:.3f}"]
         for budget in filled.readings:
             found, planned = line.found[budget], line.plans[budget]
@@ -128,13 +128,6 @@ def cells(filled: Filled, usual: float | None = None) -> tuple[list[str], list[l
 def _size(config: HVTConfig) -> str:
     side, patch = config.image[0], config.patch_size
     return f"{side} px, patch {patch}, width {config.width}, {config.depth} blocks"
-
-
-def _arrow(config: HVTConfig) -> str:
-    tokens = list(map(str, config.tokens))
-    if len(tokens) > 5:
-        tokens = [*tokens[:2], "…", tokens[-1]]
-    return " → ".join(tokens)
 
 
 def _top1(found: Sequence[Finished]) -> str:

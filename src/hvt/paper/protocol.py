@@ -52,7 +52,7 @@ SOURCES = {
 }
 
 SEEDS = {"main": (0, 1, 2)}
-"""Seeds of a table's rows unless told; the other tables have one."""
+"""Seeds of a table's rows by default; the other tables have one."""
 
 CURVE_EPOCHS = {"cpu": 3}
 """Figure 4's epochs over a table's, where these are too few for a curve."""
@@ -103,7 +103,7 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
     recipe = load_recipe(file)
     if recipe.data not in SOURCES or recipe.model is None:
         raise HVTError(
-            f"{file} is no protocol: it must name a model, whose cost is the compute "
+            f"{file} is not a protocol: it must name a model, whose cost is the compute "
             f"budget, and data, one of {', '.join(SOURCES)}"
         )
     return Protocol(name, {recipe.data: recipe})

@@ -87,7 +87,8 @@ def read(path: Path) -> Finished:
     except (OSError, TypeError, ValueError, KeyError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise HVTError(
-            f"{path} is no readable result ({reason}): copy it anew, or delete it and run the row"
+            f"{path} is not a readable result ({reason}): copy it again, or delete it and run the "
+            "row"
         ) from error
     if path.stem != finished.name:
         raise HVTError(f"{path} holds the result of {finished.name}: give it back that name")

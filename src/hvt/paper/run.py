@@ -19,7 +19,7 @@ from rich.console import Console
 from ..errors import HVTError, nearest
 from ..training.engine import Result, resume, train
 from ..training.interrupt import Interrupted
-from . import power_row, results
+from . import power_baseline, results
 from .protocol import SEEDS, Protocol, Training, plan
 from .results import Finished
 from .tables import Row, Table
@@ -109,7 +109,9 @@ def shard(planned: Sequence[Job], index: int, count: int) -> list[Job]:
     What PoWER prunes is trained on the same machine, as it needs the weights.
     """
     if not 1 <= index <= count:
-        raise HVTError(f"shard {index}/{count} is none: give one from 1/{count} to {count}/{count}")
+        raise HVTError(
+            f"shard {index}/{count} does not exist: give one from 1/{count} to {count}/{count}"
+        )
     units: dict[str, float] = {}
     for job in planned:
         name = job.base.name
@@ -132,12 +134,12 @@ def is_done(job: Job, place: Place) -> bool:
 
 
 def has_begun(job: Job, place: Place) -> bool:
-    """Whether there is a run to go on with."""
+    """Whether there is a run to resume."""
     return (place.runs / job.name / "recipe.json").exists()
 
 
-def leads() -> bool:
-    """Whether this process is the one that writes, of those that torchrun started."""
+def is_main_process() -> bool:
+    """Whether this process is rank 0 of those that torchrun started: the one that writes."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -150,16 +152,16 @@ def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Fin
             if is_done(job.base, place):
                 seconds = results.read(results.path_of(place.results, job.base.name)).seconds
             weights, folder = last.folder / "model.safetensors", place.runs / job.name
-            last, searching = power_row.prune(
+            last, searching = power_baseline.search_and_retrain(
                 job.training, job.seed, weights, folder, place.recipe, console
             )
             known = seconds is not None and searching is not None
             seconds = (seconds or 0) + (searching or 0) + last.seconds if known else None
     except Interrupted as stopped:
         where = str(stopped).partition(";")[0]
-        raise Interrupted(f"{job.name}: {where}; the same command goes on from there") from stopped
+        raise Interrupted(f"{job.name}: {where}; the same command resumes from there") from stopped
     finished = _finished(job, protocol, last, seconds)
-    if leads():
+    if is_main_process():
         results.write(place.results, finished)
     return finished
 

@@ -45,11 +45,11 @@ from .retention import (
 from .soft import SoftDeiT, clip, harden, mass, penalty, soften
 
 EPOCHS = 5
-"""Of a search, unless told."""
+"""Of a search, by default."""
 CROSSINGS = 5
 """How often r can cross [0, 1] in a search at its own learning rate."""
 FASTEST = 0.05
-"""The largest rate that r has unless told: λ must be able to follow it."""
+"""The largest rate that r has by default: λ must be able to follow it."""
 FALLING = 0.7
 """The part of a search in which the cost is to fall."""
 AHEAD = 10
@@ -92,39 +92,39 @@ def search(
     file to write the found model to.
     """
     if recipe.init is None:
-        raise HVTError("no checkpoint is named: PoWER starts from a trained DeiT, use init=FILE")
-    team, device = distributed.join(recipe.device)
+        raise HVTError("no checkpoint is given: PoWER starts from a trained DeiT, use init=FILE")
+    processes, device = distributed.init_process_group(recipe.device)
     try:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1)
         model, data, match = _open(recipe, gflops, match_by_order)
-        pipeline = open_pipeline(recipe, model, data, team, device)
+        pipeline = open_pipeline(recipe, model, data, processes, device)
         screen = console or Console()
-        say = Say(screen, quiet=not team.leads)
+        say = Say(screen, quiet=not processes.is_main_process)
         config = model.config
         say(
             f"{recipe.init}: {cost(config).gflops:.4g} GFLOPs with all {config.tokens[0]} tokens, "
             f"{gflops:.4g} wanted; {pipeline.train.steps} steps an epoch on {device}"
         )
         say(match.describe())
-        searcher = Searcher(recipe, soften(model), pipeline, team, device, gflops, r_lr)
+        searcher = Searcher(recipe, soften(model), pipeline, processes, device, gflops, r_lr)
         searcher.run(say)
         searched = searcher.retention()
         retention = fit_retention(config, mass(searcher.model), gflops)
         hard = harden(searcher.model, retention)
-        score = evaluate(hard, pipeline.val, hard.num_classes, device, team, searcher.amp)
+        score = evaluate(hard, pipeline.val, hard.num_classes, device, processes, searcher.amp)
         found = Found(
             hard.eval(), retention, cost(hard).gflops, score.top1, searched, searcher.strength
         )
         say(f"retention {','.join(map(str, retention))}: {found.gflops:.4g} GFLOPs")
-        if output is not None and team.leads:
+        if output is not None and processes.is_main_process:
             save(hard, output)
         said = f"top-1 {score.top1:.2f} % before it is trained again"
         say(said if output is None else f"{said}; weights in {output}")
         return found
     finally:
-        distributed.leave()
+        distributed.destroy_process_group()
 
 
 def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Data, ClassMatch]:
@@ -177,12 +177,12 @@ class Searcher(Learner):
         recipe: Recipe,
         model: SoftDeiT,
         pipeline: Pipeline,
-        team: distributed.Team,
+        processes: distributed.Processes,
         device: torch.device,
         gflops: float,
         r_lr: float | None = None,
     ) -> None:
-        super().__init__(recipe.replace(ema=0.0), model, pipeline, team, device)
+        super().__init__(recipe.replace(ema=0.0), model, pipeline, processes, device)
         self.total = recipe.total_steps(pipeline.train.steps)
         self.whole, self.budget = self.price(), gflops
         self.last_price, self.trend = self.whole, 0.0
@@ -216,7 +216,7 @@ class Searcher(Learner):
                             f"the loss was not finite {bad} times in a row (epoch {epoch + 1}, "
                             f"step {number + 1}): lower --lr or set --clip-grad"
                         )
-                    if any(self.team.any(self.device, signals.asked)):
+                    if any(self.processes.any(self.device, signals.asked)):
                         raise Interrupted("the search was stopped and has written nothing")
                     now = time.monotonic()
                     if number == steps - 1 or update == self.total - 1 or now - said > 60:

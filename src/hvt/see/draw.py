@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import plot
 from ..costs import Cost
-from ..errors import HVTError
 from ..files import whole_file
 from .maps import FeatureMap, strongest
 from .sources import TokenSources
@@ -140,13 +140,9 @@ def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = D
 
 def new_figure(width: int, height: int, dpi: int = DPI, **kwargs: Any) -> Any:
     """An empty figure of so many pixels, which needs no display."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
     # Half a pixel more, because matplotlib rounds down.
     size = ((width + 0.5) / dpi, (height + 0.5) / dpi)
-    return Figure(figsize=size, dpi=dpi, facecolor="white", **kwargs)
+    return plot.new_figure(figsize=size, dpi=dpi, facecolor="white", **kwargs)
 
 
 def _save(figure: Any, path: str | Path) -> None:

@@ -65,7 +65,7 @@ def strongest(values: Tensor, count: int) -> Tensor:
     """The channels of `(D, H, W)` that vary most over the picture: `(count, H, W)`.
 
     How much is measured between the 5th and the 95th hundredth, so that a single odd token, which
-    transformers tend to have, is no reason to be shown.
+    transformers tend to have, does not decide what is shown.
     """
     flat = values.flatten(1).float()
     low, high = (flat.quantile(q, dim=1) for q in (0.05, 0.95))

@@ -50,7 +50,7 @@ def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
     """
     if not isinstance(model, HVT):
         what = type(model).__name__
-        raise HVTError(f"{what} is no model of this family, so its tokens cannot be traced")
+        raise HVTError(f"{what} is not a model of this family, so its tokens cannot be traced")
     picks = token_picks(model, image)
     rows, cols = model.config.grid
     patches = rows * cols

@@ -23,11 +23,12 @@ from .._version import __version__
 from ..checkpoint.description import PREPROCESSING
 from ..costs import cost
 from . import docs, page
-from .batcher import Batcher, Gate
+from .admission import AdmissionControl
+from .batcher import Batcher
 from .body import answer_pictures
 from .engine import Engine
 from .hosts import Hosts
-from .look import Looker
+from .inference import InferencePipeline
 from .metrics import Metrics
 from .refusals import NotFinite, Refusal
 from .schema import Answers, Described, Health, problems, request_body
@@ -49,8 +50,8 @@ def create_app(
     """The service of a model, as an ASGI application.
 
     Middleware that is added to it sees every route. Its `state` has what routes need: `engine`,
-    `settings`, `looker`, `gate`, `hosts`, `metrics`, and `draining`, which is set when it is about
-    to stop. `accepted` and `answered` count requests.
+    `settings`, `inference`, `admission_control`, `hosts`, `metrics`, and `draining`,
+    which is set when it is about to stop. `accepted` and `answered` count requests.
     """
     engine = engine or Engine(source, settings)
     settings = engine.settings
@@ -65,9 +66,9 @@ def create_app(
             settings.concurrent_runs,
             metrics.batches.observe,
         )
-        app.state.looker = looker = Looker(engine, batcher, settings.decoders)
+        app.state.inference = inference = InferencePipeline(engine, batcher, settings.decoders)
         yield
-        looker.close()
+        inference.close()
 
     app = Service(
         title="hvt",
@@ -79,7 +80,9 @@ def create_app(
         redoc_url=None,
     )
     app.state.engine, app.state.settings, app.state.metrics = engine, settings, metrics
-    app.state.gate = Gate(settings.queue, settings.max_held, metrics.queue.set)
+    app.state.admission_control = AdmissionControl(
+        settings.queue, settings.max_held, metrics.queue.set
+    )
     app.state.hosts = Hosts(settings)
     app.state.draining = False
     app.state.accepted = app.state.answered = 0
@@ -123,7 +126,7 @@ def _add_routes(app: FastAPI, engine: Engine, settings: Settings, metrics: Metri
     async def healthz() -> Response:
         if app.state.draining:
             return JSONResponse({"status": "draining"}, 503)
-        if app.state.looker.stuck():
+        if app.state.inference.stuck():
             return JSONResponse({"status": "stuck"}, 503)
         return JSONResponse({"status": "ok"})
 
@@ -164,8 +167,8 @@ async def predict_pictures(request: Request, top: int) -> Response:
     start = time.perf_counter()
     state = request.app.state
     engine = state.engine
-    looker = state.looker
-    uploads, rows = await answer_pictures(request, lambda uploads: looker.look(uploads, top))
+    inference = state.inference
+    uploads, rows = await answer_pictures(request, lambda uploads: inference.predict(uploads, top))
     names = engine.class_names
     answers = []
     for upload, (values, labels) in zip(uploads, rows, strict=True):

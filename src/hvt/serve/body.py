@@ -13,7 +13,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from .batcher import Ticket
+from .admission import Admission
 from .refusals import SlowBody, TooLarge, TooSlow, Unusable, WrongType
 from .settings import Settings
 
@@ -31,33 +31,37 @@ class Upload(NamedTuple):
     content: bytes
 
 
-Look = Callable[[list[Upload]], Awaitable[Result]]
+Predict = Callable[[list[Upload]], Awaitable[Result]]
 
 
-async def answer_pictures(request: Request, look: Look[Result]) -> tuple[list[Upload], Result]:
-    """The pictures of a request and what `look` makes of them, within the service's limits."""
+async def answer_pictures(
+    request: Request, predict: Predict[Result]
+) -> tuple[list[Upload], Result]:
+    """The pictures of a request and what `predict` makes of them, within the service's limits."""
     state = request.app.state
     seconds = state.settings.timeout
-    with Ticket(state.gate) as ticket:
+    with Admission(state.admission_control) as admission:
         try:
             async with _within(seconds):
-                uploads = await receive_pictures(request, state.settings, ticket)
-                return uploads, await look(uploads)
+                uploads = await receive_pictures(request, state.settings, admission)
+                return uploads, await predict(uploads)
         except TimeoutError as error:
-            if ticket.complete:
+            if admission.complete:
                 raise TooSlow(f"there was no answer within {seconds:g} seconds") from error
             raise SlowBody(f"the body did not arrive within {seconds:g} seconds") from error
         finally:
-            if not ticket.complete:  # what is still to come must not be taken for a request
+            if not admission.complete:  # what is still to come must not be taken for a request
                 request.state.unread = True
 
 
-async def receive_pictures(request: Request, settings: Settings, ticket: Ticket) -> list[Upload]:
+async def receive_pictures(
+    request: Request, settings: Settings, admission: Admission
+) -> list[Upload]:
     """The pictures of a request; what exceeds a limit is refused as soon as that is known.
 
     Their places in the queue are taken once all of the body is here.
     """
-    ticket.check(pictures=1)
+    admission.check(pictures=1)
     # Each header once, as HTTP wants these; Starlette's own look-up takes longer.
     headers = dict(request.scope["headers"])
     kind, options = parse_options_header(headers.get(b"content-type"))
@@ -67,28 +71,30 @@ async def receive_pictures(request: Request, settings: Settings, ticket: Ticket)
             "the body's type is not understood: send a picture as image/* or "
             f"application/octet-stream, or several as multipart/form-data in the field {FIELD!r}"
         )
-    body = await read_body(request, headers.get(b"content-length", b""), settings, ticket)
-    ticket.take(pictures=1)
+    body = await read_body(request, headers.get(b"content-length", b""), settings, admission)
+    admission.acquire(pictures=1)
     if not multipart:
         return [Upload(None, body)]
     boundary = options.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70:
-        raise Unusable("the multipart body's type names no boundary of 1 to 70 characters")
+        raise Unusable("the multipart body's type does not name a boundary of 1 to 70 characters")
     if len(body) <= SMALL:
         uploads = _parts(body, boundary, settings.max_pictures)
     else:
         parse = functools.partial(_parts, body, boundary, settings.max_pictures)
         uploads = await asyncio.get_running_loop().run_in_executor(None, parse)
-    ticket.take(pictures=len(uploads) - 1)
+    admission.acquire(pictures=len(uploads) - 1)
     return uploads
 
 
-async def read_body(request: Request, declared: bytes, settings: Settings, ticket: Ticket) -> bytes:
+async def read_body(
+    request: Request, declared: bytes, settings: Settings, admission: Admission
+) -> bytes:
     """The whole body, cut off where it passes the limit, with or without a Content-Length."""
     most = settings.max_body
     if declared.isdigit() and (len(declared) > 18 or int(declared) > most):
         raise TooLarge(f"the body has {declared.decode()} bytes, more than the {most} allowed")
-    chunks, size = ticket.chunks, 0
+    chunks, size = admission.chunks, 0
     try:
         while True:
             message = await request.receive()
@@ -98,18 +104,18 @@ async def read_body(request: Request, declared: bytes, settings: Settings, ticke
             size += len(chunk)
             if size > most:
                 raise TooLarge(f"the body has more than the {most} bytes allowed")
-            ticket.take(size=len(chunk))
+            admission.acquire(size=len(chunk))
             chunks.append(chunk)
             if not message.get("more_body"):
                 break
             if len(chunks) == 1:
-                ticket.wait_for_more()
+                admission.wait_for_more()
     except asyncio.CancelledError:
-        if not ticket.gave_way:
+        if not admission.evicted:
             raise
         _uncancel()
         raise SlowBody("the body came slowly, and others needed the room: try again") from None
-    ticket.arrived()
+    admission.arrived()
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     chunks.clear()
     return body
@@ -134,14 +140,14 @@ _within = getattr(asyncio, "timeout", _anyio_within)
 
 def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:
     """The files of a multipart body; python-multipart finds the borders, nothing touches a disk."""
-    found: list[Upload] = []
+    uploads: list[Upload] = []
     headers: dict[bytes, bytes] = {}
     name, value = bytearray(), bytearray()
     pieces: list[bytes] = []
     closed: list[bool] = []
 
     def begin() -> None:
-        if len(found) == most:
+        if len(uploads) == most:
             raise TooLarge(f"the request has more than the {most} pictures allowed")
         headers.clear()
         pieces.clear()
@@ -158,7 +164,7 @@ def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:
             raise Unusable(f"unknown field {field!r}: pictures come in the field {FIELD!r}")
         file = options.get(b"filename")
         content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        found.append(Upload(None if file is None else file.decode(errors="replace"), content))
+        uploads.append(Upload(None if file is None else file.decode(errors="replace"), content))
 
     parser = MultipartParser(
         boundary,
@@ -179,6 +185,6 @@ def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:
         raise Unusable(f"the multipart body is damaged: {error}") from error
     if not closed:
         raise Unusable("the multipart body is cut short: its last boundary is missing")
-    if not found:
+    if not uploads:
         raise Unusable(f"the request has no picture: send some in the field {FIELD!r}")
-    return found
+    return uploads

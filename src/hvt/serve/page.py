@@ -112,15 +112,15 @@ async def explain(request: Request) -> Response:
     start = time.perf_counter()
     state = request.app.state
 
-    async def look(uploads: list[Upload]) -> str:
+    async def explain_upload(uploads: list[Upload]) -> str:
         if len(uploads) > 1:
             raise TooLarge(f"the request has {len(uploads)} pictures: send one to explain")
         loop = asyncio.get_running_loop()
         work = functools.partial(_explained, state.engine, uploads[0], start)
         return await loop.run_in_executor(state.explainer, work)
 
-    _, found = await answer_pictures(request, look)
-    return Response(found, media_type="application/json")
+    _, explained = await answer_pictures(request, explain_upload)
+    return Response(explained, media_type="application/json")
 
 
 def _explained(engine: Engine, upload: Upload, start: float) -> str:

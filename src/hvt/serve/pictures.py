@@ -47,7 +47,7 @@ def read_safely(content: bytes, in_chans: int, bounds: Bounds, what: str) -> Ima
 
 def _refusal(error: Exception, what: str) -> Refusal:
     if isinstance(error, UnidentifiedImageError):
-        return WrongType(f"{what} is in no known format: use {', '.join(known_formats())}")
+        return WrongType(f"{what} is not in a known format: use {', '.join(known_formats())}")
     if isinstance(error, TooMuch | MemoryError | Image.DecompressionBombError):
         return TooLarge(f"{what} is too much: {why(error)}")
     return Unusable(f"{what} is damaged: {why(error)}")

@@ -24,7 +24,7 @@ class TooLarge(Refusal):
 
 
 class WrongType(Refusal):
-    """Content that is no picture, or that comes in no form that is understood."""
+    """Content that is not a picture, or not in a form that is understood."""
 
     status = 415
 

@@ -1,1 +1,1 @@
-"""Training: recipe, engine, processes, checkpoints, watching."""
+"""Training: recipe, engine, DDP, checkpoints, watching."""

@@ -67,23 +67,25 @@ class Result:
 
 def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> Result:
     """Train from the beginning in a new folder; the default one gets a number if it is taken."""
-    team, device = distributed.join(recipe.device)
+    processes, device = distributed.init_process_group(recipe.device)
     try:
         model_name = recipe.model or Path(recipe.init or "model").stem
-        restarted = any(team.any(device, distributed.restarted()))
+        restarted = any(processes.any(device, distributed.restarted()))
         if recipe.output is None:
-            folder = team.share(_numbered(Path(f"runs/{name}-{model_name}"), new=not restarted))
+            folder = processes.broadcast(
+                _numbered(Path(f"runs/{name}-{model_name}"), new=not restarted)
+            )
         else:
             folder = Path(recipe.output)
-        goes_on = restarted and team.share(bool(states(folder / "checkpoints")))
-        if not goes_on and team.share(_holds_run(folder)):
+        goes_on = restarted and processes.broadcast(bool(states(folder / "checkpoints")))
+        if not goes_on and processes.broadcast(_holds_run(folder)):
             raise HVTError(
-                f"{folder} already holds a run: go on with hvt train --resume {folder}, "
+                f"{folder} already contains a run: resume it with hvt train --resume {folder}, "
                 "or choose another --output"
             )
-        return Trainer(recipe, folder, team, device, console).run(goes_on)
+        return Trainer(recipe, folder, processes, device, console).run(goes_on)
     finally:
-        distributed.leave()
+        distributed.destroy_process_group()
 
 
 def resume(
@@ -111,11 +113,11 @@ def resume(
                 "made longer, not shorter"
             )
         longer = recipe.replace(epochs=epochs)
-    team, device = distributed.join(recipe.device)
+    processes, device = distributed.init_process_group(recipe.device)
     try:
-        return Trainer(longer, folder, team, device, console).run(True, planned=recipe.epochs)
+        return Trainer(longer, folder, processes, device, console).run(True, planned=recipe.epochs)
     finally:
-        distributed.leave()
+        distributed.destroy_process_group()
 
 
 class Trainer:
@@ -131,11 +133,11 @@ class Trainer:
         self,
         recipe: Recipe,
         folder: Path,
-        team: distributed.Team,
+        processes: distributed.Processes,
         device: torch.device,
         console: Console | None = None,
     ) -> None:
-        self.recipe, self.folder, self.team, self.device = recipe, folder, team, device
+        self.recipe, self.folder, self.processes, self.device = recipe, folder, processes, device
         self.console = console or Console()
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
@@ -150,7 +152,7 @@ class Trainer:
 
     def _fit_batch(self, recipe: Recipe) -> Recipe:
         """The recipe with a batch that the data can fill, which a line tells."""
-        unit = 2 * self.team.size * recipe.accumulate
+        unit = 2 * self.processes.world_size * recipe.accumulate
         if not isinstance(self.data.train, Pictures):
             return recipe
         most = len(self.data.train) // unit * unit
@@ -168,12 +170,17 @@ class Trainer:
         """What learns, with its batches; sets `data`."""
         model, self.data = build_model(self.recipe)
         self.recipe = self._fit_batch(self.recipe)
-        pipeline = open_pipeline(self.recipe, model, self.data, self.team, self.device)
-        return Learner(self.recipe, model, pipeline, self.team, self.device)
+        pipeline = open_pipeline(self.recipe, model, self.data, self.processes, self.device)
+        return Learner(self.recipe, model, pipeline, self.processes, self.device)
 
     def _evaluate(self, model: HVT) -> Score:
         return evaluate(
-            model, self.pipeline.val, model.num_classes, self.device, self.team, self.learner.amp
+            model,
+            self.pipeline.val,
+            model.num_classes,
+            self.device,
+            self.processes,
+            self.learner.amp,
         )
 
     def _merit(self, row: Row, prefix: str) -> float:
@@ -194,14 +201,14 @@ class Trainer:
             self._restore()
             if planned is not None and planned != self.recipe.epochs:
                 self._lengthen(self.recipe.replace(epochs=planned).total_steps(self.steps))
-        elif self.team.leads:
+        elif self.processes.is_main_process:
             self._open_folder()
-        self.team.wait()
+        self.processes.barrier()
         self.watcher = Watcher(
             self.console,
             self.folder,
             self.recipe.tensorboard,
-            quiet=not self.team.leads,
+            quiet=not self.processes.is_main_process,
             measure=self.measure,
         )
         try:
@@ -243,7 +250,7 @@ class Trainer:
             done, elapsed = progress.step - first, time.perf_counter() - began
             speed = done * recipe.batch_size / elapsed
             self.watcher.step(progress.step, steps, step.loss, speed)
-            stop, due = self.team.any(self.device, self.signals.asked, self._due())
+            stop, due = self.processes.any(self.device, self.signals.asked, self._due())
             if stop or due:
                 self._save()
             if stop:
@@ -279,7 +286,7 @@ class Trainer:
                 merit = self._merit(row, prefix)
                 if merit > progress.best_top1:
                     progress.best_top1 = merit
-                    if self.team.leads:
+                    if self.processes.is_main_process:
                         save(model, self.folder / "best.safetensors")
         progress.rows.append(row)
         progress.epoch, progress.step = epoch + 1, 0
@@ -287,21 +294,21 @@ class Trainer:
         per_epoch = (time.perf_counter() - self.started) / (epoch + 1 - self.first_epoch)
         to_go = max(0.0, self.total / self.steps - (epoch + 1))
         self.watcher.epoch(row, self.epochs, speed, per_epoch * to_go)
-        if self.team.leads:
+        if self.processes.is_main_process:
             write_metrics(self.folder / "metrics.csv", progress.rows)
         self._save()
-        if epoch + 1 < self.epochs and any(self.team.any(self.device, self.signals.asked)):
+        if epoch + 1 < self.epochs and any(self.processes.any(self.device, self.signals.asked)):
             raise self._stopped(f"epoch {epoch + 1}")
 
     def _stopped(self, where: str) -> Interrupted:
-        return Interrupted(f"stopped after {where}; go on with: {self._resume_command()}")
+        return Interrupted(f"stopped after {where}; resume with: {self._resume_command()}")
 
     def _finish(self, seconds: float, speed: float) -> Result:
         rows, candidates = self.progress.rows, self.learner.candidates()
         # the first of equals: the last weights
         best = max(candidates, key=lambda prefix: self._merit(rows[-1], prefix))
         model, top1 = candidates[best].eval(), rows[-1][f"{best}_top1"]
-        if self.team.leads:
+        if self.processes.is_main_process:
             save(model, self.folder / "model.safetensors")
             write_metrics(self.folder / "metrics.csv", rows)
             drawn = {self.recipe.model or "model": rows}
@@ -328,9 +335,10 @@ class Trainer:
         left = max(0, self.total - self.progress.epoch * self.steps - self.progress.step)
         each = self.learner.seconds_per_step()
         self._say(
-            f"batch {recipe.batch_size} = {self.team.size} process(es) × {recipe.accumulate} × "
-            f"{recipe.batch_size // shares}; learning rate {recipe.scaled_lr:.2e}; "
-            f"{self.steps} steps an epoch, {left} to go; about {clock(each * left)} "
+            f"batch {recipe.batch_size} = {self.processes.world_size} process(es) × "
+            f"{recipe.accumulate} × {recipe.batch_size // shares}; "
+            f"learning rate {recipe.scaled_lr:.2e}; {self.steps} steps an epoch, "
+            f"{left} to go; about {clock(each * left)} "
             f"({recipe.batch_size / each:.0f} images/s) on {self.device}, without evaluation"
         )
 
@@ -342,8 +350,8 @@ class Trainer:
         return " (new weights)" if recipe.init is None or recipe.init in MODELS else ""
 
     def _say(self, text: str) -> None:
-        if self.team.leads:
-            # Names of folders may hold brackets, which are no markup, and control characters.
+        if self.processes.is_main_process:
+            # Names of folders may hold brackets, which are not markup, and control characters.
             self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     # ── the folder ──────────────────────────────────────────────────────────────────────────────
@@ -364,7 +372,7 @@ class Trainer:
                 f"{self.folder} ended within its last epoch, so it cannot be made longer: start a "
                 f"new run with --init {self.folder / 'model.safetensors'}"
             )
-        if self.team.leads:
+        if self.processes.is_main_process:
             self._write_recipe()
 
     def _write_recipe(self) -> None:
@@ -374,15 +382,15 @@ class Trainer:
             temporary.write_text(json.dumps(described, indent=2) + "\n")
 
     def _due(self) -> bool:
-        """Whether it is time for a checkpoint by the leader's clock."""
+        """Whether it is time for a checkpoint by the main process's clock."""
         minutes = (time.monotonic() - self.saved) / 60
-        return self.team.leads and minutes >= self.recipe.checkpoint_minutes
+        return self.processes.is_main_process and minutes >= self.recipe.checkpoint_minutes
 
     def _save(self) -> None:
         self.saved = time.monotonic()
         # In a row of bad steps the weights may be lost already: they must not replace good ones.
         # A run that goes on from before comes to the same end.
-        if not self.team.leads or self.progress.bad_in_a_row:
+        if not self.processes.is_main_process or self.progress.bad_in_a_row:
             return
         progress = vars(self.progress)
         step = self.progress.epoch * self.steps + self.progress.step
@@ -392,16 +400,16 @@ class Trainer:
     def _restore(self) -> None:
         path: Path | None = None
         state: dict[str, Any] = {}
-        if self.team.leads:
+        if self.processes.is_main_process:
             remove_leftovers(self.folder)
             path, state, passed = newest_state(self.folder / "checkpoints", self._check)
             for sentence in passed.values():
                 self._say(sentence)
             set_aside(passed)
-        path = self.team.share(path)
+        path = self.processes.broadcast(path)
         if path is None:
             self._say("there is no good checkpoint: starting from the beginning")
-            if self.team.leads:
+            if self.processes.is_main_process:
                 self._open_folder()
             return
         state = state or read_state(path)

@@ -1,5 +1,7 @@
 """What learns: a model with its average, optimizer and teacher, one global batch at a time.
 
+With several processes the model is wrapped in DistributedDataParallel (DDP).
+
 Nothing random has a state: every step seeds itself from (seed, step), every picture from its key,
 and dropout from (seed, step, share of the batch).
 So what `Learner.state` gives, and the number of steps done, is all there is to know.
@@ -21,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..data.loader import Batch
-from ..distributed import Team
+from ..distributed import Processes
 from ..model import HVT
 from .losses import Teacher, find_teacher, label_loss
 from .muon import Muon, is_matrix
@@ -53,9 +55,19 @@ class Learner:
     """One process's part in learning."""
 
     def __init__(
-        self, recipe: Recipe, model: HVT, pipeline: Pipeline, team: Team, device: torch.device
+        self,
+        recipe: Recipe,
+        model: HVT,
+        pipeline: Pipeline,
+        processes: Processes,
+        device: torch.device,
     ) -> None:
-        self.recipe, self.pipeline, self.team, self.device = recipe, pipeline, team, device
+        self.recipe, self.pipeline, self.processes, self.device = (
+            recipe,
+            pipeline,
+            processes,
+            device,
+        )
         self.model = model.to(device)
         self.model.set_grad_checkpointing(recipe.grad_checkpointing)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
@@ -71,7 +83,7 @@ class Learner:
         self.network: nn.Module = self._network()
         if recipe.compile:
             self.network = torch.compile(self.network)  # type: ignore[assignment]
-        if team.size > 1:
+        if processes.world_size > 1:
             ids = [device.index] if device.type == "cuda" else None
             self.network = DistributedDataParallel(self.network, device_ids=ids)
 
@@ -96,8 +108,10 @@ class Learner:
         norm = self._gradient_norm()
         finite = math.isfinite(loss) and math.isfinite(norm)
         # float64, so that whole numbers stay whole
-        wire = torch.tensor([loss / self.team.size, broken, not finite], dtype=torch.float64)
-        loss, broken, bad = self.team.sum(wire.to(self._wire())).tolist()
+        wire = torch.tensor(
+            [loss / self.processes.world_size, broken, not finite], dtype=torch.float64
+        )
+        loss, broken, bad = self.processes.all_reduce(wire.to(self._wire())).tolist()
         if not bad:
             self.scaler.step(self.optimizer)
             if self.ema:

@@ -93,7 +93,7 @@ def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
         try:
             model = timm.create_model(name, pretrained=True)
         except (OSError, RuntimeError, ValueError) as error:
-            raise HVTError(f"the weights of teacher {name} cannot be had: {error}") from error
+            raise HVTError(f"cannot get the weights of teacher {name}: {error}") from error
     else:
         raise HVTError(
             f"teacher {name!r} is neither a file nor a timm model: "

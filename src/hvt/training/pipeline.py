@@ -17,7 +17,7 @@ from ..data.augment import Augmentation, BatchAugment
 from ..data.evaluation import SMALL, as_files, eval_transform
 from ..data.loader import EvalBatches, TrainBatches, rows_of_share
 from ..data.sources import ArrayPictures, Data, open_data
-from ..distributed import Team
+from ..distributed import Processes
 from ..errors import HVTError
 from ..model import HVT
 from ..registry import create_model
@@ -49,7 +49,7 @@ class Pipeline:
 def build_model(recipe: Recipe) -> tuple[HVT, Data]:
     """The data, and the model for its classes: new, or from a checkpoint."""
     if recipe.data is None:
-        raise HVTError("no data is named: use --data with digits, cifar100 or a folder")
+        raise HVTError("no data is given: use --data with digits, cifar100 or a folder")
     named, checkpoint = _named_model(recipe), recipe.init
     pretrained = recipe.pretrained or recipe.init == "pretrained"
     if recipe.init in MODELS or recipe.init == "pretrained":
@@ -80,7 +80,7 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
     elif named is not None:
         model = create_model(named, pretrained=pretrained, **overrides)
     else:
-        raise HVTError("no model is named: use --model (see hvt models) or --init CHECKPOINT")
+        raise HVTError("no model is given: use --model (see hvt models) or --init CHECKPOINT")
     model.pretrained_cfg["label_names"] = data.class_names
     model.pretrained_cfg["num_classes"] = len(data.class_names)
     if model.config.image[0] <= SMALL:
@@ -123,16 +123,16 @@ def _check_architecture(path: str, found: HVTConfig, name: str, overrides: dict[
         same = resized.retention == found.retention
     if not same:
         raise HVTError(
-            f"{path} is of another architecture than {name}: leave --model out to use the "
+            f"{path} has another architecture than {name}: leave --model out to use the "
             "checkpoint's own, or choose another checkpoint"
         )
 
 
 def open_pipeline(
-    recipe: Recipe, model: HVT, data: Data, team: Team, device: torch.device
+    recipe: Recipe, model: HVT, data: Data, processes: Processes, device: torch.device
 ) -> Pipeline:
     """The batches of this process."""
-    workers = reading_processes(recipe.workers, team, device)
+    workers = reading_processes(recipe.workers, processes, device)
     height, width = model.config.image
     small = isinstance(data.train, ArrayPictures) and height == width <= SMALL
     train = TrainBatches(
@@ -141,7 +141,11 @@ def open_pipeline(
         batch_size=recipe.batch_size,
         repeats=recipe.repeats,
         seed=recipe.seed,
-        share_of=(team.rank * recipe.accumulate, recipe.accumulate, team.size * recipe.accumulate),
+        share_of=(
+            processes.rank * recipe.accumulate,
+            recipe.accumulate,
+            processes.world_size * recipe.accumulate,
+        ),
         workers=workers,
         skip_broken=recipe.skip_broken,
         prefetch=device.type != "cpu",
@@ -150,20 +154,20 @@ def open_pipeline(
     val = EvalBatches(
         data.val if small else as_files(data.val),
         eval_transform(model, arrays=small),
-        batch_size=min(256, max(16, recipe.batch_size // team.size)),
-        rank=team.rank,
-        size=team.size,
+        batch_size=min(256, max(16, recipe.batch_size // processes.world_size)),
+        rank=processes.rank,
+        world_size=processes.world_size,
         workers=workers,
         skip_broken=recipe.skip_broken,
     )
     return Pipeline(train, val, device)
 
 
-def reading_processes(workers: int, team: Team, device: torch.device) -> int:
+def reading_processes(workers: int, processes: Processes, device: torch.device) -> int:
     """So many, or what the cores allow where it is -1."""
     if workers >= 0:
         return workers
-    spare = (os.cpu_count() or 1) // team.size - (device.type == "cpu")
+    spare = (os.cpu_count() or 1) // processes.world_size - (device.type == "cpu")
     return max(1, min(8, spare))
 
 

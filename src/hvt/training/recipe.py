@@ -239,7 +239,7 @@ def _from_file(path: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any
 
 
 def _place_of(name: str) -> str:
-    """What to do about a name that is no field of a recipe."""
+    """What to do about a name that is not a field of a recipe."""
     if name in FIELDS:
         return "it is the model's, so it belongs under [overrides]"
     return nearest(name, RECIPE_FIELDS)

@@ -26,18 +26,16 @@ def train(
     `recipe` is a name of `hvt recipes`, the path of a `.toml` file or a `Recipe`. `values` replace
     fields of the recipe (`hvt train --help` lists them) or of `HVTConfig`. The run leaves a folder,
     `output`, with weights, metrics and curves; without one it is `runs/RECIPE-MODEL`, with a number
-    if that is taken. `resume` is the folder of a run to go on with instead; `epochs` makes it
+    if that is taken. `resume` is the folder of a run to resume instead; `epochs` makes it
     longer. `quiet` prints nothing. Ctrl-C raises `Interrupted` after a checkpoint.
     """
     console = Console(quiet=True) if quiet else None
     if resume is not None:
         if recipe is not None or set(values) - {"epochs"}:
-            raise HVTError(
-                "resume goes on with the run's own recipe: give it alone, or with epochs"
-            )
+            raise HVTError("resume uses the run's own recipe: give it alone, or with epochs")
         return engine.resume(resume, console=console, **values)
     if recipe is None:
-        raise HVTError("no recipe is named: use hvt.train('digits'), or resume=FOLDER")
+        raise HVTError("no recipe is given: use hvt.train('digits'), or resume=FOLDER")
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).name.removesuffix(".toml")
     base = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     for field in values:

@@ -59,7 +59,7 @@ def write_state(folder: Path, step: int, state: dict[str, Any]) -> Path:
             torch.save(state, temporary)
         except RuntimeError as error:  # how torch reports a failed write, for whatever reason
             raise HVTError(
-                f"cannot write {path}, the disk may be full: make room, then go on with "
+                f"cannot write {path}, the disk may be full: make room, then resume with "
                 f"hvt train --resume {folder.parent}"
             ) from error
     for old in states(folder)[:-KEEP]:
@@ -85,7 +85,7 @@ def newest_state(
         except Misfit as error:
             reason = f"does not fit this run: {error}"
             misfit = misfit or Misfit(
-                f"{path} {reason}; put recipe.json and the data back as they were, or train anew "
+                f"{path} {reason}; put recipe.json and the data back as they were, or train again "
                 "with another --output"
             )
         except Exception as error:  # damaged files raise all sorts
@@ -171,7 +171,7 @@ def check_progress(value: Any, step: int, steps: int, epochs: int) -> None:
     if progress.epoch > epochs:
         raise Misfit(f"it has {progress.epoch} epochs behind it, of {epochs}")
     if not isinstance(rows, list) or len(rows) != progress.epoch:
-        raise Misfit(f"its table has not one row for each of {progress.epoch} epochs")
+        raise Misfit(f"its table does not have one row for each of {progress.epoch} epochs")
     for epoch, row in enumerate(rows, 1):
         if not isinstance(row, dict) or tuple(row) != COLUMNS or row["epoch"] != epoch:
             raise Misfit(f"its table has other columns or another epoch in row {epoch}")

@@ -13,7 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..errors import HVTError
 from ..files import whole_file
+from ..plot import new_figure
 
 Row = dict[str, Any]
 
@@ -148,11 +150,11 @@ def clock(seconds: float) -> str:
 def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top-1") -> bool:
     """Figure 4's form: training loss dashed, top-1 solid; False where matplotlib is missing."""
     try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError:
+        figure = new_figure(figsize=(7, 4.2), layout="constrained")
+    except HVTError:
         return False
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    from matplotlib.ticker import MaxNLocator
+
     left = figure.subplots()
     right = left.twinx()
     for index, (name, rows) in enumerate(runs.items()):

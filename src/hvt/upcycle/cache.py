@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..data.loader import TrainBatches
-from ..distributed import Team
+from ..distributed import Processes
 from ..errors import HVTError
 from ..files import whole_file
 from ..model import HVT
@@ -94,7 +94,7 @@ class Cache:
     model: HVT
     target: Target
     sizes: Sequence[Size]
-    team: Team
+    processes: Processes
     device: torch.device
     identity: dict[str, Any]
     """What the rows depend on; a folder that says otherwise is refused."""
@@ -157,7 +157,7 @@ class Cache:
     def build(self, chunks: int, note: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Make the chunks that are missing; with several processes, each makes its part."""
         missing = [n for n, path in enumerate(self.paths(chunks)) if not path.exists()]
-        mine = missing[self.team.rank :: self.team.size]
+        mine = missing[self.processes.rank :: self.processes.world_size]
         done = chunks - len(missing)
         for epoch in sorted({number // self.batches.steps for number in mine}):
             numbers = [n for n in mine if n // self.batches.steps == epoch]
@@ -165,9 +165,9 @@ class Cache:
             pictures = self.batches.batches(epoch, steps)
             for number, batch in zip(numbers, pictures, strict=True):
                 self._write(self.paths(chunks)[number], batch.images)
-                done += self.team.size
+                done += self.processes.world_size
                 note(min(done, chunks), chunks)
-        self.team.wait()
+        self.processes.barrier()
 
     def _write(self, path: Path, flat: Tensor) -> None:
         rows = []

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.loader import Batch
-from ..distributed import Team
+from ..distributed import Processes
 from ..evaluation import Score
 from ..model import HVT
 from ..training.learner import Learner
@@ -83,7 +83,7 @@ class Distiller(Learner):
         recipe: Recipe,
         model: HVT,
         pipeline: Pipeline,
-        team: Team,
+        processes: Processes,
         device: torch.device,
         *,
         target: Target,
@@ -96,7 +96,7 @@ class Distiller(Learner):
         self.normalise = Normalise(model, device)
         if layout is not None:
             _freeze_front(model)
-        super().__init__(recipe, model, pipeline, team, device)
+        super().__init__(recipe, model, pipeline, processes, device)
 
     def _network(self) -> nn.Module:
         return Student(self.model, None if self.layout is None else split_of(self.model.config))
@@ -152,8 +152,10 @@ class Held:
     This process's part: with several, `measure` adds up.
     """
 
-    def __init__(self, source: HVT, theirs: Tensor, ours: Tensor, team: Team, device: torch.device):
-        self.team, self.device, self.images = team, device, ours
+    def __init__(
+        self, source: HVT, theirs: Tensor, ours: Tensor, processes: Processes, device: torch.device
+    ):
+        self.processes, self.device, self.images = processes, device, ours
         self.normalise = Normalise(source, device)
         self.head = source.num_classes > 0
         self.answers = self._answers(source, theirs)
@@ -177,7 +179,7 @@ class Held:
         sums = torch.cat(
             (compare(answers, self.answers, self.head), torch.ones(len(answers), 1)), 1
         )
-        total = self.team.sum(sums.double().sum(dim=0).to(self._wire())).tolist()
+        total = self.processes.all_reduce(sums.double().sum(dim=0).to(self._wire())).tolist()
         same, among, loss, count = total
         return Score(
             top1=100 * same / count,

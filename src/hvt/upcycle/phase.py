@@ -81,7 +81,7 @@ class Phase(Trainer):
         model: HVT,
         recipe: Recipe,
         folder: Path,
-        team: distributed.Team,
+        processes: distributed.Processes,
         device: torch.device,
         console: Console | None,
         *,
@@ -89,10 +89,10 @@ class Phase(Trainer):
         layout: Layout | None = None,
     ) -> None:
         self.work, self.model, self.rows, self.layout = work, model, rows, layout
-        super().__init__(recipe, folder, team, device, console)
+        super().__init__(recipe, folder, processes, device, console)
 
     def _learner(self) -> Learner:
-        recipe, team, work = self.recipe, self.team, self.work
+        recipe, processes, work = self.recipe, self.processes, self.work
         self.data = Data(
             name=work.photos.name,
             train=work.photos.train,
@@ -108,8 +108,8 @@ class Phase(Trainer):
             batch_size=recipe.batch_size,
             # Crops that no cache has: its own begin with the seed's.
             seed=recipe.seed if cached else recipe.seed + 1,
-            share_of=(team.rank, 1, team.size),
-            workers=0 if cached else reading_processes(recipe.workers, team, self.device),
+            share_of=(processes.rank, 1, processes.world_size),
+            workers=0 if cached else reading_processes(recipe.workers, processes, self.device),
             skip_broken=recipe.skip_broken,
             pin_memory=self.device.type == "cuda",
         )
@@ -119,7 +119,7 @@ class Phase(Trainer):
             recipe,
             self.model,
             pipeline,
-            team,
+            processes,
             self.device,
             target=work.target,
             sizes=work.sizes,

@@ -85,12 +85,12 @@ def candidates(
     base = source.replace(drop_path_rate=0.0)
     if gflops is None:
         if "img_size" not in fixed or "pool_after" not in fixed:
-            raise HVTError("no budget is named: use --gflops, or fix --img-size and --pool-after")
+            raise HVTError("no budget is given: use --gflops, or fix --img-size and --pool-after")
         return [_only(base, fixed)], []
     whole = cost(base).gflops
     if gflops >= whole:
         raise HVTError(
-            f"gflops={gflops:g} is no less than the {whole:.3g} that the source costs: name a "
+            f"gflops={gflops:g} is not less than the {whole:.3g} that the source costs: name a "
             "smaller budget"
         )
     sizes = _sizes(base, fixed)

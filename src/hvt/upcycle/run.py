@@ -88,20 +88,20 @@ def upcycle(
     chosen = Settings(**settings)
     name = type(source).__name__ if isinstance(source, nn.Module) else Path(source).stem
     folder = Path(run_folder or f"runs/upcycle-{name}")
-    team, device = distributed.join(chosen.device)
+    processes, device = distributed.init_process_group(chosen.device)
     try:
-        restarted = any(team.any(device, distributed.restarted()))
+        restarted = any(processes.any(device, distributed.restarted()))
         described = folder / "upcycle.json"
-        if team.share(described.exists()) and not restarted:
+        if processes.broadcast(described.exists()) and not restarted:
             raise HVTError(
-                f"{folder} already holds a run: go on with hvt upcycle --resume {folder}, "
+                f"{folder} already contains a run: resume it with hvt upcycle --resume {folder}, "
                 "or choose another --run-folder"
             )
-        work = Upcycling(chosen, Path(output), str(data), folder, team, device, console)
+        work = Upcycling(chosen, Path(output), str(data), folder, processes, device, console)
         work.begin(source)
         return work.run()
     finally:
-        distributed.leave()
+        distributed.destroy_process_group()
 
 
 def resume(folder: str | Path, console: Console | None = None) -> Upcycled:
@@ -116,13 +116,13 @@ def resume(folder: str | Path, console: Console | None = None) -> Upcycled:
         raise HVTError(
             f"{folder} is not the folder of an upcycling: it has no readable upcycle.json"
         ) from error
-    team, device = distributed.join(settings.device)
+    processes, device = distributed.init_process_group(settings.device)
     try:
-        work = Upcycling(settings, output, data, folder, team, device, console)
+        work = Upcycling(settings, output, data, folder, processes, device, console)
         work.go_on(digest)
         return work.run()
     finally:
-        distributed.leave()
+        distributed.destroy_process_group()
 
 
 class Upcycling:
@@ -137,15 +137,15 @@ class Upcycling:
         output: Path,
         data: str,
         folder: Path,
-        team: distributed.Team,
+        processes: distributed.Processes,
         device: torch.device,
         console: Console | None,
     ) -> None:
         self.settings, self.output, self.data, self.folder = settings, output, data, folder
-        self.team, self.device, self.console = team, device, console or Console()
+        self.processes, self.device, self.console = processes, device, console or Console()
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        self.workers = reading_processes(settings.workers, team, device)
+        self.workers = reading_processes(settings.workers, processes, device)
 
     # ── what is asked ───────────────────────────────────────────────────────────────────────────
 
@@ -155,7 +155,7 @@ class Upcycling:
             better = self.output.with_suffix(".safetensors").name
             raise HVTError(f"{self.output} should end in .safetensors, as {better} does")
         if self.output.exists():
-            raise HVTError(f"{self.output} is there already: choose another file, or remove it")
+            raise HVTError(f"{self.output} already exists: choose another file, or remove it")
         if not self.output.parent.is_dir():
             folder = self.output.parent
             raise HVTError(f"cannot write {self.output}: the folder {folder} does not exist")
@@ -166,7 +166,7 @@ class Upcycling:
             origin["license"] = self.settings.license
         self._open_data()
         candidates(self.source.config, self.settings.gflops, self.settings.fixed)
-        if self.team.leads:
+        if self.processes.is_main_process:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -179,7 +179,7 @@ class Upcycling:
                 "photos": self.photos.digest,
             }
             self._write("upcycle.json", asked)
-        self.team.wait()
+        self.processes.barrier()
 
     def go_on(self, digest: str) -> None:
         self.source = load(self.folder / "source.safetensors").float()
@@ -234,9 +234,9 @@ class Upcycling:
                 continue
             best = min(scores, key=lambda key: scores[key].loss)
             path = self.folder / name
-            if not self.team.share((path / "model.safetensors").exists()):
+            if not self.processes.broadcast((path / "model.safetensors").exists()):
                 phase(work, _own_copy(models[best]), path, epochs)
-                self.team.wait()  # for the leader, who writes
+                self.processes.barrier()  # for the main process, which writes
                 if not (path / "best.safetensors").exists():
                     continue
             models[name] = load(path / "best.safetensors", self.device).float()
@@ -256,7 +256,7 @@ class Upcycling:
                 self._say("the minutes are too few for a cache: all blocks learn from the start")
                 self._drop(cache)
                 return
-        if self.team.leads:
+        if self.processes.is_main_process:
             cache.check_room(chunks)
         self._say(
             f"the cache: {chunks * cache.batches.batch_size} crops, "
@@ -266,14 +266,14 @@ class Upcycling:
             cache.build(chunks, self._progress("cached", cache.batches.batch_size))
         except KeyboardInterrupt as error:
             raise Interrupted(
-                f"stopped while the cache was built; go on with: hvt upcycle --resume {self.folder}"
+                f"stopped while building the cache; resume with: hvt upcycle --resume {self.folder}"
             ) from error
         rows, lr = cache.rows(chunks), settings.tail_lr
 
         def make(epochs: float) -> Phase:
             recipe = self._recipe(path, epochs, lr)
             return Phase(
-                work, model, recipe, path, self.team, self.device, self.console,
+                work, model, recipe, path, self.processes, self.device, self.console,
                 rows=rows, layout=cache.layout,
             )  # fmt: skip
 
@@ -286,7 +286,7 @@ class Upcycling:
         self._drop(cache)
 
     def _drop(self, cache: Cache) -> None:
-        if self.settings.cache is None and self.team.leads:
+        if self.settings.cache is None and self.processes.is_main_process:
             cache.remove()
 
     def _all(self, work: Work, model: HVT, path: Path, epochs: float) -> None:
@@ -296,7 +296,7 @@ class Upcycling:
             recipe = self._recipe(
                 path, epochs, settings.lr, layer_decay=settings.layer_decay, ema=settings.ema
             )
-            return Phase(work, model, recipe, path, self.team, self.device, self.console)
+            return Phase(work, model, recipe, path, self.processes, self.device, self.console)
 
         if settings.minutes is not None and not (path / "phase.json").exists():
             share = TAIL_SHARE if (self.folder / "tail").exists() else 0.0
@@ -304,13 +304,13 @@ class Upcycling:
         self._train(make(epochs))
 
     def _train(self, phase: Phase) -> None:
-        goes_on = self.team.share(bool(states(phase.folder / "checkpoints")))
+        goes_on = self.processes.broadcast(bool(states(phase.folder / "checkpoints")))
         phase.run(resume=goes_on)
 
     def _recipe(self, path: Path, epochs: float, lr: float, **values: Any) -> Any:
         """A phase's recipe, which a resumed run has from its folder."""
         written = path / "phase.json"
-        if self.team.share(written.exists()):
+        if self.processes.broadcast(written.exists()):
             return recipe_from_dict(json.loads(written.read_text()), str(written))
         return phase_recipe(self.settings, epochs, lr, **values)
 
@@ -333,24 +333,24 @@ class Upcycling:
         measuring = time.monotonic() - began
         per_epoch = phase.steps * step + measuring + started
         epochs = max(1 / phase.steps, (seconds - measuring) / per_epoch)
-        return float(self.team.share(round(epochs, 4)))
+        return float(self.processes.broadcast(round(epochs, 4)))
 
     def _affordable(self, cache: Cache, most: int) -> int:
         """Chunks that can be made in the cache's part of the minutes, by the time of the first."""
         written = cache.folder / "chunks.json"
-        if self.team.share(written.exists()):
+        if self.processes.broadcast(written.exists()):
             return min(most, int(json.loads(written.read_text())))
         budget = 60 * (self.settings.minutes or 0) * TAIL_SHARE * CACHE_SHARE
         began = time.monotonic()
-        if self.team.leads:
+        if self.processes.is_main_process:
             cache.check_room(1)
         cache.build(1)
-        chunks = int(budget / max(1e-3, time.monotonic() - began)) * self.team.size
-        chunks = self.team.share(max(1, min(most, chunks)))
-        if self.team.leads:
+        chunks = int(budget / max(1e-3, time.monotonic() - began)) * self.processes.world_size
+        chunks = self.processes.broadcast(max(1, min(most, chunks)))
+        if self.processes.is_main_process:
             with whole_file(written) as temporary:
                 temporary.write_text(json.dumps(chunks))
-        self.team.wait()
+        self.processes.barrier()
         return chunks
 
     def _cache(self, work: Work, model: HVT) -> Cache:
@@ -377,19 +377,19 @@ class Upcycling:
         }
         folder = Path(settings.cache) if settings.cache else self.folder / "cache"
         cache = Cache(
-            folder, batches, model, work.target, work.sizes, self.team, self.device, identity
+            folder, batches, model, work.target, work.sizes, self.processes, self.device, identity
         )
-        if self.team.leads:
+        if self.processes.is_main_process:
             cache.open()
-        self.team.wait()
+        self.processes.barrier()
         return cache
 
     # ── where to pool ───────────────────────────────────────────────────────────────────────────
 
     def _place(self) -> tuple[HVTConfig, list[dict[str, Any]]]:
-        """The placement, and the table it was chosen from; ranked by the leader."""
+        """The placement, and the table it was chosen from; ranked by the main process."""
         path, settings = self.folder / "placement.json", self.settings
-        if not path.exists() and self.team.leads:
+        if not path.exists() and self.processes.is_main_process:
             pooled_ones, rivals = candidates(self.source.config, settings.gflops, settings.fixed)
             table: list[Ranked] = []
             chosen = pooled_ones[0]
@@ -399,7 +399,7 @@ class Upcycling:
                 chosen = free[0].config
             found = {"chosen": chosen.to_dict(), "ranked": [row.to_dict() for row in table]}
             self._write("placement.json", found)
-        self.team.wait()
+        self.processes.barrier()
         found = json.loads(path.read_text())
         return HVTConfig.from_dict(found["chosen"]), found["ranked"]
 
@@ -435,14 +435,16 @@ class Upcycling:
 
     def _hold(self, student: HVT) -> Held:
         """The held-out photos, of which this process takes its part."""
-        if len(self.photos.val) < self.team.size:
+        if len(self.photos.val) < self.processes.world_size:
             raise HVTError(
-                f"{len(self.photos.val)} held-out photos are too few for {self.team.size} "
-                "processes: use more photos or fewer processes"
+                f"{len(self.photos.val)} held-out photos are too few for "
+                f"{self.processes.world_size} processes: use more photos or fewer processes"
             )
-        part = self.photos.val.subset(range(self.team.rank, len(self.photos.val), self.team.size))
+        part = self.photos.val.subset(
+            range(self.processes.rank, len(self.photos.val), self.processes.world_size)
+        )
         views = read_views(part, [self.source, student], self.workers, self.settings.skip_broken)
-        return Held(self.source, views[0], views[1], self.team, self.device)
+        return Held(self.source, views[0], views[1], self.processes, self.device)
 
     def _finish(
         self,
@@ -455,7 +457,7 @@ class Upcycling:
         model = models[best].eval()
         model.pretrained_cfg["origin"] = self.source.pretrained_cfg["origin"]
         rows: list[report.Row] = []
-        if self.team.leads:
+        if self.processes.is_main_process:
             save(model, self.output)
             self._say(f"the model is in {self.output}")
             whole = Score(
@@ -481,7 +483,7 @@ class Upcycling:
                 "report.json",
                 {"output": str(self.output), "best": best, **report.to_dict(rows, self.device)},
             )
-        self.team.wait()
+        self.processes.barrier()
         return Upcycled(model, self.output, self.folder, table, rows)
 
     # ── what is said and written ────────────────────────────────────────────────────────────────
@@ -510,7 +512,7 @@ class Upcycling:
         return note
 
     def _say(self, text: str) -> None:
-        if self.team.leads:
+        if self.processes.is_main_process:
             self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def _write(self, name: str, values: dict[str, Any]) -> None:

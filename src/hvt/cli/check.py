@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from ..terminal import printable
+from .console import new_console
+from .flags import converter
 
 if TYPE_CHECKING:
     from ..data.check import Report, Twins
@@ -37,7 +38,12 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("data", help="a folder of class folders, or a source such as cifar100")
     parser.add_argument("--root", help="where a named source lies (default: data)")
-    parser.add_argument("--workers", type=int, metavar="N", help="threads (default: one per core)")
+    parser.add_argument(
+        "--workers",
+        type=converter("workers", int, least=1),
+        metavar="N",
+        help="threads (default: one per core)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a summary")
     parser.set_defaults(run=run_check, parser=parser)
 
@@ -45,7 +51,7 @@ def register(commands: Any) -> None:
 def run_check(args: argparse.Namespace) -> int:
     from ..data.check import check
 
-    screen = Console(stderr=True)
+    screen = new_console(stderr=True)
 
     def progress(items: Iterable[Any], total: int) -> Iterable[Any]:
         hidden = not screen.is_terminal
@@ -71,7 +77,7 @@ def _print(report: Report) -> None:
         broken = sum(one.part == part for one in report.broken)
         figures = (pictures, broken, len(counts), *spread)
         table.add_row(part, *(f"{figure:.10g}" for figure in figures))
-    Console().print(table)
+    new_console().print(table)
 
     # Paths are printed plainly: a table would wrap them, and brackets would be colours.
     for side, sizes in (("width", report.width), ("height", report.height)):

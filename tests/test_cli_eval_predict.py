@@ -246,7 +246,7 @@ def test_eval_of_bad_input(command: Command, build: Build, digits: Path, tmp_pat
         ((tmp_path / "features.safetensors", "--data", "digits"), "has no classifier"),
         ((digits, "--data", "digit"), "did you mean digits?"),
         ((digits, "--data", tmp_path / "void"), "is empty"),
-        ((digits, "--data", "digits", "--device", "gpu"), "the device 'gpu' is not there"),
+        ((digits, "--data", "digits", "--device", "gpu"), "the device 'gpu' is not available"),
         (
             (digits, "--data", "digits", "--confusion", tmp_path / "no" / "c.png"),
             "does not exist",
@@ -375,14 +375,14 @@ def test_predict_of_bad_input(
     good = tmp_path / "good.png"
     (tmp_path / "other.safetensors").write_bytes(animals.read_bytes()[:-100])
     cases = [
-        ((animals,), "no picture is named"),
+        ((animals,), "no picture is given"),
         ((animals, "none.png"), "there is no file none.png"),
         ((animals, good, tmp_path / "void"), "has no pictures in it"),
         ((animals, tmp_path / "*.tiff"), "no picture matches"),
         (("none.safetensors", good), "cannot read none.safetensors"),
         ((tmp_path / "other.safetensors", good), "is damaged or cut short"),
         ((tmp_path / "features.safetensors", good), "has no classifier"),
-        ((animals, good, "--device", "gpu"), "the device 'gpu' is not there"),
+        ((animals, good, "--device", "gpu"), "the device 'gpu' is not available"),
     ]
     for words, message in cases:
         code, out, err = command("predict", *words)

@@ -1,4 +1,4 @@
-"""The rows of DeiT with PoWER: a search from a trained DeiT, then training with what it found."""
+"""The paper's baseline of DeiT with PoWER: a search from a trained DeiT, then retraining."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..training.engine import Result, resume, train
 from .protocol import Training
 
 
-def prune(
+def search_and_retrain(
     training: Training,
     seed: int,
     deit: Path,
@@ -36,8 +36,8 @@ def prune(
     # The architecture is the checkpoint's from here on.
     recipe = dataclasses.replace(training.recipe, model=None, overrides={}, seed=seed)
     recipe = recipe.replace(tensorboard=False, **circumstances)
-    found, seconds = folder / "searched.safetensors", None
-    if not found.exists():
+    searched, seconds = folder / "searched.safetensors", None
+    if not searched.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -45,7 +45,7 @@ def prune(
         began = time.perf_counter()
         gflops = steps.share * cost(training.config).gflops
         looking = recipe.replace(init=str(deit), epochs=steps.search)
-        search(looking, gflops, output=found, console=console)
+        search(looking, gflops, output=searched, console=console)
         seconds = time.perf_counter() - began
-    again = recipe.replace(init=str(found), epochs=steps.retrain, output=str(folder))
+    again = recipe.replace(init=str(searched), epochs=steps.retrain, output=str(folder))
     return train(again, console=console), seconds

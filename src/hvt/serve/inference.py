@@ -1,4 +1,4 @@
-"""From a request's pictures to their answers: decoded, then batched with those of others."""
+"""Inference for a request: its pictures are decoded, then batched with those of others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from ..data.pictures import Heavy
-from .batcher import Batcher, Watch
+from .batcher import Batcher, Watchdog
 from .body import Upload
 from .engine import Engine, Row
 
@@ -19,22 +19,22 @@ SMALL_FILE, SMALL_PICTURE = 16_384, 16_384
 """Bytes and pixels up to which a thread would cost more than it saves."""
 
 
-class Looker:
-    """Reads pictures beside the event loop and the model, and has them answered."""
+class InferencePipeline:
+    """Decodes pictures in threads beside the event loop, and queues them for the model."""
 
     def __init__(self, engine: Engine, batcher: Batcher, threads: int) -> None:
         self.engine, self.batcher = engine, batcher
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-read")
         # Threads that wait for a process, so that no light picture waits behind a heavy one.
         self._apart = ThreadPoolExecutor(threads, thread_name_prefix="hvt-wait")
-        self._watches = (Watch(threads), Watch(threads), batcher.watch)
+        self._watchdogs = (Watchdog(threads), Watchdog(threads), batcher.watchdog)
 
-    async def look(self, uploads: Sequence[Upload], top: int) -> list[Row]:
+    async def predict(self, uploads: Sequence[Upload], top: int) -> list[Row]:
         """The answers to a request's pictures, in order; one that is refused refuses them all."""
         answers: list[asyncio.Future[Row]] = []
         try:
             for place, upload in enumerate(uploads):
-                answers.append(self._ask(upload.content, _what(place, uploads), top))
+                answers.append(self._submit(upload.content, _what(place, uploads), top))
             if len(answers) == 1:
                 return [await answers[0]]
             return await asyncio.gather(*answers)
@@ -45,7 +45,7 @@ class Looker:
     def stuck(self) -> bool:
         """Whether nobody gets an answer: all threads have been at one thing for too long."""
         seconds = self.engine.settings.timeout
-        return any(watch.stuck(seconds) for watch in self._watches)
+        return any(watchdog.stuck(seconds) for watchdog in self._watchdogs)
 
     def close(self) -> None:
         """Give the threads back; a decoder that is busy goes on, and nobody waits for it."""
@@ -53,15 +53,15 @@ class Looker:
         self._apart.shutdown(wait=False, cancel_futures=True)
         self.batcher.close()
 
-    def _ask(self, content: bytes, what: str, top: int) -> asyncio.Future[Row]:
+    def _submit(self, content: bytes, what: str, top: int) -> asyncio.Future[Row]:
         if len(content) <= SMALL_FILE:
             image = self.engine.open(content, what)
             if image is not None and image.width * image.height <= SMALL_PICTURE:
                 with contextlib.suppress(Heavy):
                     return self.batcher.submit(self._prepare(image, what), top)
-        return asyncio.ensure_future(self._ask_beside(content, what, top))
+        return asyncio.ensure_future(self._submit_in_thread(content, what, top))
 
-    async def _ask_beside(self, content: bytes, what: str, top: int) -> Row:
+    async def _submit_in_thread(self, content: bytes, what: str, top: int) -> Row:
         """The same for a larger picture, in a thread that leaves the event loop alone."""
         loop = asyncio.get_running_loop()
         image = await loop.run_in_executor(self._pool, self._read_light, content, what)
@@ -70,13 +70,13 @@ class Looker:
         return await self.batcher.submit(image, top)
 
     def _read_light(self, content: bytes, what: str) -> np.ndarray | None:
-        with self._watches[0], contextlib.suppress(Heavy):
+        with self._watchdogs[0], contextlib.suppress(Heavy):
             image = self.engine.open(content, what)
             return None if image is None else self._prepare(image, what)
         return None
 
     def _read(self, content: bytes, what: str) -> np.ndarray:
-        with self._watches[1]:
+        with self._watchdogs[1]:
             return self.engine.pixels(self.engine.read(content, what))
 
     def _prepare(self, image: Image.Image, what: str) -> np.ndarray:

@@ -37,26 +37,26 @@ def dropped(trainer: Trainer) -> list[list[list[bool]]]:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    team, device = distributed.join("cpu")
+    processes, device = distributed.init_process_group("cpu")
     try:
-        trainer = Trainer(tiny(folder), folder, team, device, quiet())
+        trainer = Trainer(tiny(folder), folder, processes, device, quiet())
         learner = trainer.learner
-        batches = spoiled(trainer.pipeline.train.epoch(0), team.rank)
+        batches = spoiled(trainer.pipeline.train.epoch(0), processes.rank)
         steps = [asdict(learner.step(batches, update)) for update in range(3)]
-        score = evaluate(learner.model, trainer.pipeline.val, 10, device, team)
+        score = evaluate(learner.model, trainer.pipeline.val, 10, device, processes)
         weights = {name: p.double().sum().item() for name, p in learner.model.named_parameters()}
         dropout = tiny(folder, overrides={"drop_rate": 0.5})
         return {
-            "rank": team.rank,
-            "dropped": dropped(Trainer(dropout, folder, team, device, quiet())),
+            "rank": processes.rank,
+            "dropped": dropped(Trainer(dropout, folder, processes, device, quiet())),
             "steps": steps,
             "score": {"pictures": score.pictures, "top1": score.top1, "loss": score.loss},
             "weights": weights,
-            "any": team.any(device, team.rank == 1, False),
-            "shared": team.share(f"from {team.rank}"),
+            "any": processes.any(device, processes.rank == 1, False),
+            "shared": processes.broadcast(f"from {processes.rank}"),
         }
     finally:
-        distributed.leave()
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

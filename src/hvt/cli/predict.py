@@ -1,0 +1,124 @@
+"""`hvt predict`: what a checkpoint says of pictures."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import HVTError
+from ..terminal import printable
+from .console import new_console
+from .flags import add_batch_and_device, converter
+
+if TYPE_CHECKING:
+    from ..deploy.predict import Answer
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "predict",
+        help="say what is in pictures",
+        description=(
+            "The likeliest classes of pictures: files, folders or globs, by a checkpoint's model\n"
+            "or an exported one. Without either it is the built-in model, which knows\n"
+            "CIFAR-100's classes."
+        ),
+        epilog=(
+            "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors PICTURES --csv\n"
+            "  hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json"
+        ),
+    )
+    parser.add_argument(
+        "first",
+        metavar="MODEL|PICTURE",
+        help="a checkpoint, an exported file or a built-in model, if not the default; or a picture",
+    )
+    parser.add_argument("others", nargs="*", metavar="PICTURE", help="what to look at")
+    parser.add_argument(
+        "--top",
+        type=converter("top", int, least=1),
+        default=5,
+        metavar="N",
+        help="classes to name (default: 5)",
+    )
+    add_batch_and_device(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    parser.set_defaults(run=run_predict, parser=parser)
+
+
+def run_predict(args: argparse.Namespace) -> int:
+    from ..builtin import is_checkpoint
+    from ..deploy.inputs import find_pictures
+    from ..deploy.predict import Predictor
+
+    inputs, checkpoint = [args.first, *args.others], None
+    if is_checkpoint(inputs[0]):
+        checkpoint = inputs.pop(0)
+        if not inputs:
+            hint = f" (./{checkpoint} is the folder)" if Path(checkpoint).is_dir() else ""
+            raise HVTError(f"no picture is given: use hvt predict {checkpoint} PICTURE{hint}")
+    elif (swapped := next(filter(is_checkpoint, inputs), None)) is not None:
+        first = [word for word in inputs if word != swapped]
+        raise HVTError(
+            f"{swapped} is a model, and the model comes first: use hvt predict {swapped} "
+            f"{' '.join(first)}"
+        )
+    pictures = find_pictures(inputs)
+    predictor = Predictor(checkpoint, args.device, args.top, args.batch_size)
+    show = _print_json if args.json else _print_csv if args.csv else _print_table
+    return 1 if show(predictor.stream(pictures)) else 0
+
+
+def _print_json(answers: Iterable[Answer]) -> int:
+    """Print answers and count the broken pictures, as the other two do."""
+    listed = list(answers)
+    print(json.dumps([answer.to_dict() for answer in listed], indent=2))
+    return sum(answer.error is not None for answer in listed)
+
+
+def _print_csv(answers: Iterable[Answer]) -> int:
+    broken = 0
+    print("source,rank,label,name,probability,error")
+    for answer in answers:
+        # A path that is not UTF-8 could not be printed as it is.
+        source = str(answer.source).encode(errors="backslashreplace").decode()
+        if answer.error is not None:
+            broken += 1
+            print(_csv_line(source, "", "", "", "", answer.error))
+        for rank, guess in enumerate(answer.top, 1):
+            probability = f"{guess.probability:.6f}"
+            print(_csv_line(source, rank, guess.label, guess.name, probability, ""))
+    return broken
+
+
+def _csv_line(*fields: object) -> str:
+    """One line without its end; a writer whose lines end in \\n alone leaves \\r unquoted."""
+    buffer = io.StringIO()
+    csv.writer(buffer).writerow(fields)
+    return buffer.getvalue().removesuffix("\r\n")
+
+
+def _print_table(answers: Iterable[Answer]) -> int:
+    broken = 0
+    table = Table("picture", "what it shows", box=None, header_style="bold")
+    for answer in answers:
+        said = "  ".join(f"{guess.name} {100 * guess.probability:.0f} %" for guess in answer.top)
+        if answer.error is not None:
+            broken += 1
+            said = f"cannot be read: {answer.error}"
+        # Text, not str: brackets in a file's name are not markup.
+        source = Text(printable(str(answer.source)), overflow="fold")
+        table.add_row(source, Text(printable(said), overflow="fold"))
+    new_console().print(table)
+    return broken
