@@ -39,7 +39,9 @@ def register(commands: Any) -> None:
             "  hvt cost hvt_s_4 img_size=384 patch_size=8 --json"
         ),
     )
-    parser.add_argument("name", metavar="NAME", help="a model's name (see hvt models), or a .json config")
+    parser.add_argument(
+        "name", metavar="NAME", help="a model's name (see hvt models), or a .json config"
+    )
     parser.add_argument(
         "overrides",
         nargs="*",

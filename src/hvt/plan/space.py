@@ -97,7 +97,12 @@ class Space:
         return list(found)
 
     def config(
-        self, heads: tuple[int, int], depth: int, picture: Picture, pooling: Pooling, after: Sequence[int]
+        self,
+        heads: tuple[int, int],
+        depth: int,
+        picture: Picture,
+        pooling: Pooling,
+        after: Sequence[int],
     ) -> HVTConfig:
         """One choice as a config; even stages are said as such."""
         values: dict[str, Any] = {
@@ -147,7 +152,9 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
         if name not in FIELDS:
             raise HVTError(f"unknown field {name!r}: {nearest(name, [*SEARCHED, *KEPT])}")
         if name not in (*SEARCHED, *KEPT):
-            raise HVTError(f"a plan has no {name}: leave it out, and price such a model by hvt cost")
+            raise HVTError(
+                f"a plan has no {name}: leave it out, and price such a model by hvt cost"
+            )
     fixed = {name: value for name, value in fixed.items() if value is not None}
     _check_alone(fixed)
     space = Space(
