@@ -146,8 +146,14 @@ class Judge:
         """Whether a config is within the budgets."""
 
         def within(config: HVTConfig) -> bool:
-            choice = self.choice("", config)
-            return all(spent(choice, name) <= limit(most) for name, most in budgets.items())
+            price = cost(config)
+            costs: dict[str, Callable[[], float]] = {
+                "gflops": lambda: price.gflops,
+                "params": lambda: price.params_m,
+                "memory": lambda: memory_mb(price, config, self.train_batch),
+                "latency_ms": lambda: 1e3 * self.latency.seconds(config),  # type: ignore[union-attr]
+            }
+            return all(costs[name]() <= limit(most) for name, most in budgets.items())
 
         return within
 

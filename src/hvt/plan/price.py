@@ -72,20 +72,124 @@ class Lengths:
 class Priced:
     """Every config of one depth: arrays over places P, lengths Q and widths W."""
 
+    space: Space
     depth: int
     places: list[tuple[int, ...]]
     lengths: Lengths
-    valid: NDArray[np.bool_]
-    """(P, Q); False where a sequence is too short for a place's poolings, or pooled by none."""
-    counts: Ints
-    """(P, stages + 1), how many blocks see each stage's tokens."""
-    poolings: Ints
-    """(P,), how many there are."""
-    macs: Ints
-    """(P, Q, W)"""
-    params: Ints
-    training_bytes: Ints
-    """(P, Q, W), of a step at the batch that was asked for."""
+    batch: int
+    """Of the training memory."""
+
+    @cached_property
+    def counts(self) -> Ints:
+        """(P, stages + 1), how many blocks see each stage's tokens."""
+        stages = self.lengths.tokens.shape[1]
+        return np.array([_counts(after, self.depth, stages) for after in self.places], np.int64)
+
+    @cached_property
+    def poolings(self) -> Ints:
+        """(P,), how many there are."""
+        return np.array([len(after) for after in self.places], np.int64)
+
+    @cached_property
+    def valid(self) -> NDArray[np.bool_]:
+        """(P, Q); False where a sequence is too short for a place's poolings, or pooled by none.
+
+        A model that is never pooled is the same with any pooling: the first stands for it.
+        """
+        poolings = self.poolings[:, None]
+        first = np.arange(len(self.lengths.pictures)) % len(self.space.poolings) == 0
+        return (poolings <= self.lengths.stages) & ((poolings > 0) | first)
+
+    @cached_property
+    def macs(self) -> Ints:
+        """(P, Q, W), multiply-adds of a picture."""
+        base, d = self.space.base, self._widths
+        squares = self.counts @ (self.lengths.tokens**2).T
+        macs = (
+            self._summed[:, :, None] * (4 * d * d + 2 * d * self._hidden)
+            + squares[:, :, None] * (2 * d)
+            + (self._values[:, None] * d + d * base.num_classes)
+        )
+        if base.pool == "conv":
+            macs += (self._outputs * self._area)[:, :, None] * (d * d)
+        return macs
+
+    @cached_property
+    def params(self) -> Ints:
+        """(P, Q, W)"""
+        base, d, hidden = self.space.base, self._widths, self._hidden
+        patch = np.array([p.patch**2 * base.in_chans for p in self.lengths.pictures], np.int64)
+        blocks = self.depth * (4 * d * d + 6 * d + 2 * d * hidden + 3 * d + hidden)
+        rest = (patch[:, None] + 1 + self.lengths.prefix) * d
+        rest = rest + blocks + 2 * d + (d + 1) * base.num_classes
+        params = self._positions[:, :, None] * d + rest
+        if base.pool == "conv":
+            params += self.poolings[:, None, None] * (self._area[:, None] * (d * d) + d)
+        return params
+
+    @cached_property
+    def training_bytes(self) -> Ints:
+        """(P, Q, W), as `training_bytes` of one config."""
+        base, d, last = self.space.base, self._widths, self._last[:, :, None]
+        heads = np.array([heads for heads, _ in self.space.widths], np.int64)
+        entering = self._positions - self._last
+        held = (
+            self._summed[:, :, None] * (8 * d + 2 * self._hidden + 4 + heads)
+            + entering[:, :, None] * d
+            + last * (d + 2)
+            + 2 * self._values[:, None]  # the images, and their patches
+        )
+        if base.num_classes:
+            held += d if base.head_pool == "avg" else last * d
+        held *= FLOAT32
+        if base.pool == "max":
+            held += 8 * self._outputs[:, :, None] * d
+        return ADAMW * self.params + self.batch * held
+
+    # (W,)
+
+    @cached_property
+    def _widths(self) -> Ints:
+        return np.array([heads * dim for heads, dim in self.space.widths], np.int64)
+
+    @cached_property
+    def _hidden(self) -> Ints:
+        ratio = self.space.base.mlp_ratio
+        return np.array([int(width * ratio) for width in self._widths.tolist()], np.int64)
+
+    # (Q,)
+
+    @cached_property
+    def _values(self) -> Ints:
+        sizes = [p.size[0] * p.size[1] for p in self.lengths.pictures]
+        return np.array(sizes, np.int64) * self.space.base.in_chans
+
+    @cached_property
+    def _area(self) -> Ints:
+        windows = [window(pooling[0], pooling[1]) for pooling in self.lengths.poolings]
+        return np.array([rows * cols for rows, cols in windows], np.int64)
+
+    # (P, Q)
+
+    @cached_property
+    def _summed(self) -> Ints:
+        """Tokens of all blocks."""
+        return self.counts @ self.lengths.tokens.T
+
+    @cached_property
+    def _last(self) -> Ints:
+        return self.lengths.tokens[:, self.poolings].T
+
+    @cached_property
+    def _positions(self) -> Ints:
+        """Tokens of all stages."""
+        return self.lengths.summed[:, self.poolings].T
+
+    @cached_property
+    def _outputs(self) -> Ints:
+        """Patches that all poolings give."""
+        leaving = self._positions - self.lengths.tokens[:, 0]
+        return leaving - self.poolings[:, None] * self.lengths.prefix
 
 
 def sequences(space: Space) -> Lengths:
@@ -112,62 +216,7 @@ def priced(space: Space, batch: int = 1) -> Iterator[Priced]:
     for depth in space.depths:
         places = [after for after in space.places(depth) if len(after) < found.tokens.shape[1]]
         if places:
-            yield _priced(space, found, depth, places, batch)
-
-
-def _priced(
-    space: Space, found: Lengths, depth: int, places: list[tuple[int, ...]], batch: int
-) -> Priced:
-    base, stages = space.base, found.tokens.shape[1]
-    counts = np.array([_counts(after, depth, stages) for after in places], np.int64)
-    poolings = np.array([len(after) for after in places], np.int64)
-    # A model that is never pooled is the same with any pooling: the first stands for it.
-    first = np.arange(len(found.pictures)) % len(space.poolings) == 0
-    valid = (poolings[:, None] <= found.stages) & ((poolings[:, None] > 0) | first)
-
-    tokens = found.tokens
-    ones = counts @ tokens.T  # (P, Q), Σ n over blocks
-    squares = counts @ (tokens**2).T
-    last = tokens[:, poolings].T
-    positions = found.summed[:, poolings].T  # Σ of the stages' lengths
-    entering, leaving = positions - last, positions - tokens[:, 0]  # Σ of lengths around poolings
-    outputs = leaving - poolings[:, None] * found.prefix
-
-    heads = np.array([heads for heads, _ in space.widths], np.int64)
-    d = np.array([heads * dim for heads, dim in space.widths], np.int64)
-    hidden = np.array([int(int(width) * base.mlp_ratio) for width in d], np.int64)
-    patch = np.array([p.patch**2 * base.in_chans for p in found.pictures], np.int64)
-    pixels = np.array([p.size[0] * p.size[1] * base.in_chans for p in found.pictures], np.int64)
-    area = np.array([np.prod(window(p[0], p[1])) for p in found.poolings], np.int64)
-    by_conv = base.pool == "conv"
-
-    macs = (
-        ones[:, :, None] * (4 * d * d + 2 * d * hidden)
-        + squares[:, :, None] * (2 * d)
-        + (pixels[:, None] * d + d * base.num_classes)
-    )
-    blocks = depth * (4 * d * d + 6 * d + 2 * d * hidden + 3 * d + hidden)
-    head = (d + 1) * base.num_classes
-    params = (
-        (patch[:, None] + 1 + found.prefix) * d
-        + positions[:, :, None] * d
-        + (blocks + 2 * d + head)
-    )
-    if by_conv:
-        macs = macs + (outputs * area)[:, :, None] * (d * d)
-        params = params + poolings[:, None, None] * (area[:, None] * (d * d) + d)
-    held = FLOAT32 * (
-        ones[:, :, None] * (8 * d + 2 * hidden + 4 + heads)
-        + entering[:, :, None] * d
-        + last[:, :, None] * (d + 2)
-        + pixels[:, None]
-    )
-    if base.pool == "max":
-        held = held + 8 * outputs[:, :, None] * d
-    if base.num_classes:
-        held = held + FLOAT32 * (d if base.head_pool == "avg" else last[:, :, None] * d)
-    memory = ADAMW * params + batch * (held + FLOAT32 * pixels[:, None])
-    return Priced(depth, places, found, valid, counts, poolings, macs, params, memory)
+            yield Priced(space, depth, places, found, batch)
 
 
 def _counts(after: tuple[int, ...], depth: int, stages: int) -> list[int]:

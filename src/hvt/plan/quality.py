@@ -84,15 +84,24 @@ class Quality:
             for name, value in measures.items()
         }
         total: Any = self.intercept
+        of_width: Any = 0.0
         for name in MEASURES:
             away = measures[name] - clipped[name]
-            total = total - EXTRAPOLATED * np.maximum(away if name == "pooled" else -away, 0.0)
+            lost = EXTRAPOLATED * np.maximum(away if name == "pooled" else -away, 0.0)
+            if name == "width":
+                of_width = of_width - lost
+            else:
+                total = total - lost
         values = _values(clipped, flags)
         for name, weight, mean, scale in zip(
             self.features, self.weights, self.mean, self.scale, strict=True
         ):
-            total = total + weight * (values.get(name, 0.0) - mean) / scale
-        return total
+            term = weight * (values[name] - mean) / scale
+            if name.startswith("width"):  # an axis of its own where there are many: added last
+                of_width = of_width + term
+            else:
+                total = total + term
+        return total + of_width
 
     def outside(self, measures: Mapping[str, float]) -> list[str]:
         """The measures of a config that no training had."""
