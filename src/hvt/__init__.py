@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .model import HVT
     from .plan.run import plan
     from .registry import create_model
+    from .search.run import search
     from .training.engine import Result
     from .training.recipe import Recipe
     from .training.run import train
@@ -50,6 +51,7 @@ __all__ = [
     "plan",
     "power",
     "save",
+    "search",
     "train",
     "upcycle",
 ]
@@ -76,7 +78,7 @@ _HOMES = {
     "train": "training.run",
 }
 # Packages that are public themselves, or can be called.
-_PACKAGES = ("plan", "power", "upcycle")
+_PACKAGES = ("plan", "power", "search", "upcycle")
 
 register()
 
