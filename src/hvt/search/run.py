@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from dataclasses import dataclass
@@ -22,11 +23,21 @@ from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
 from ..training.watch import clock
 from .halving import RUNGS, Score, frontier, goes_on, reached, rungs
 from .report import write_report
-from .study import HEARTBEAT, default_storage, import_optuna, open_study, requeue, rows_of
+from .study import (
+    HEARTBEAT,
+    default_storage,
+    import_optuna,
+    open_study,
+    quietly,
+    requeue,
+    rows_of,
+)
 from .suggest import Choices, choices_of
 
 HOLDOUT = 0.1
 """The share of the training pictures that trials are compared on; no test picture is seen."""
+MOST_EMPTY = 300
+"""Suggestions in a row without a config within the budget, after which a search gives up."""
 WAIT = 2.0
 """Seconds between looks at the trials of other processes, when no new one is due."""
 
@@ -168,13 +179,14 @@ class Worker:
         study.set_user_attr("workers", self.number + 1)
         self.seed = seed + 7919 * self.number
         self.began = time.monotonic()
-        self.done = 0
+        self.done = self.empty = 0
 
     def work(self) -> None:
         """Take trials until the study has enough; those of processes that died are taken up."""
         optuna = import_optuna()
         while True:
-            optuna.storages.fail_stale_trials(self.study)
+            with quietly():
+                optuna.storages.fail_stale_trials(self.study)
             states = [trial.state.name for trial in self.study.get_trials(deepcopy=False)]
             complete = sum(row["complete"] for row in rows_of(self.study))
             running, waiting = states.count("RUNNING"), states.count("WAITING")
@@ -189,15 +201,23 @@ class Worker:
                 constant_liar=True,  # the trials of other processes count as what they may become
             )
             try:
-                self.study.optimize(self.objective, n_trials=1)
+                with quietly():
+                    self.study.optimize(self.objective, n_trials=1)
             except optuna.exceptions.UpdateFinishedTrialError:
                 self._say("a trial of this process was given to another, which heard nothing of it")
 
     def objective(self, trial: Any) -> tuple[float, float]:
         """Accuracy and GFLOPs of a trial, after as many rungs as it is worth."""
         config = self.choices.suggest(trial)
-        if config is None:
-            return 0.0, self.choices.gflops  # nothing to train; counts as no trial
+        if config is None:  # nothing to train, so it does not count
+            self.empty += 1
+            if self.empty > MOST_EMPTY:
+                raise HVTError(
+                    f"{MOST_EMPTY} trials in a row have no config within "
+                    f"gflops={self.choices.gflops:g}: raise it, or fix fewer fields"
+                )
+            return 0.0, self.choices.gflops
+        self.empty = 0
         price = cost(config)
         trial.set_user_attr("config", config.to_dict())
         trial.set_user_attr("gflops", price.gflops)
@@ -239,6 +259,8 @@ class Worker:
             return 0.0
         finally:
             shutil.rmtree(run, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another process has a trial in it
+                run.parent.rmdir()
 
     # ── what is said ────────────────────────────────────────────────────────────────────────────
 

@@ -7,9 +7,11 @@ rungs that it had finished, for whoever is free.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +36,21 @@ def import_optuna() -> Any:
     return optuna
 
 
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without Optuna's notes that heartbeats are experimental, as they have been since 2021."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", import_optuna().exceptions.ExperimentalWarning)
+        yield
+
+
 def open_study(
     name: str, storage: str, settings: dict[str, Any], heartbeat: int = HEARTBEAT
 ) -> Any:
     """Create a study, or join it; with other settings its trials would not compare: refused."""
     optuna = import_optuna()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # heartbeats are called experimental since 2021
+        with quietly():
             kept = optuna.storages.RDBStorage(
                 storage,
                 # SQLite gives up at once where another process writes, unless it may wait.

@@ -69,7 +69,9 @@ class Choices:
                 config = self.space.config(heads, depth, picture, window, after)
             except HVTError:  # poolings that are fixed and leave no token
                 return None
-            if cost(config).gflops > limit(spent * self.gflops):
+            # The narrowest may be above the trial's share, but not above the budget.
+            share = 1.0 if best is None else spent
+            if cost(config).gflops > limit(share * self.gflops):
                 break
             best = config
         return best
@@ -95,13 +97,13 @@ def place(depth: int, stages: int, first: float, gap: float) -> tuple[int, ...]:
 def choices_of(config: HVTConfig, gflops: float, fixed: dict[str, Any]) -> Choices:
     """The space around a recipe's model: its kind of heads, pictures near its size, any shape.
 
-    Widths are multiples of the recipe's head; `fixed` fields, and what a search does not vary,
-    are as they are.
+    Widths are multiples of the recipe's head, and there is no class token, as in the paper.
+    `fixed` fields are as they are.
     """
     around = {
         "head_dim": config.head_dim, "num_classes": config.num_classes,
         "in_chans": config.in_chans, "pool": config.pool, "mlp_ratio": config.mlp_ratio,
-        "drop_path_rate": config.drop_path_rate, "class_token": config.class_token,
+        "drop_path_rate": config.drop_path_rate,
     }  # fmt: skip
     if "embed_dim" in fixed or "num_heads" in fixed:
         around.pop("head_dim")
