@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 from conftest import Command
+from rich.console import Console
 
 import hvt
 from hvt.config import HVTConfig
 from hvt.plan.answer import limit
 from hvt.search.halving import Score, frontier, goes_on, rungs
+from hvt.search.report import importance, render
+from hvt.search.run import Worker, _identity, _recipe
+from hvt.search.study import _without_password, open_study, rows_of
 from hvt.search.suggest import choices_of, place
 
 optuna = pytest.importorskip("optuna", reason="the search extra is not installed")
-
-from hvt.search.report import importance, render
-from hvt.search.run import Worker
-from hvt.search.study import _without_password, open_study, rows_of
 
 # One step of a few pictures: what is searched is as small as can be.
 TINY: dict[str, Any] = {
@@ -143,9 +143,6 @@ def test_a_search_goes_on_and_ends(found: Any) -> None:
 
 def test_the_trial_of_a_process_that_died_is_taken_up(tmp_path: Path) -> None:
     """Its finished rungs are not trained again."""
-    from rich.console import Console
-
-    from hvt.search.run import _identity, _recipe
 
     base, fixed, _ = _recipe("digits", dict(TINY))
     settings = {"recipe": _identity(base), "gflops": 0.002, "fixed": fixed,
@@ -218,10 +215,8 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("digits",), "--gflops"),
         (("digits", "--gflops", "0"), "gflops=0.0 must be a finite number above 0"),
         (("digits", "--gflops", "nan"), "gflops=nan must be a finite number above 0"),
-        (("digits", "--gflops", "1", "--trials", "0"), "trials='0' must be a whole number"),
         (("digit", "--gflops", "1"), "unknown recipe 'digit'"),
         (("digits", "--gflops", "1e-9"), "gflops=1e-09 cannot be met: the least"),
         (("digits", "--gflops", "1", "--init", "x.pth"), "leave init out"),
@@ -231,14 +226,16 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
 def test_nonsense_is_refused(
     command: Command, words: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    try:
-        code, _, err = command("search", *words, "--output", tmp_path / "out", "--device", "cpu")
-    except SystemExit as stop:  # argparse's own
-        assert stop.code == 2
-        return
+    code, _, err = command("search", *words, "--output", tmp_path / "out", "--device", "cpu")
     assert code == 2
     assert message in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [("digits",), ("digits", "--gflops", "1", "--trials", "0")])
+def test_flags_are_checked_first(command: Command, words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command("search", *words)
 
 
 def test_a_storage_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:
