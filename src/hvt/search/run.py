@@ -227,7 +227,7 @@ class Worker:
         for rung in range(len(scores), len(self.rungs)):
             try:
                 top1 = self._train(config, trial.number, rung)
-            except Interrupted:
+            except (Interrupted, KeyboardInterrupt):
                 requeue(self.study, trial)
                 raise
             scores.append((self.rungs[rung], top1))
