@@ -112,11 +112,11 @@ def test_the_frontier() -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("search")
-    return hvt.search("digits", 0.002, trials=5, output=folder, quiet=True, **TINY)
+    return hvt.search("digits", 0.002, trials=3, output=folder, quiet=True, **TINY)
 
 
 def test_a_search_leaves_its_results(found: Any) -> None:
-    assert len(found.trials) == 5
+    assert len(found.trials) == 3
     assert hvt.cost(found.best).gflops <= limit(0.002)
     assert hvt.get_config(str(found.folder / "best.json")) == found.best
     with (found.folder / "trials.csv").open(newline="") as file:
@@ -135,10 +135,10 @@ def test_a_search_leaves_its_results(found: Any) -> None:
 
 
 def test_a_search_goes_on_and_ends(found: Any) -> None:
-    again = hvt.search("digits", 0.002, trials=5, output=found.folder, quiet=True, **TINY)
+    again = hvt.search("digits", 0.002, trials=3, output=found.folder, quiet=True, **TINY)
     assert [row["trial"] for row in again.trials] == [row["trial"] for row in found.trials]
     with pytest.raises(hvt.HVTError, match=r"begun with other settings \(gflops was 0.002\)"):
-        hvt.search("digits", 0.003, trials=5, output=found.folder, quiet=True, **TINY)
+        hvt.search("digits", 0.003, trials=3, output=found.folder, quiet=True, **TINY)
 
 
 def test_the_trial_of_a_process_that_died_is_taken_up(tmp_path: Path) -> None:
@@ -256,6 +256,25 @@ def test_the_page_takes_names_for_names() -> None:
     page = render("<b>", [], [], {"<i>": 1.0}, b"")
     assert "<b>" not in page
     assert "<i>" not in page
+
+
+def test_what_mattered_is_found() -> None:
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    for n in range(12):
+        values = {"stages": n % 3, "first": (n * 5 % 12) / 12}
+        ranges = {
+            "stages": optuna.distributions.IntDistribution(0, 4),
+            "first": optuna.distributions.FloatDistribution(0.0, 1.0),
+        }
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=values, distributions=ranges, values=[0.0, 1.0],
+                user_attrs={"rungs": [[1, 10.0 * values["stages"]], [3, 50.0]]},
+            )
+        )  # fmt: skip
+    mattered = importance(study)
+    assert next(iter(mattered)) == "stages"
+    assert sum(mattered.values()) == pytest.approx(1)
 
 
 def test_too_few_trials_say_nothing_of_what_mattered() -> None:

@@ -110,8 +110,11 @@ def search(
         rows = rows_of(opened)
         if any(row["complete"] for row in rows):
             write_report(folder, opened, rows, gflops)
-    best = max((row for row in rows if row["finished"]), key=lambda row: row["top1"])
-    return Found(folder, HVTConfig.from_dict(best["config"]), best["top1"], frontier(rows), rows)
+    best = frontier(rows)
+    if not best:
+        raise HVTError(f"no trial of the study was trained to the end: raise trials={trials}")
+    config = HVTConfig.from_dict(best[-1]["config"])
+    return Found(folder, config, best[-1]["top1"], best, rows)
 
 
 def _recipe(
