@@ -28,7 +28,7 @@ from hvt.costs import cost
 from hvt.device import find_device
 from hvt.errors import HVTError
 from hvt.model import HVT
-from hvt.plan.latency import measure
+from hvt.plan.latency import measure, rows_of
 from hvt.plan.space import Space, lengths, space_of
 
 HERE = Path(__file__).parent
@@ -58,7 +58,7 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for mode in args.modes.split(","):
         began = time.perf_counter()
-        latency = measure(mode, device, args.batch, note=note)
+        latency = measure(mode, device, args.batch, rows=rows_of(mode), note=note)
         table = time.perf_counter() - began
         note(f"{mode}: the table took {table:.0f} s")
         for config, seconds in zip(configs, timed(configs, mode, device, args.batch), strict=True):

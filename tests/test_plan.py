@@ -171,11 +171,9 @@ def test_what_binds_and_what_is_nearest(budgets: dict[str, Any], message: str) -
 def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
     fixed = {"img_size": 224, "depth": 12, "stages": 0}
     with pytest.raises(hvt.HVTError, match="cannot be met") as refused:
-        hvt.plan(gflops=0.2, params=0.5, **fixed)
-    small = hvt.plan(gflops=0.2, **fixed).best[0]
-    few = hvt.plan(params=0.5, **fixed).best[0]
-    assert small.params > 0.5
-    assert few.gflops > 0.2
+        hvt.plan(gflops=0.03, params=0.24, **fixed)
+    assert hvt.plan(gflops=0.03, **fixed).best[0].params > 0.24
+    assert hvt.plan(params=0.24, **fixed).best[0].gflops > 0.03
     found = re.search(
         r"(\w+) binds, and the nearest takes ([\d.]+) GFLOPs, ([\d.]+) M", str(refused)
     )
@@ -192,7 +190,7 @@ def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
         (("--gflops", "0"), "gflops=0.0 must be a finite number above 0"),
         (("--gflops", "nan"), "gflops=nan must be a finite number above 0"),
         (("--params", "inf"), "params=inf must be a finite number above 0"),
-        (("--latency-ms", "5", "--device", "gpu"), "the device 'gpu' is not there"),
+        (("--latency-ms", "5", "--device", "gpu"), "the device 'gpu' is not"),
         (("--latency-ms", "5", "--mode", "onx"), "unknown mode 'onx': did you mean onnx?"),
         (("--gflops", "1", "--device", "cpu"), "bound it by latency_ms, or leave them out"),
         (("--gflops", "1", "--img-size", "100", "--patch-size", "16"), "does not divide"),
@@ -255,7 +253,8 @@ def test_a_plan_is_trained(tmp_path: Path) -> None:
     planned.save(tmp_path / "plan.json")
     config = planned.best[0].config
     run = hvt.train("digits", model=str(tmp_path / "plan.json"), epochs=1, workers=0,
-                    output=str(tmp_path / "run"), quiet=True, drop_path_rate=0.0)  # fmt: skip
+                    output=str(tmp_path / "run"), quiet=True, drop_path_rate=0.0,
+                    train_fraction=0.1, batch_size=32)  # fmt: skip
     assert run.model.config == config.replace(drop_path_rate=0.0)
     (tmp_path / "plan.json").unlink()  # a run that goes on does not need it
     longer = hvt.train(resume=tmp_path / "run", epochs=2, quiet=True)
@@ -291,7 +290,7 @@ def test_a_plan_for_upcycling(command: Command, tmp_path: Path, build: Any) -> N
         (b"\xff\xfe{}", "is not a config: it is not valid JSON"),
         (b"[" * 100_000, "is not a config: it is not valid JSON"),
         (b"[1]", "it must be an object"),
-        (b'{"widht": 3}', "unknown override 'widht': did you mean"),
+        (b'{"widht": 3}', "unknown override 'widht'"),
         (b'{"depth": -1}', "depth=-1 must be a whole number"),
         (b'{"depth": "12"}', "depth='12' must be a whole number"),
         (b'{"img_size": {"a": 1}}', "is not a config"),
@@ -358,7 +357,7 @@ def test_a_fit_finds_what_matters_and_says_how_well() -> None:
     assert abs(noise.rank_correlation) < 0.5
     scores = [quality.score(measures_of(c), flags_of(c)) for c in some]
     assert spearman(np.array(scores), np.array([run.top1 for run in runs])) > 0.95
-    assert "0.9" in quality.sentence()
+    assert f"{quality.rank_correlation:.2f}" in quality.sentence()
 
 
 # Latency
@@ -459,6 +458,7 @@ def test_a_cache_that_cannot_be_written(
     assert any("the timings are not kept" in line for line in told)
 
 
+@pytest.mark.slow
 def test_exported_models_are_timed_too() -> None:
     pytest.importorskip("onnxruntime", reason="the export extra is not installed")
     taken = measure("onnx", CPU, 1, widths=(16,), rows=(3,), rounds=1, least=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,27 +142,25 @@ class Judge:
             spends={part: macs / price.macs for part, macs in parts.items()},
         )
 
+    def costs(self, config: HVTConfig, names: Iterable[str]) -> dict[str, float]:
+        """What a config takes of some budgets, each in its unit."""
+        price = cost(config)
+        costs: dict[str, Callable[[], float]] = {
+            "gflops": lambda: price.gflops,
+            "params": lambda: price.params_m,
+            "memory": lambda: memory_mb(price, config, self.train_batch),
+            "latency_ms": lambda: 1e3 * self.latency.seconds(config),  # type: ignore[union-attr]
+        }
+        return {name: costs[name]() for name in names}
+
     def fits(self, budgets: Mapping[str, float]) -> Callable[[HVTConfig], bool]:
         """Whether a config is within the budgets."""
 
         def within(config: HVTConfig) -> bool:
-            price = cost(config)
-            costs: dict[str, Callable[[], float]] = {
-                "gflops": lambda: price.gflops,
-                "params": lambda: price.params_m,
-                "memory": lambda: memory_mb(price, config, self.train_batch),
-                "latency_ms": lambda: 1e3 * self.latency.seconds(config),  # type: ignore[union-attr]
-            }
-            return all(costs[name]() <= limit(most) for name, most in budgets.items())
+            costs = self.costs(config, budgets)
+            return all(costs[name] <= limit(most) for name, most in budgets.items())
 
         return within
-
-
-def spent(choice: Choice, budget: str) -> float:
-    """What a choice takes of a budget, in its unit."""
-    value = getattr(choice, budget)
-    assert value is not None
-    return float(value)
 
 
 # ── budgets ─────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from ..config import HVTConfig
 from ..errors import HVTError
 from ..upcycle.placement import describe, placements
 from ..upcycle.source import check_plain
-from .answer import Choice, Frontier, Judge, Nearest, Plan, limit, spent
+from .answer import Frontier, Judge, Nearest, Plan, limit
 
 FIXED = (
     "img_size", "pool_after", "pool", "pool_dims", "pool_kernel", "pool_stride",
@@ -40,32 +40,27 @@ def plan_source(
     check_plain(config, source)
     base = config.replace(drop_path_rate=0.0)
     known = placements(base, fixed)
-    priced = [judge.choice(describe(one), one) for one in known]
     nearest = Nearest(dict.fromkeys(budgets, math.inf))
     within = []
-    for choice in priced:
-        costs = {name: spent(choice, name) for name in budgets}
+    for config in known:
+        costs = judge.costs(config, budgets)
         share = max(costs[name] / limit(budgets[name]) for name in budgets)
         nearest.least = {name: min(nearest.least[name], costs[name]) for name in budgets}
         if share < nearest.ratio:
             nearest.ratio, nearest.costs = share, costs
         if share <= 1:
-            within.append(choice)
+            within.append(config)
     if not within:
         raise nearest.refuse(budgets, f"placement of {Path(source).name}")
-    within.sort(key=lambda choice: -_kept(choice.config))
-    smaller = [judge.choice("whole", one) for one in _whole(base, known)]
-    fitting = [
-        one for one in smaller if all(spent(one, n) <= limit(most) for n, most in budgets.items())
-    ]
-    rival = max(fitting, key=lambda one: one.config.image, default=None)
+    within.sort(key=_kept, reverse=True)
+    rival = max(filter(judge.fits(budgets), _whole(base, known)), key=_size, default=None)
     return Plan(
         budgets=budgets,
         fixed=fixed,
-        best=_spread(within, count),
+        best=[judge.choice(describe(config), config) for config in _spread(within, count)],
         ways=[],
-        deit=rival,
-        configurations=len(priced),
+        deit=None if rival is None else judge.choice("whole", rival),
+        configurations=len(known),
         within=len(within),
         order=ORDER,
         frontier=Frontier([], []),
@@ -89,13 +84,15 @@ def _whole(base: HVTConfig, known: list[HVTConfig]) -> list[HVTConfig]:
     return [base.replace(img_size=size) for size in sorted({one.image for one in known})]
 
 
-def _spread(choices: list[Choice], count: int) -> list[Choice]:
+def _size(config: HVTConfig) -> tuple[int, int]:
+    return config.image
+
+
+def _spread(configs: list[HVTConfig], count: int) -> list[HVTConfig]:
     """The first of each picture size and pooling, so that few of them are alike."""
-    chosen: dict[tuple[Any, ...], Choice] = {}
-    for choice in choices:
-        config = choice.config
-        key = (config.image, config.pool_dims, config.pool_stride)
-        chosen.setdefault(key, choice)
+    chosen: dict[tuple[Any, ...], HVTConfig] = {}
+    for config in configs:
+        chosen.setdefault((config.image, config.pool_dims, config.pool_stride), config)
         if len(chosen) == count:
             break
     return list(chosen.values())

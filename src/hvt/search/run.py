@@ -92,6 +92,7 @@ def search(
         f"{data.name}: {len(data.train)} pictures to learn from, {len(data.val)} held out to "
         f"compare by; rungs of {', '.join(f'{e:g}' for e in rungs(base.epochs))} epochs",
         highlight=False,
+        soft_wrap=True,
     )
     del model, data
     try:
