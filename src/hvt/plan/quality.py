@@ -248,5 +248,5 @@ def _ridge(x: Floats, y: Floats, penalty: float) -> tuple[Floats, Floats, Floats
 
 def spearman(a: Floats, b: Floats) -> float:
     """The correlation of ranks; equal values share theirs."""
-    ranks = [np.array([(np.sum(v < one) + np.sum(v <= one)) / 2 for one in v]) for v in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = ([float(np.sum(v < x) + np.sum(v <= x)) for x in v] for v in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
