@@ -43,7 +43,7 @@ class Load:
         self.again: deque[tuple[int, float]] = deque()
         self.answers: list[tuple[int, bytes]] = []
         self.latencies: list[float] = []
-        self.found: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
         self.sent = 0
         self.open = 0
         self.stopped = False
@@ -106,7 +106,7 @@ class Load:
         if len(line.got) < head + 4 + length:
             return
         self.latencies.append(time.perf_counter() - line.since)
-        self.found[f"status {header[9:12].decode()}"] += 1
+        self.outcomes[f"status {header[9:12].decode()}"] += 1
         self.answers.append((line.which, line.got[head + 4 :]))
         line.which = -1
         self.open -= 1
@@ -120,15 +120,15 @@ class Load:
         self._close(line)
         self.open -= 1
         self.idle.append(line)
-        self.found[how] += 1
+        self.outcomes[how] += 1
         if not self.retry:
             self.stopped = self.stopped or how == "refused"
-        elif self.found[how] < PATIENCE:
+        elif self.outcomes[how] < PATIENCE:
             self.again.append((which, since))
             if how == "refused":
                 time.sleep(PAUSE)
         else:
-            self.found["given up"] += 1
+            self.outcomes["given up"] += 1
 
     def _close(self, line: _Line) -> None:
         if line.sock is not None:
@@ -155,7 +155,7 @@ class Load:
             "p99_ms": share(0.99),
             "max_ms": 1e3 * ordered[-1],
             "client_cpu_s": time.process_time(),
-            **self.found,
+            **self.outcomes,
         }
 
 

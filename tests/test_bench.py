@@ -18,6 +18,7 @@ from hvt.bench.measure import calls_in_turns, describe, in_turns
 from hvt.bench.peak import peak_memory
 from hvt.bench.plot import draw
 from hvt.bench.run import Row, measure, percentile
+from hvt.cli import main
 from hvt.deploy.calibrate import Calibration, input_ranges
 from hvt.deploy.export import write
 from hvt.errors import HVTError
@@ -209,11 +210,6 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
     [
         (("hvt_s_9",), "neither hvt nor timm has a model 'hvt_s_9': did you mean hvt_s_"),
         (("hvt_s_1", "--modes", "onx"), "unknown mode 'onx': did you mean onnx?"),
-        (
-            ("hvt_s_1", "--batch", "1,zero"),
-            "batch='1,zero' must be whole numbers of at least 1 such as 1,6",
-        ),
-        (("hvt_s_1", "--rounds", "0"), "rounds='0' must be a whole number of at least 1"),
         (("none.onnx",), "cannot read none.onnx: No such file"),
         (("none.safetensors",), "cannot read none.safetensors"),
         (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not available"),
@@ -226,3 +222,21 @@ def test_bad_input(command: Command, words: tuple[str, ...], message: str) -> No
     code, out, err = command("bench", *words)
     assert (code, out) == (2, "")
     assert message in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        (("--batch", "1,zero"), "batch='1,zero' must be whole numbers of at least 1 such as 1,6"),
+        (("--batch", ""), "batch='' must be whole numbers of at least 1"),
+        (("--rounds", "0"), "rounds='0' must be a whole number of at least 1"),
+        (("--img-size", "0"), "img_size='0' must be a whole number of at least 1"),
+    ],
+)
+def test_bad_numbers(
+    capsys: pytest.CaptureFixture[str], flag: tuple[str, str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "hvt_s_1", *flag])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

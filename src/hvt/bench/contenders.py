@@ -127,13 +127,13 @@ def modes_of(name: str, modes: Sequence[str]) -> list[str]:
         return list(modes[:1])
     if is_checkpoint(name) or library(name) == "hvt":
         return list(modes)
-    found = [mode for mode in modes if mode not in EXPORTED]
-    if not found:
+    remaining = [mode for mode in modes if mode not in EXPORTED]
+    if not remaining:
         raise HVTError(
             f"{name} is not a model of hvt, and only those are timed as {' and '.join(modes)}: "
             "add eager to the modes"
         )
-    return found
+    return remaining
 
 
 def library(name: str) -> str:

@@ -54,11 +54,11 @@ def _panel(axes: Any, rows: Sequence[Row]) -> None:
     axes.plot(ends, even, "--", color=LINE, lw=1, label=f"as {_short(first)} by multiply-adds")
     for mode, mark in MARKS.items():
         for library, colour in COLOURS.items():
-            found = [row for row in rows if (row.mode, row.library) == (mode, library)]
-            if found:
+            points = [row for row in rows if (row.mode, row.library) == (mode, library)]
+            if points:
                 axes.plot(
-                    [row.gflops for row in found],
-                    [row.images_per_s for row in found],
+                    [row.gflops for row in points],
+                    [row.images_per_s for row in points],
                     mark,
                     color=colour,
                     label=f"{library}, {mode}",

@@ -25,14 +25,14 @@ BAD_ZIP = (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, struct.
 def file_size(path: Path) -> int:
     """The bytes of a regular file; a FIFO or a device, which may never end, is not opened."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"cannot read {path}: {reason}") from error
-    if not stat.S_ISREG(found.st_mode):
-        kind = "folder" if stat.S_ISDIR(found.st_mode) else "FIFO, socket or device"
+    if not stat.S_ISREG(status.st_mode):
+        kind = "folder" if stat.S_ISDIR(status.st_mode) else "FIFO, socket or device"
         raise CheckpointError(f"cannot read {path}: it is a {kind}, not a regular file")
-    return found.st_size
+    return status.st_size
 
 
 class Unfit(ValueError):

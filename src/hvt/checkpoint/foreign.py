@@ -105,9 +105,9 @@ def infer_config(
         )
     for name in _NEEDED:
         if name not in state and not (name == "norm.weight" and "fc_norm.weight" in state):
-            found = f"it has {', '.join(sorted(state)[:3])} …" if state else "it has no tensors"
+            contents = f"it has {', '.join(sorted(state)[:3])} …" if state else "it has no tensors"
             raise CheckpointError(
-                f"{path} is not an HVT, DeiT or plain ViT checkpoint: it has no {name} ({found})"
+                f"{path} is not an HVT, DeiT or plain ViT checkpoint: it has no {name} ({contents})"
             )
     try:
         return _infer(state, arguments, hints)
@@ -231,8 +231,8 @@ def _image(
 def _sizes(patches: int, patch: int, stated: tuple[Any, ...]) -> list[tuple[int, int]]:
     """Those of some sizes that have so many patches."""
     sizes = []
-    for given in stated:
-        size = (given, given) if isinstance(given, int) else given
+    for value in stated:
+        size = (value, value) if isinstance(value, int) else value
         if isinstance(size, (tuple, list)) and len(size) == 2 and patches > 0:
             rows, cols = size[0] // patch, size[1] // patch
             if rows * cols == patches and size[0] % patch == size[1] % patch == 0:
@@ -247,7 +247,7 @@ def _pooling(
 
     The arguments are only tried first: the authors' code ignores its own stride setting.
     """
-    given = [
+    stated = [
         (
             arguments.get("pool_kernel", arguments.get("pool_kernel_size")),
             arguments.get("pool_stride"),
@@ -256,7 +256,7 @@ def _pooling(
     ]
     usual = [(3, 2, 1), (3, 2, 2)]
     others = [(k, s, dims) for dims in (1, 2) for s in (2, 3, 4) for k in range(2, 8)]
-    for kernel, stride, dims in (*given, *usual, *others):
+    for kernel, stride, dims in (*stated, *usual, *others):
         if not isinstance(kernel, int) or not isinstance(stride, int) or min(kernel, stride) < 1:
             continue
         if _lengths(grid, kernel, stride, dims, len(lengths)) == lengths:

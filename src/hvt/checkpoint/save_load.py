@@ -188,10 +188,12 @@ def _read_origin(path: Path, text: str) -> dict[str, str]:
 
 def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Checkpoint:
     """One of our own files, from what it says of itself."""
-    found = read_description(path, description, blocks=len(block_numbers(tensors)))
+    described = read_description(path, description, blocks=len(block_numbers(tensors)))
     dtypes = {tensor.dtype for tensor in tensors.values()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    return Checkpoint(path, found.config, tensors, found.preprocessing, found.class_names, dtype)
+    return Checkpoint(
+        path, described.config, tensors, described.preprocessing, described.class_names, dtype
+    )
 
 
 def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:

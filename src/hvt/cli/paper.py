@@ -188,7 +188,7 @@ def run_list(args: argparse.Namespace) -> None:
     from ..paper.claims import BUDGETS
 
     protocol, known = _opened(args)
-    done = {one.name for found in known.values() for one in found}
+    done = {one.name for results in known.values() for one in results}
     rows: list[dict[str, Any]] = []
     for table in (tables() | trainable()).values():
         jobs = run.jobs(protocol, [table], BUDGETS) if table.trained else []
@@ -223,8 +223,8 @@ def run_list(args: argparse.Namespace) -> None:
 
 def run_costs(args: argparse.Namespace) -> int:
     chosen = [get_table(name) for name in args.tables] or None
-    found = entries(chosen)
-    unequal = [entry for entry in found if not entry.equal]
+    priced = entries(chosen)
+    unequal = [entry for entry in priced if not entry.equal]
     if args.json:
         rows = [
             {
@@ -235,7 +235,7 @@ def run_costs(args: argparse.Namespace) -> int:
                 "computed": entry.computed,
                 "equal": entry.equal,
             }
-            for entry in found
+            for entry in priced
         ]
         print(json.dumps(rows, indent=2))
         return 1 if unequal else 0
@@ -243,7 +243,7 @@ def run_costs(args: argparse.Namespace) -> int:
     for heading in ("printed", "computed", "exactly"):
         grid.add_column(heading, justify="right", overflow="fold")
     grid.add_column("")
-    for entry in found:
+    for entry in priced:
         ours = entry.computed
         grid.add_row(
             Text(entry.row.table, overflow="fold"),
@@ -256,8 +256,8 @@ def run_costs(args: argparse.Namespace) -> int:
         )
     console = new_console()
     console.print(grid)
-    equal = len(found) - len(unequal)
-    console.print(f"{equal} of {len(found)} are equal to the printed digit", highlight=False)
+    equal = len(priced) - len(unequal)
+    console.print(f"{equal} of {len(priced)} are equal to the printed digit", highlight=False)
     console.print(FOOTNOTE, highlight=False, soft_wrap=True)
     return 1 if unequal else 0
 
@@ -341,7 +341,7 @@ def _announce(
     from ..paper import run
     from ..training.watch import clock
 
-    finished = [one for found in known.values() for one in found]
+    finished = [one for results in known.values() for one in results]
     estimate = run.estimate(protocol, jobs, finished)
     grid = Grid("training", box=None, header_style="bold")
     for heading in ("seed", "epochs", "G multiply-adds", "about"):
@@ -365,11 +365,11 @@ def _announce(
             Text(", ".join(job.rows)),
         )
     console.print(grid)
-    told = f"{len(jobs) - len(pending)} of {len(jobs)} trainings are done"
+    summary = f"{len(jobs) - len(pending)} of {len(jobs)} trainings are done"
     if pending:
         known_speed = estimate(pending[0]) is not None
-        told += f"; the rest takes about {clock(left)}" if known_speed else "; no speed is known"
-    console.print(told, highlight=False)
+        summary += f"; the rest takes about {clock(left)}" if known_speed else "; no speed is known"
+    console.print(summary, highlight=False)
 
 
 def _show(
@@ -430,8 +430,8 @@ def _opened(args: argparse.Namespace) -> tuple[Protocol, dict[str, list[Finished
     from ..paper.results import read_all
 
     protocol = load_protocol(args.protocol, args.protocol_file)
-    given = [args.results] if isinstance(args.results, str) else args.results
-    folders = [Path(folder) / protocol.name for folder in given]
+    results = [args.results] if isinstance(args.results, str) else args.results
+    folders = [Path(folder) / protocol.name for folder in results]
     if isinstance(args.results, list) and args.results != [_RESULTS]:
         for folder in folders:
             if not folder.is_dir():
@@ -442,8 +442,8 @@ def _opened(args: argparse.Namespace) -> tuple[Protocol, dict[str, list[Finished
 def _place(args: argparse.Namespace) -> Place:
     from ..paper.run import Place
 
-    given = {name: getattr(args, name) for name in ("root", "device", "threads", "workers")}
-    recipe = {name: value for name, value in given.items() if value is not None}
+    flags = {name: getattr(args, name) for name in ("root", "device", "threads", "workers")}
+    recipe = {name: value for name, value in flags.items() if value is not None}
     if args.download:
         recipe["download"] = True
     return Place(Path(args.results) / args.protocol, Path(args.runs) / args.protocol, recipe)

@@ -113,12 +113,12 @@ def _print_table(answers: Iterable[Answer]) -> int:
     broken = 0
     table = Table("picture", "what it shows", box=None, header_style="bold")
     for answer in answers:
-        said = "  ".join(f"{guess.name} {100 * guess.probability:.0f} %" for guess in answer.top)
+        shows = "  ".join(f"{guess.name} {100 * guess.probability:.0f} %" for guess in answer.top)
         if answer.error is not None:
             broken += 1
-            said = f"cannot be read: {answer.error}"
+            shows = f"cannot be read: {answer.error}"
         # Text, not str: brackets in a file's name are not markup.
         source = Text(printable(str(answer.source)), overflow="fold")
-        table.add_row(source, Text(printable(said), overflow="fold"))
+        table.add_row(source, Text(printable(shows), overflow="fold"))
     new_console().print(table)
     return broken

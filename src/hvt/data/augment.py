@@ -238,16 +238,16 @@ class BatchAugment:
         self.fill = tuple(min(255, round(255 * value)) for value in augmentation.mean)
 
     def __call__(self, images: Tensor, keys: Keys) -> Tensor:
-        given = self.augmentation
+        settings = self.augmentation
         if len(images) != len(keys):
             raise HVTError(f"each picture needs a key: {len(images)} pictures, {len(keys)} keys.")
-        pictures = self._crop(_planes(images, len(given.mean)), keys)
+        pictures = self._crop(_planes(images, len(settings.mean)), keys)
         self._flip(pictures, keys)
         if self.policy is not None:
             self._rand_augment(pictures, keys, self.policy)
-        elif given.color_jitter > 0:
+        elif settings.color_jitter > 0:
             self._jitter(pictures, keys)
-        result = _normalise(pictures, given.mean, given.std, given.size)
+        result = _normalise(pictures, settings.mean, settings.std, settings.size)
         self._erase(result, keys)
         return torch.from_numpy(result)
 
@@ -325,5 +325,5 @@ def _boxes(keys: Keys, probability: float, height: int, width: int) -> tuple[NDA
     )
     first = fits.argmax(axis=1)
     top, left, high, wide = boxes[:, np.arange(len(chosen)), first][:, fits.any(axis=1)]
-    found = (part.astype(np.intp) for part in (top, left, high, wide))
-    return (chosen[fits.any(axis=1)], *found)
+    edges = (part.astype(np.intp) for part in (top, left, high, wide))
+    return (chosen[fits.any(axis=1)], *edges)

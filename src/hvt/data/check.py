@@ -221,8 +221,8 @@ def _collect(
             parts.append(part)
             label = None if pictures.labels is None else int(pictures.labels[index])
             classes.append("" if label is None else _class_name(names, label))
-        found = Twins(tuple(paths[place] for place in twins), tuple(parts), tuple(classes))
+        group = Twins(tuple(paths[place] for place in twins), tuple(parts), tuple(classes))
         if len(set(parts)) > 1:
-            report.shared.append(found)
+            report.shared.append(group)
         if len(set(classes)) > 1:
-            report.contradicting.append(found)
+            report.contradicting.append(group)

@@ -77,10 +77,10 @@ def find_layout(folder: Path) -> Layout:
     """
     parts = {name.lower(): folder / name for name in class_folders(folder)}
     train = next((parts[name] for name in _TRAIN if name in parts), None)
-    found = [parts[name] for name in _VAL if name in parts]
-    val = next((part for part in found if class_folders(part)), None)
-    if val is None and found and found[0].name.lower() != "test":
-        val = found[0]  # `test` alone may be without labels; others are meant to have them
+    candidates = [parts[name] for name in _VAL if name in parts]
+    val = next((part for part in candidates if class_folders(part)), None)
+    if val is None and candidates and candidates[0].name.lower() != "test":
+        val = candidates[0]  # `test` alone may be without labels; others are meant to have them
     if train is not None and (val is not None or class_folders(train)):
         return Layout(train, val)
     if train is None and val is not None and set(parts) <= set(_VAL) and class_folders(val):
@@ -124,10 +124,10 @@ def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
         before = len(result.paths)
         for path in _files(folder / name):
             (result.paths if _is_picture(path) else result.ignored).append(path)
-        found = len(result.paths) - before
-        if not found:
+        count = len(result.paths) - before
+        if not count:
             raise HVTError(f"{folder / name} has no pictures: add some or remove the folder")
-        result.labels += [places[name]] * found
+        result.labels += [places[name]] * count
     return result
 
 

@@ -269,12 +269,12 @@ def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Parts:
     ignored: list[str] = []
     names = class_folders(layout.train) if layout.train is not None else None
     if layout.train is not None and (need_train or layout.val is None):
-        found = scan(layout.train)
-        train, ignored = FilePictures(found.paths, found.labels, in_chans), found.ignored
+        scanned = scan(layout.train)
+        train, ignored = FilePictures(scanned.paths, scanned.labels, in_chans), scanned.ignored
     if layout.val is not None:
-        found = scan(layout.val, names)
-        val = FilePictures(found.paths, found.labels, in_chans)
-        ignored = ignored + found.ignored
+        scanned = scan(layout.val, names)
+        val = FilePictures(scanned.paths, scanned.labels, in_chans)
+        ignored = ignored + scanned.ignored
         names = names or class_folders(layout.val)
     shown = tuple(map(encodable, names or ()))
     if len(set(shown)) < len(shown):

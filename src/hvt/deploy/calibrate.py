@@ -115,7 +115,7 @@ def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> li
         macs[name] = x.numel() * layers[name].out_features
 
     hooks = [
-        block.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        block.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         for block in model.blocks
     ]
     with _watching(model, count):
@@ -123,12 +123,12 @@ def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> li
     for hook in hooks:
         hook.remove()
     weights = sum(layer.weight.numel() for layer in layers.values())
-    found = []
+    measured = []
     for name, layer in layers.items():
         first = int(name.split(".")[1])
         weight = layer.weight.data
         hook = layer.register_forward_pre_hook(
-            lambda _, given, name=name: (rounded(name, given[0], ranges),)
+            lambda _, args, name=name: (rounded(name, args[0], ranges),)
         )
         layer.weight.data = rounded_weight(weight)
         try:
@@ -142,8 +142,8 @@ def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> li
         error = ((logits - truth).square().sum() / truth.square().sum()).item()
         # After pooling a layer has little work and as many weights as before.
         share = max(macs[name] / sum(macs.values()), weight.numel() / weights)
-        found.append(Sensitivity(name, error, share))
-    return found
+        measured.append(Sensitivity(name, error, share))
+    return measured
 
 
 def sensitive(
@@ -191,7 +191,7 @@ def _watching(model: HVT, watch: Callable[[str, Tensor], None]) -> Iterator[None
     """Call `watch` with the name and the input of each linear layer of the blocks that runs."""
 
     def watching(name: str) -> Any:
-        return lambda _, given: watch(name, given[0])
+        return lambda _, args: watch(name, args[0])
 
     hooks = [
         layer.register_forward_pre_hook(watching(name))

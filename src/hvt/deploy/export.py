@@ -93,23 +93,23 @@ def export(
         pictures = drawn_pictures(BATCH, config.in_chans, config.image)
     with whole_file(path) as temporary:
         write(model, temporary, form, calibration)
-        found = _compare(model, open_exported(temporary, form), pictures)
-        if form == "int8" and not found["relative_error"] <= max_error:
+        errors = _compare(model, open_exported(temporary, form), pictures)
+        if form == "int8" and not errors["relative_error"] <= max_error:
             raise HVTError(
-                f"the relative error of int8 is {found['relative_error']:.3f}, above the ceiling "
+                f"the relative error of int8 is {errors['relative_error']:.3f}, above the ceiling "
                 f"of {max_error:g}, so {path} was not written: export in float32, or raise the "
                 "ceiling with --max-error (max_error in Python)"
             )
-        if form != "int8" and not found["difference"] <= TOLERANCE:
+        if form != "int8" and not errors["difference"] <= TOLERANCE:
             raise HVTError(
-                f"the exported model's logits differ by {found['difference']:.1e} of the largest, "
+                f"the exported model's logits differ by {errors['difference']:.1e} of the largest, "
                 f"so {path} was not written: try another version of torch or onnxruntime"
             )
         size = temporary.stat().st_size
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     kept = () if calibration is None else calibration.kept
     return Comparison(
-        form, len(pictures), real, bytes=size, torch_bytes=parameters, kept=kept, **found
+        form, len(pictures), real, bytes=size, torch_bytes=parameters, kept=kept, **errors
     )
 
 

@@ -170,15 +170,15 @@ def _from_tensor(tensor: Tensor) -> Image.Image:
 
 def _check_shape(what: str, shape: tuple[int, ...], wanted: str, channels: int) -> None:
     """Refuse a shape that is not one picture's; `channels` is the place of C."""
-    said = f"{what} of shape {shape} is not a picture: give {wanted}"
+    message = f"{what} of shape {shape} is not a picture: give {wanted}"
     if len(shape) == 4:
-        raise HVTError(f"{said}, and a batch as list(batch)")
+        raise HVTError(f"{message}, and a batch as list(batch)")
     if len(shape) != 3:
-        raise HVTError(f"{said}, also for grey, with C = 1")
+        raise HVTError(f"{message}, also for grey, with C = 1")
     if shape[channels] not in (1, 3):
-        raise HVTError(f"{said} with C = 3 for RGB or C = 1 for grey")
+        raise HVTError(f"{message} with C = 3 for RGB or C = 1 for grey")
     if 0 in shape:
-        raise HVTError(f"{said} with pixels in it")
+        raise HVTError(f"{message} with pixels in it")
 
 
 # ── paths ───────────────────────────────────────────────────────────────────────────────────────

@@ -225,12 +225,12 @@ class Verdict:
             return "does not hold"
         if failed or len(used) < len(self.outcomes):
             return "not decided"
-        told = ["holds"]
+        words = ["holds"]
         if any(one.reversed for one in used):
-            told.append("the other way round")
+            words.append("the other way round")
         if not all(one.clear for one in used):
-            told.append("not clearly")
-        return ", ".join(told)
+            words.append("not clearly")
+        return ", ".join(words)
 
 
 Spread = Mapping[str, float | None]

@@ -46,7 +46,7 @@ def _figure1(figure: Any, path: Path, main: Filled) -> None:
     right.set_xlabel("M multiply-adds")
     for budget, marker in zip(BUDGETS, ("o", "^"), strict=True):
         for line in main.lines:
-            figures = [one.top1 for one in line.found[budget]]
+            figures = [one.top1 for one in line.results[budget]]
             if figures:
                 mean = sum(figures) / len(figures)
                 reach = [[mean - min(figures)], [max(figures) - mean]]
@@ -54,7 +54,7 @@ def _figure1(figure: Any, path: Path, main: Filled) -> None:
                 right.errorbar(line.macs / 1e6, mean, reach, color=colour, capsize=2, linewidth=0.8)
                 _point(right, line.macs / 1e6, mean, line.row.name, marker)
         right.plot([], [], marker, color="grey", label=READINGS[budget])
-    if any(line.found[budget] for line in main.lines for budget in BUDGETS):
+    if any(line.results[budget] for line in main.lines for budget in BUDGETS):
         right.legend(fontsize=8, loc="upper right")
     else:
         right.text(0.5, 0.5, "not run", transform=right.transAxes, ha="center")

@@ -30,19 +30,19 @@ class Line:
 
     row: Row
     plans: dict[str, Plan]
-    found: dict[str, list[Finished]]
+    results: dict[str, list[Finished]]
 
     @property
     def config(self) -> HVTConfig:
         """As it was trained; with PoWER the retention is known afterwards."""
-        for results in self.found.values():
+        for results in self.results.values():
             if results:
                 return HVTConfig.from_dict(results[0].config)
         return self.plans["epochs"].training.config
 
     @property
     def macs(self) -> float:
-        measured = any(self.found.values())
+        measured = any(self.results.values())
         return macs_of(self.config) if measured else self.plans["epochs"].training.macs
 
 
@@ -67,12 +67,12 @@ class Filled:
     @property
     def results(self) -> list[Finished]:
         """Every result once."""
-        every = [one for line in self.lines for budget in BUDGETS for one in line.found[budget]]
+        every = [one for line in self.lines for budget in BUDGETS for one in line.results[budget]]
         return list({one.name: one for one in every}.values())
 
     def figures(self, budget: str) -> dict[str, list[float]]:
         """Top-1 over seeds by row."""
-        return {line.row.name: [one.top1 for one in line.found[budget]] for line in self.lines}
+        return {line.row.name: [one.top1 for one in line.results[budget]] for line in self.lines}
 
     def spread(self, noise: Noise) -> Spread:
         """The standard deviation over seeds that each row has."""
@@ -98,8 +98,8 @@ def fill(protocol: Protocol, table: Table, known: Known, data: str | None = None
     lines = []
     for row in shown_rows(table):
         plans = {budget: plan(protocol, row, budget, source) for budget in BUDGETS}
-        found = {b: list(known.get(one.training.key, ())) for b, one in plans.items()}
-        lines.append(Line(row, plans, found))
+        results = {b: list(known.get(one.training.key, ())) for b, one in plans.items()}
+        lines.append(Line(row, plans, results))
     return Filled(table, protocol.name, source, lines)
 
 
@@ -118,9 +118,9 @@ def cells(filled: Filled, usual: float | None = None) -> tuple[list[str], list[l
         cell += [_size(line.config), arrow(list(line.config.tokens))]
         cell += [f"{line.macs / 1e6:.1f}", f"{cost(line.config).params_m:.3f}"]
         for budget in filled.readings:
-            found, planned = line.found[budget], line.plans[budget]
-            mark = f" {SHORT}" if found and is_short(planned) else ""
-            cell += [_top1(found) + mark, _epochs(planned), _time(found, usual)]
+            results, planned = line.results[budget], line.plans[budget]
+            mark = f" {SHORT}" if results and is_short(planned) else ""
+            cell += [_top1(results) + mark, _epochs(planned), _time(results, usual)]
         rows.append(cell)
     return headings, rows
 
@@ -130,11 +130,11 @@ def _size(config: HVTConfig) -> str:
     return f"{side} px, patch {patch}, width {config.width}, {config.depth} blocks"
 
 
-def _top1(found: Sequence[Finished]) -> str:
+def _top1(results: Sequence[Finished]) -> str:
     """Mean ± standard deviation over seeds, and their number."""
-    if not found:
+    if not results:
         return NOT_RUN
-    figures = [one.top1 for one in found]
+    figures = [one.top1 for one in results]
     mean = f"{statistics.fmean(figures):.2f}"
     if len(figures) > 1:
         mean += f" ± {statistics.stdev(figures):.2f}"
@@ -144,17 +144,17 @@ def _top1(found: Sequence[Finished]) -> str:
 def _epochs(planned: Plan) -> str:
     training = planned.training
     steps = training.power
-    told = f"{training.epochs:g}"
+    text = f"{training.epochs:g}"
     if steps is not None:
-        told = f"{training.recipe.epochs:g} + {steps.search:g} + {steps.retrain:g}"
+        text = f"{training.recipe.epochs:g} + {steps.search:g} + {steps.retrain:g}"
     if planned.budget == "compute":
-        told += f" ({planned.ratio:.2f} × budget)"
-    return told
+        text += f" ({planned.ratio:.2f} × budget)"
+    return text
 
 
-def _time(found: Sequence[Finished], usual: float | None) -> str:
-    times = [one.seconds for one in found if one.seconds]
-    mark = f" {SLOW}" if any(is_slow(one, usual) for one in found) else ""
+def _time(results: Sequence[Finished], usual: float | None) -> str:
+    times = [one.seconds for one in results if one.seconds]
+    mark = f" {SLOW}" if any(is_slow(one, usual) for one in results) else ""
     return clock(statistics.fmean(times)) + mark if times else ""
 
 
@@ -173,7 +173,7 @@ def noise_of(filled: Iterable[Filled]) -> Noise:
     """The spread over seeds of the trainings with PoWER together, and of the others."""
     groups: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
     for line in (line for one in filled for line in one.lines):
-        for budget, found in line.found.items():
+        for budget, results in line.results.items():
             key = line.plans[budget].training.key
-            groups[line.row.power][key] = [one.top1 for one in found]
+            groups[line.row.power][key] = [one.top1 for one in results]
     return {power: pooled_spread(by_key.values()) for power, by_key in groups.items()}

@@ -243,7 +243,7 @@ class Training:
         Only what differs from the defaults counts, so a new field changes no name.
         """
         recipe, plain = self.recipe, Recipe()
-        told = {
+        identity = {
             "config": _unlike(self.config, HVTConfig()),
             "recipe": {
                 name: value
@@ -252,7 +252,7 @@ class Training:
             },
             "power": dataclasses.asdict(self.power) if self.power else None,
         }
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
         config = self.config
         kind = "power" if self.power else "deit" if config.class_token else "hvt"
         size = f"w{config.width}_l{config.depth}_m{len(config.pool_blocks)}_n{config.tokens[0]}"

@@ -40,22 +40,22 @@ def verdicts(claim: Claim, filled: Filled, noise: Noise) -> dict[str, Verdict]:
     """What was measured of a claim in each reading that it is made for."""
     spread = filled.spread(noise)
     tested = claim.tested(filled.protocol, filled.data)
-    told = {}
+    by_budget = {}
     for budget in BUDGETS:
         figures = filled.figures(budget) if tested else {}
         # The paper trains all rows for as many epochs, so it has figures for that reading alone.
         printed = _printed(filled, claim.data) if budget == "epochs" else {}
         verdict = judge(claim, budget, figures, spread, printed, filled.short(budget))
         if verdict is not None:
-            told[budget] = verdict if tested else Verdict((), tested=False)
-    return told
+            by_budget[budget] = verdict if tested else Verdict((), tested=False)
+    return by_budget
 
 
 def _paragraph(claim: Claim, filled: Filled, noise: Noise) -> str:
-    told = verdicts(claim, filled, noise)
+    by_budget = verdicts(claim, filled, noise)
     sentences = [f"**Claim {claim.number}.** {claim.words}"]
-    for budget in [b for b in told if b in filled.readings] or list(told):
-        verdict = told[budget]
+    for budget in [b for b in by_budget if b in filled.readings] or list(by_budget):
+        verdict = by_budget[budget]
         how = f"At {READINGS[budget]}"
         if not verdict.tested:
             sentences.append(f"Not tested by the protocol `{filled.protocol}`.")
@@ -72,19 +72,19 @@ def _paragraph(claim: Claim, filled: Filled, noise: Noise) -> str:
 def _compared(outcome: Outcome) -> str:
     one = outcome.comparison
     left, right = outcome.seeds
-    told = [f"n = {left} and {right}"]
+    remarks = [f"n = {left} and {right}"]
     if outcome.paper is not None:
-        told.insert(0, f"paper {outcome.paper:+.2f}")
+        remarks.insert(0, f"paper {outcome.paper:+.2f}")
     if outcome.error is not None:
-        told.append(f"standard error {outcome.error:.2f}")
+        remarks.append(f"standard error {outcome.error:.2f}")
         if not outcome.clear:
-            told.append("within the seeds' spread")
+            remarks.append("within the seeds' spread")
     if outcome.short:
-        told.append(f"decides nothing: {' and '.join(outcome.short)} had under half an epoch")
+        remarks.append(f"decides nothing: {' and '.join(outcome.short)} had under half an epoch")
     sign = ">" if one.strict else "≥"
     wanted = f"wanted {sign} {one.margin:g}"
     points = f"{one.left} − {one.right} = {outcome.difference:+.2f} points"
-    return f"{points} ({wanted}; {', '.join(told)})."
+    return f"{points} ({wanted}; {', '.join(remarks)})."
 
 
 def _printed(filled: Filled, data: str | None = None) -> dict[str, float]:
@@ -168,9 +168,9 @@ def _recipe_part(protocol: Protocol, data: str) -> str:
         if v != getattr(plain, k) and k not in skipped
     }
     model = ", ".join(f"{k} {v}" for k, v in recipe.overrides.items()) or "as in the paper"
-    told = ", ".join(f"{k} {_value(v)}" for k, v in values.items())
+    fields = ", ".join(f"{k} {_value(v)}" for k, v in values.items())
     return (
-        f"Protocol `{protocol.name}` on {NAMES[data]}: {told}; the rest is DeiT's recipe. "
+        f"Protocol `{protocol.name}` on {NAMES[data]}: {fields}; the rest is DeiT's recipe. "
         f"Models: {model}; the compute budget is what `{recipe.model}` takes in "
         f"{recipe.epochs:g} epoch{'' if recipe.epochs == 1 else 's'}."
     )
@@ -186,19 +186,19 @@ def _claims_table(filled: Sequence[Filled], noise: Noise) -> str:
     rows = []
     for claim in sorted(CLAIMS, key=lambda claim: claim.number):
         one = by_name[claim.table]
-        told = verdicts(claim, one, noise)
+        by_budget = verdicts(claim, one, noise)
         link = f"[{claim.table}](#{claim.table})"
-        words = [told[budget].word if budget in told else "" for budget in BUDGETS]
-        rows.append([claim.number, claim.words, link, *_differences(claim, one, told), *words])
+        words = [by_budget[budget].word if budget in by_budget else "" for budget in BUDGETS]
+        rows.append([claim.number, claim.words, link, *_differences(claim, one, by_budget), *words])
     return markdown([*headings, *(READINGS[budget] for budget in BUDGETS)], rows)
 
 
-def _differences(claim: Claim, filled: Filled, told: Mapping[str, Verdict]) -> list[str]:
+def _differences(claim: Claim, filled: Filled, by_budget: Mapping[str, Verdict]) -> list[str]:
     """Three cells, a line for each comparison at equal epochs: what, the paper's and ours."""
     printed = _printed(filled, claim.data)
     ours = {}
-    if "epochs" in told:
-        ours = {one.comparison: one.difference for one in told["epochs"].outcomes}
+    if "epochs" in by_budget:
+        ours = {one.comparison: one.difference for one in by_budget["epochs"].outcomes}
     lines = []
     for one in claim.comparisons:
         if "epochs" in one.budgets:
@@ -217,9 +217,9 @@ def _table_part(
     parts.append(markdown(headings, rows, left=1))
     if one.readings == ("epochs",):
         parts.append("Both readings train every row of this table alike, so there is one.")
-    told = _notes(one, usual)
-    if told:
-        parts.append("\n".join(f"- {text}" for text in told))
+    notes = _notes(one, usual)
+    if notes:
+        parts.append("\n".join(f"- {text}" for text in notes))
     parts.append(_provenance(protocol, one))
     parts += [_paragraph(claim, one, noise) for claim in CLAIMS if claim.table == table.name]
     comment = _comment(comments / f"{table.name}.md")
@@ -229,47 +229,47 @@ def _table_part(
 def _notes(one: Filled, usual: float | None) -> list[str]:
     """What must be known of single rows."""
     notes = [note(line.row, line.plans["epochs"].training.config) for line in one.lines]
-    told = [text for text in notes if text]
+    lines = [text for text in notes if text]
     guests = [line.row for line in one.lines if line.row.table != one.table.name]
     if guests:
         places = ", ".join(f"{row.name} in [{row.table}](#{row.table})" for row in guests)
-        told.append(f"Not in the paper's table: {places}; DeiT without its class token.")
+        lines.append(f"Not in the paper's table: {places}; DeiT without its class token.")
     if any(line.row.power for line in one.lines):
-        told.append(
+        lines.append(
             "DeiT with PoWER: epochs of DeiT, of the search and of the training after it; at equal "
             "epochs that is more than the other rows have, as in the paper."
         )
-    if any(line.found["compute"] and is_short(line.plans["compute"]) for line in one.lines):
-        told.append(f"{SHORT} Less than half an epoch: shown, and decides nothing.")
+    if any(line.results["compute"] and is_short(line.plans["compute"]) for line in one.lines):
+        lines.append(f"{SHORT} Less than half an epoch: shown, and decides nothing.")
     if any(is_slow(result, usual) for result in one.results):
-        told.append(
+        lines.append(
             f"{SLOW} At less than half of the usual speed, the median of multiply-adds a second: "
             "the training was paused or the machine had other work, and the time says little of "
             "the model."
         )
-    return told
+    return lines
 
 
 def _provenance(protocol: Protocol, one: Filled) -> str:
     command = f"`hvt paper run {one.table.name} --protocol {protocol.name}`"
-    found = one.results
-    if not found:
+    results = one.results
+    if not results:
         return f"Command: {command}."
-    seeds = sorted({result.seed for result in found})
-    machines = sorted({_machine(result) for result in found})
-    stacks = sorted({_stack(result) for result in found})
+    seeds = sorted({result.seed for result in results})
+    machines = sorted({_machine(result) for result in results})
+    stacks = sorted({_stack(result) for result in results})
     return (
-        f"Command: {command}; seeds {', '.join(map(str, seeds))}; {len(found)} trainings, "
-        f"{clock(_total(found))} in all; {'; '.join(stacks)}; {'; '.join(machines)}."
+        f"Command: {command}; seeds {', '.join(map(str, seeds))}; {len(results)} trainings, "
+        f"{clock(_total(results))} in all; {'; '.join(stacks)}; {'; '.join(machines)}."
     )
 
 
 def _machine(result: Finished) -> str:
-    told = result.machine
-    where = told.get("gpu") or told["cpu"]
-    processes = told.get("processes", 1)
+    machine = result.machine
+    where = machine.get("gpu") or machine["cpu"]
+    processes = machine.get("processes", 1)
     several = f" × {processes} processes" if processes > 1 else ""
-    threads = told.get("threads")
+    threads = machine.get("threads")
     return f"{where}, {threads} thread{'' if threads == 1 else 's'}{several}"
 
 
@@ -277,8 +277,8 @@ def _stack(result: Finished) -> str:
     return ", ".join(f"{name} {result.versions[name]}" for name in ("hvt", "torch", "timm"))
 
 
-def _total(found: Iterable[Finished]) -> float:
-    return sum(one.seconds or 0.0 for one in found)
+def _total(results: Iterable[Finished]) -> float:
+    return sum(one.seconds or 0.0 for one in results)
 
 
 def _comment(path: Path) -> str:
@@ -309,7 +309,7 @@ def _figures_part(protocol: Protocol, known: Known, folder: str) -> list[str]:
 def curves(protocol: Protocol, known: Known) -> dict[str, list[dict[str, object]]]:
     """Figure 4's two curves, of the first seed that both have; empty without."""
     pair = {
-        line.row.name: {one.seed: one.curve for one in line.found["epochs"]}
+        line.row.name: {one.seed: one.curve for one in line.results["epochs"]}
         for line in fill(protocol, get_table(FIGURE4), known).lines
     }
     shared = sorted(set.intersection(*(set(seeds) for seeds in pair.values())))

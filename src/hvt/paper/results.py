@@ -97,12 +97,12 @@ def read(path: Path) -> Finished:
 
 def read_all(folders: Iterable[Path]) -> dict[str, list[Finished]]:
     """The results of several folders by training, seeds rising; of two alike the first counts."""
-    found: dict[str, Finished] = {}
+    by_name: dict[str, Finished] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.json")):
-            found.setdefault(path.stem, read(path))
+            by_name.setdefault(path.stem, read(path))
     grouped: dict[str, list[Finished]] = {}
-    for finished in sorted(found.values(), key=lambda one: (one.key, one.seed)):
+    for finished in sorted(by_name.values(), key=lambda one: (one.key, one.seed)):
         grouped.setdefault(finished.key, []).append(finished)
     return grouped
 

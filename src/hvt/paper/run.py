@@ -79,7 +79,7 @@ def jobs(
     for name in names:
         if name not in known:
             raise HVTError(f"there is no row {name!r}: {nearest(name, known)}")
-    found: dict[str, Job] = {}
+    by_name: dict[str, Job] = {}
     for table in chosen:
         source = protocol.data_of(table, data)
         for row in table.rows:
@@ -90,12 +90,12 @@ def jobs(
                 for budget, training in trainings.items():
                     command = _command(protocol, row, budget, seed, options)
                     job = Job(training, seed, (row.title,), command)
-                    if job.name in found:
-                        before = found[job.name]
+                    if job.name in by_name:
+                        before = by_name[job.name]
                         titles = tuple(dict.fromkeys((*before.rows, row.title)))
                         job = Job(training, seed, titles, before.command)
-                    found[job.name] = job
-    return list(found.values())
+                    by_name[job.name] = job
+    return list(by_name.values())
 
 
 def _command(protocol: Protocol, row: Row, budget: str, seed: int, options: Sequence[str]) -> str:

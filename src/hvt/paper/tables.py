@@ -182,15 +182,15 @@ class Entry:
 
 def entries(chosen: Iterable[Table] | None = None) -> list[Entry]:
     """Every FLOPs and every parameter count that the paper prints, beside ours."""
-    found = []
+    compared = []
     for table in tables().values() if chosen is None else chosen:
         for row in table.rows:
             known = row.model in MODELS
             # FOOTNOTE says why the classes differ between the two.
             with_head = row.overrides | {"num_classes": 1000}
             gflops = cost(row.model, **with_head).gflops if known else None
-            found.append(Entry(row, "GFLOPs", row.gflops, gflops))
+            compared.append(Entry(row, "GFLOPs", row.gflops, gflops))
             if row.params_m is not None:
                 params = cost(row.model, **row.overrides).params_m if known else None
-                found.append(Entry(row, "params", row.params_m, params))
-    return found
+                compared.append(Entry(row, "params", row.params_m, params))
+    return compared

@@ -1,12 +1,12 @@
 """PoWER on DeiT, the paper's other baseline: search a retention, retrain with it, look at it."""
 
 from .retention import budget_range, fit_retention, retention_for, retention_of
-from .search import Found, search
+from .search import SearchResult, search
 from .soft import SoftDeiT, harden, penalty, soften
 from .survivors import survivors
 
 __all__ = [
-    "Found",
+    "SearchResult",
     "SoftDeiT",
     "budget_range",
     "fit_retention",

@@ -61,7 +61,7 @@ REACH = 1000.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search gives: a model with hard extraction, to be trained again."""
 
     model: HVT
@@ -83,13 +83,13 @@ def search(
     match_by_order: bool = False,
     output: str | Path | None = None,
     console: Console | None = None,
-) -> Found:
+) -> SearchResult:
     """Search the retention of a budget for the DeiT in `recipe.init`, on the recipe's data.
 
     The recipe says how to learn; its averaged weights, checkpoints and evaluations are not used.
     `r_lr` is the learning rate of r; the default lets it cross [0, 1] some times. The classes of
     the data must be the checkpoint's by name, or by order with `match_by_order`. `output` is the
-    file to write the found model to.
+    file to write the searched model to.
     """
     if recipe.init is None:
         raise HVTError("no checkpoint is given: PoWER starts from a trained DeiT, use init=FILE")
@@ -114,15 +114,15 @@ def search(
         retention = fit_retention(config, mass(searcher.model), gflops)
         hard = harden(searcher.model, retention)
         score = evaluate(hard, pipeline.val, hard.num_classes, device, processes, searcher.amp)
-        found = Found(
+        result = SearchResult(
             hard.eval(), retention, cost(hard).gflops, score.top1, searched, searcher.strength
         )
-        say(f"retention {','.join(map(str, retention))}: {found.gflops:.4g} GFLOPs")
+        say(f"retention {','.join(map(str, retention))}: {result.gflops:.4g} GFLOPs")
         if output is not None and processes.is_main_process:
             save(hard, output)
-        said = f"top-1 {score.top1:.2f} % before it is trained again"
-        say(said if output is None else f"{said}; weights in {output}")
-        return found
+        summary = f"top-1 {score.top1:.2f} % before it is trained again"
+        say(summary if output is None else f"{summary}; weights in {output}")
+        return result
     finally:
         distributed.destroy_process_group()
 
@@ -202,7 +202,7 @@ class Searcher(Learner):
         """All epochs, with a line for each and for every minute."""
         steps, bad, began = self.pipeline.train.steps, 0, time.monotonic()
         epochs = math.ceil(self.total / steps)
-        batches, said = self.pipeline.train.epoch(0, 0), began
+        batches, printed = self.pipeline.train.epoch(0, 0), began
         try:
             with StopSignals() as signals:
                 for update in range(self.total):
@@ -219,8 +219,8 @@ class Searcher(Learner):
                     if any(self.processes.any(self.device, signals.asked)):
                         raise Interrupted("the search was stopped and has written nothing")
                     now = time.monotonic()
-                    if number == steps - 1 or update == self.total - 1 or now - said > 60:
-                        said = now
+                    if number == steps - 1 or update == self.total - 1 or now - printed > 60:
+                        printed = now
                         left = (now - began) / (update + 1) * (self.total - update - 1)
                         say(
                             f"epoch {epoch + 1}/{epochs}  step {number + 1}/{steps}  "

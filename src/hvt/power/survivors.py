@@ -29,9 +29,9 @@ def survivors(model: HVT, images: Tensor) -> list[Tensor]:
             hook.remove()
     patches = model.config.grid[0] * model.config.grid[1]
     left = torch.arange(patches, device=images.device).expand(images.shape[0], -1)
-    found = []
+    kept = []
     for extract in extracts:
         if isinstance(extract, Extract):
             left = left.gather(1, chosen[extract])
-        found.append(left)
-    return found
+        kept.append(left)
+    return kept

@@ -128,12 +128,12 @@ def _theirs(model: Any, images: Tensor) -> list[FeatureMap]:
 
 def _hooked(model: nn.Module, names: list[str], images: Tensor) -> tuple[list[str], list[Tensor]]:
     """What the modules that timm names as levels give, for its older models."""
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor):
-                found[name] = output.clone()  # the next layer may work in place
+                outputs[name] = output.clone()  # the next layer may work in place
 
         return hook
 
@@ -144,4 +144,4 @@ def _hooked(model: nn.Module, names: list[str], images: Tensor) -> tuple[list[st
     finally:
         for handle in handles:
             handle.remove()
-    return list(found), list(found.values())
+    return list(outputs), list(outputs.values())

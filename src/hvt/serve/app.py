@@ -197,8 +197,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """FastAPI's findings as one sentence, in the form of all other refusals."""
     assert isinstance(error, RequestValidationError)
-    found = [f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors()]
-    return JSONResponse({"detail": "; ".join(found)}, 422)
+    problems = [f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors()]
+    return JSONResponse({"detail": "; ".join(problems)}, 422)
 
 
 async def _gone(request: Request, error: Exception) -> Response:

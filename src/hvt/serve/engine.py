@@ -90,10 +90,10 @@ class Engine:
     def inputs(self, pixels: Sequence[np.ndarray]) -> Tensor:
         """A batch for the model, `(B, C, H, W)`, bit for bit as in `hvt predict`."""
         planes = np.stack(pixels).transpose(3, 0, 1, 2)
-        found = np.empty((planes.shape[1], len(planes), *planes.shape[2:]), np.float32)
+        batch = np.empty((planes.shape[1], len(planes), *planes.shape[2:]), np.float32)
         for channel, (plane, row) in enumerate(zip(planes, self._table, strict=True)):
-            found[:, channel] = row.take(plane)
-        return torch.from_numpy(found)
+            batch[:, channel] = row.take(plane)
+        return torch.from_numpy(batch)
 
     def answer(self, pixels: Sequence[np.ndarray], top: int) -> list[Row]:
         """The likeliest classes of some pictures' pixels, computed as one batch."""

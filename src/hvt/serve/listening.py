@@ -22,10 +22,12 @@ def bind(settings: Settings) -> socket.socket:
     where = f"{settings.host}:{settings.port}"
     try:
         kind = socket.SOCK_STREAM
-        found = socket.getaddrinfo(settings.host, settings.port, type=kind, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(
+            settings.host, settings.port, type=kind, flags=socket.AI_PASSIVE
+        )
     except socket.gaierror as error:
         raise HVTError(f"cannot listen on {where}: there is no such address here") from error
-    family, *_, address = found[0]
+    family, *_, address = addresses[0]
     sock = socket.socket(family, kind)
     try:
         if os.name != "nt":  # there it would let two programs share a port

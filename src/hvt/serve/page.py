@@ -44,15 +44,15 @@ class Part(NamedTuple):
 
 def _parts() -> dict[str, Part]:
     """All that is sent, read once; nothing else can be asked for."""
-    found = {}
+    parts = {}
     for file in files("hvt.serve").joinpath("static").iterdir():
         kind = mimetypes.guess_type(file.name)[0]
         if kind is not None:
             content = file.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
             text = f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
-            found[file.name] = Part(content, text, etag)
-    return found
+            parts[file.name] = Part(content, text, etag)
+    return parts
 
 
 PARTS = _parts()
@@ -129,7 +129,7 @@ def _explained(engine: Engine, upload: Upload, start: float) -> str:
     picture = engine.read(upload.content, what)
     seen = seen_part(picture.size, engine.config, engine.session.pretrained_cfg)
     image = None if engine.model is None else engine.inputs([engine.pixels(picture)])[0]
-    found = hierarchy(engine.config, engine.model, image, seen)
+    described = hierarchy(engine.config, engine.model, image, seen)
     milliseconds = round(1e3 * (time.perf_counter() - start), 3)
-    explanation = Explanation(model=engine.name, milliseconds=milliseconds, **dict(found))
+    explanation = Explanation(model=engine.name, milliseconds=milliseconds, **dict(described))
     return explanation.model_dump_json()

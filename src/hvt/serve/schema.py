@@ -83,13 +83,13 @@ RAW = ("image/jpeg", "image/png", "image/webp", "image/gif", "application/octet-
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The refusals of an operation, for its description."""
-    found: dict[int | str, dict[str, Any]] = {}
+    responses: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
-        found[status] = {"model": Problem, "description": REASONS[status]}
+        responses[status] = {"model": Problem, "description": REASONS[status]}
         if status == 503:
             wait = {"description": "seconds", "schema": {"type": "integer"}}
-            found[status]["headers"] = {"Retry-After": wait}
-    return found
+            responses[status]["headers"] = {"Retry-After": wait}
+    return responses
 
 
 def request_body(settings: Settings) -> dict[str, Any]:

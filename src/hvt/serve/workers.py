@@ -81,7 +81,7 @@ class Supervisor:
         self.announced = False
 
     def run(self) -> int:
-        with temporary_folder() as folder, _signals() as told:
+        with temporary_folder() as folder, _signals() as stop:
             self.folder = folder
             os.environ[SHARED] = folder
             self.exported = export_to(folder, self.source)
@@ -89,24 +89,24 @@ class Supervisor:
             for _ in range(self.settings.workers):
                 self._start()
             try:
-                while not self._told(told):
+                while not self._stop_requested(stop):
                     pass
             finally:
                 self._stop()
         return 0
 
-    def _told(self, told: socket.socket) -> bool:
+    def _stop_requested(self, stop: socket.socket) -> bool:
         """Wait for something to happen; whether it was the order to stop."""
         pipes = {worker.pipe: worker for worker in self.workers if not worker.ready}
         ends = {worker.process.sentinel: worker for worker in self.workers}
-        happened = connection.wait([told, *pipes, *ends])
+        happened = connection.wait([stop, *pipes, *ends])
         for what in happened:
             if what in pipes:
                 self._ready(pipes[what])
         for what in happened:
             if what in ends:
                 self._restart(ends[what])
-        return told in happened
+        return stop in happened
 
     def _start(self) -> None:
         here, there = self.context.Pipe()

@@ -56,7 +56,7 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
         checkpoint = None
     if checkpoint and recipe.pretrained:
         raise HVTError(f"{checkpoint} has its own weights: leave --pretrained out, or name a model")
-    found = read(checkpoint, recipe.overrides).config if checkpoint else None
+    config = read(checkpoint, recipe.overrides).config if checkpoint else None
     data = open_data(
         recipe.data,
         root=recipe.root,
@@ -65,7 +65,7 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
         train_fraction=recipe.train_fraction,
         seed=recipe.seed,
         download=recipe.download,
-        in_chans=recipe.overrides.get("in_chans", found.in_chans if found else 3),
+        in_chans=recipe.overrides.get("in_chans", config.in_chans if config else 3),
     )
     if not data.class_names:
         raise HVTError(
@@ -73,9 +73,9 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
             "classes.txt beside the shards"
         )
     overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
-    if found and checkpoint:
+    if config and checkpoint:
         if recipe.model is not None:
-            _check_architecture(checkpoint, found, recipe.model, overrides)
+            _check_architecture(checkpoint, config, recipe.model, overrides)
         model = load(checkpoint, **overrides).float().train()
     elif named is not None:
         model = create_model(named, pretrained=pretrained, **overrides)
@@ -101,7 +101,7 @@ def _named_model(recipe: Recipe) -> str | None:
     return recipe.init
 
 
-def _check_architecture(path: str, found: HVTConfig, name: str, overrides: dict[str, Any]) -> None:
+def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict[str, Any]) -> None:
     """Refuse a checkpoint that is not of the named model, apart from what can be resized."""
     free = {
         "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 10, "drop_rate": 0.0,
@@ -115,12 +115,12 @@ def _check_architecture(path: str, found: HVTConfig, name: str, overrides: dict[
         )
 
     # A retention changes no weights, so one that is asked for may differ too.
-    given = {k: v for k, v in overrides.items() if k not in (*free, "retention")}
-    asked, sizes = get_config(name, **given), (found.img_size, found.patch_size)
-    same = shape(asked) == shape(found)
+    fixed = {k: v for k, v in overrides.items() if k not in (*free, "retention")}
+    asked, sizes = get_config(name, **fixed), (config.img_size, config.patch_size)
+    same = shape(asked) == shape(config)
     if same and "retention" not in overrides:
         resized = asked.replace(img_size=sizes[0], patch_size=sizes[1])
-        same = resized.retention == found.retention
+        same = resized.retention == config.retention
     if not same:
         raise HVTError(
             f"{path} has another architecture than {name}: leave --model out to use the "

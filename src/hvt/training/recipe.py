@@ -288,7 +288,7 @@ def _check_value(
         (most, "at most", lambda limit: value <= limit),
         (below, "below", lambda limit: value < limit),
     )
-    given = [(words, limit, holds) for limit, words, holds in limits if limit is not None]
-    if not all(holds(limit) for _, limit, holds in given):
-        wanted = " and ".join(f"{words} {limit:g}" for words, limit, _ in given)
+    bounds = [(words, limit, holds) for limit, words, holds in limits if limit is not None]
+    if not all(holds(limit) for _, limit, holds in bounds):
+        wanted = " and ".join(f"{words} {limit:g}" for words, limit, _ in bounds)
         raise HVTError(f"{name}={value!r} must be {wanted}")

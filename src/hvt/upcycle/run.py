@@ -397,11 +397,11 @@ class Upcycling:
                 table = self._rank(pooled_ones, rivals)
                 free = [row for row in table if row.config not in rivals] or table
                 chosen = free[0].config
-            found = {"chosen": chosen.to_dict(), "ranked": [row.to_dict() for row in table]}
-            self._write("placement.json", found)
+            placement = {"chosen": chosen.to_dict(), "ranked": [row.to_dict() for row in table]}
+            self._write("placement.json", placement)
         self.processes.barrier()
-        found = json.loads(path.read_text())
-        return HVTConfig.from_dict(found["chosen"]), found["ranked"]
+        placement = json.loads(path.read_text())
+        return HVTConfig.from_dict(placement["chosen"]), placement["ranked"]
 
     def _rank(self, pooled_ones: list[HVTConfig], rivals: list[HVTConfig]) -> list[Ranked]:
         settings, photos = self.settings, self.photos
@@ -497,15 +497,15 @@ class Upcycling:
         self._say(f"{name}: {words.format(score.top1, score.loss)} on {score.pictures} photos")
 
     def _progress(self, what: str, each: int) -> Any:
-        said = time.monotonic()
-        began, first = said, 0
+        printed = time.monotonic()
+        began, first = printed, 0
 
         def note(done: int, of: int) -> None:
-            nonlocal said, first
+            nonlocal printed, first
             first = first or done - 1
             now = time.monotonic()
-            if now - said > 15 or done == of:
-                said = now
+            if now - printed > 15 or done == of:
+                printed = now
                 left = (now - began) / max(1, done - first) * (of - done)
                 self._say(f"{what} {done * each} of {of * each} crops, {clock(left)} left")
 
