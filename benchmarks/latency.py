@@ -2,9 +2,9 @@
 
     python benchmarks/latency.py --modes eager,onnx,int8 --threads 2
 
-takes the table of block timings anew, draws random configs from the space of a plan, and times them
-in turns. Each is predicted by the sum over its layers. Writes `results/latency.csv` and tells how
-many are within 15 per cent.
+draws random configs from the space of a plan and times them in turns with the models of the table
+of block timings, so that a busy moment falls on all alike. Each is predicted by the sum over its
+layers. Writes `results/latency.csv` and tells how many are within 15 per cent.
 """
 
 from __future__ import annotations
@@ -13,27 +13,23 @@ import argparse
 import random
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from hvt.bench.contenders import contender_of
-from hvt.bench.measure import describe, in_turns, portable_command
+from hvt.bench.measure import describe, portable_command
 from hvt.bench.run import write_csv
 from hvt.config import HVTConfig
 from hvt.costs import cost
 from hvt.device import find_device
 from hvt.errors import HVTError
-from hvt.model import HVT
-from hvt.plan.latency import measure, rows_of
+from hvt.plan.latency import measure, points_of
 from hvt.plan.space import Space, lengths, space_of
 
 HERE = Path(__file__).parent
 WITHIN = 0.15
-ROUNDS, LEAST = 7, 0.1  # turns of each config, and seconds of a turn
+ROUNDS = 7  # turns of each config
 
 
 def main() -> None:
@@ -58,12 +54,17 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for mode in args.modes.split(","):
         began = time.perf_counter()
-        latency = measure(mode, device, args.batch, rows=rows_of(mode), note=note)
-        table = time.perf_counter() - began
-        note(f"{mode}: the table took {table:.0f} s")
-        for config, seconds in zip(configs, timed(configs, mode, device, args.batch), strict=True):
-            predicted = latency.seconds(config)
-            rows.append(row(config, mode, args.batch, predicted, seconds) | {"table_s": table})
+        widths, points = points_of(mode)
+        latency, measured = measure(
+            mode, device, args.batch, widths=widths, rows=points, rounds=ROUNDS,
+            beside={str(number): config for number, config in enumerate(configs)},
+            note=lambda text, mode=mode: note(f"{mode}: {text}"),  # type: ignore[misc]
+        )  # fmt: skip
+        note(f"{mode}: {time.perf_counter() - began:.0f} s")
+        rows += [
+            row(config, mode, args.batch, latency.seconds(config), measured[str(number)])
+            for number, config in enumerate(configs)
+        ]
     described = describe(device) | {"command": portable_command(sys.argv)}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_csv([one | described for one in rows], args.out)
@@ -100,22 +101,6 @@ def one(space: Space, chance: random.Random) -> HVTConfig | None:
         return space.config(chance.choice(space.widths), depth, picture, pooling, after)
     except HVTError:
         return None
-
-
-def timed(configs: list[HVTConfig], mode: str, device: torch.device, batch: int) -> list[float]:
-    """The median seconds of a call of each, in turns."""
-    with tempfile.TemporaryDirectory() as folder:
-        runs: dict[int, Callable[[], object]] = {}
-        for number, config in enumerate(configs):
-            note(f"{mode}: preparing {number + 1} of {len(configs)}")
-            model = HVT(config).eval()
-            contender = contender_of(str(number), model, mode, device, Path(folder))
-            runs[number] = contender.call(batch, device)
-        times: dict[int, list[float]] = {}
-        for turn in range(ROUNDS):
-            note(f"{mode}: round {turn + 1} of {ROUNDS}")
-            in_turns(runs, device, turn, LEAST, times)
-    return [statistics.median(times[number]) for number in range(len(configs))]
 
 
 def row(

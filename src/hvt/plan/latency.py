@@ -15,7 +15,7 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ from ..model import HVT
 from .price import Priced
 from .space import Space, head_dim_of
 
-WIDTHS = (64, 192, 384, 768)
+WIDTHS = (32, 96, 192, 384, 768)
 ROWS = (2, 4, 7, 14, 28)
 """Rows of patches: 4, 16, 49, 196 and 784 tokens."""
 DEPTH = 3
@@ -47,6 +47,8 @@ VERSION = 1
 """Of what is timed and how; a table of another version is taken anew."""
 
 Floats = NDArray[np.float64]
+Case = tuple[Any, ...]
+"""What a model of the table is for, and its size."""
 
 
 @dataclass(frozen=True)
@@ -190,10 +192,10 @@ def get_latency(
             f"timing blocks in {mode} at batch {batch}, once for this machine (a minute or two, "
             "best while it is idle)"
         )
-        taken = measure(
-            mode, where, batch, widths=WIDTHS, rows=rows_of(mode), rounds=ROUNDS, least=LEAST,
-            machine=machine, note=note,
-        )  # fmt: skip
+        widths, rows = points_of(mode)
+        taken, _ = measure(
+            mode, where, batch, widths=widths, rows=rows, rounds=ROUNDS, least=LEAST, note=note
+        )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as temporary:
@@ -205,9 +207,9 @@ def get_latency(
         torch.set_num_threads(before)
 
 
-def rows_of(mode: str) -> tuple[int, ...]:
-    """The lengths of a table; fewer where each model must be exported, which takes seconds."""
-    return ROWS if mode == "eager" else (ROWS[0], *ROWS[2:])
+def points_of(mode: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Widths and rows of a table; fewer where each model must be exported, which takes seconds."""
+    return (WIDTHS, ROWS) if mode == "eager" else (WIDTHS[1:], (ROWS[0], *ROWS[2:]))
 
 
 def measure(
@@ -215,15 +217,15 @@ def measure(
     device: torch.device,
     batch: int,
     *,
-    machine: dict[str, Any] | None = None,
     widths: Sequence[int] = WIDTHS,
     rows: Sequence[int] = ROWS,
     rounds: int = ROUNDS,
     least: float = LEAST,
+    beside: Mapping[str, HVTConfig] | None = None,
     note: Callable[[str], None] = lambda text: None,
-) -> Latency:
-    """Time the models of the table in turns."""
-    cases: dict[tuple[Any, ...], HVTConfig] = {
+) -> tuple[Latency, dict[str, float]]:
+    """Time the models of the table in turns, and with them some configs `beside` it, in seconds."""
+    cases: dict[Case, HVTConfig] = {
         ("block", n * n, width): _config(n, width)
         for n, width in sorted(itertools.product(rows, widths), key=lambda p: p[0] ** 2 * p[1] ** 2)
     }
@@ -233,8 +235,9 @@ def measure(
         cases["patches", width] = _config(middle, width, patch=32, depth=1)
         for dims in (1, 2):
             cases["pool", dims, width] = _config(middle, width, dims=dims)
+    cases |= {("beside", name): config for name, config in (beside or {}).items()}
     with tempfile.TemporaryDirectory() as folder:
-        runs: dict[tuple[Any, ...], Callable[[], object]] = {}
+        runs: dict[Case, Callable[[], object]] = {}
         slow = False
         for number, (case, config) in enumerate(cases.items(), 1):
             if slow and case[0] == "block":
@@ -247,12 +250,13 @@ def measure(
             in_turns({0: run}, device, 0, 0.0, times)
             slow = slow or times[0][0] > SLOW
             runs[case] = run
-        taken: dict[tuple[Any, ...], list[float]] = {}
+        taken: dict[Case, list[float]] = {}
         for turn in range(rounds):
             note(f"round {turn + 1} of {rounds}")
             in_turns(runs, device, turn, least, taken)
     medians = {case: statistics.median(seconds) for case, seconds in taken.items()}
-    return _solve(medians, cases, machine or _machine(device, mode, batch))
+    others = {str(case[1]): t for case, t in medians.items() if case[0] == "beside"}
+    return _solve(medians, cases, _machine(device, mode, batch)), others
 
 
 def _config(
@@ -273,8 +277,8 @@ def _config(
 
 
 def _solve(
-    times: dict[tuple[Any, ...], float],
-    cases: dict[tuple[Any, ...], HVTConfig],
+    times: dict[Case, float],
+    cases: dict[Case, HVTConfig],
     machine: dict[str, Any],
 ) -> Latency:
     """From the models' times to those of their layers."""
