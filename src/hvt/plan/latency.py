@@ -39,7 +39,7 @@ from .space import Space, head_dim_of
 WIDTHS = (32, 96, 192, 384, 768)
 ROWS = (2, 4, 7, 14, 28)
 """Rows of patches: 4, 16, 49, 196 and 784 tokens."""
-DEPTH = 3
+DEPTH, DEEP = 3, 12
 ROUNDS, LEAST = 5, 0.08  # turns of each model, and seconds of a turn
 SLOW = 0.6
 """Seconds of a call above which no larger model is timed; the table ends there."""
@@ -230,7 +230,8 @@ def measure(
         for n, width in sorted(itertools.product(rows, widths), key=lambda p: p[0] ** 2 * p[1] ** 2)
     }
     first, wide, middle = min(widths), sorted(widths)[len(widths) // 2], rows[len(rows) // 2]
-    cases["twice",] = _config(min(rows), first, depth=2 * DEPTH)
+    for n, width in {(min(rows), first), (min(rows), wide), (middle, first)}:
+        cases["deep", n * n, width] = _config(n, width, depth=DEEP)
     for width in (first, wide):
         cases["patches", width] = _config(middle, width, patch=32, depth=1)
         for dims in (1, 2):
@@ -282,9 +283,14 @@ def _solve(
     machine: dict[str, Any],
 ) -> Latency:
     """From the models' times to those of their layers."""
-    blocks = {(case[1], case[2]): t for case, t in times.items() if case[0] == "block"}
-    least = min(blocks)
-    start = max(0.0, 2 * blocks[least] - times["twice",])
+    blocks: dict[Case, float] = {case[1:]: t for case, t in times.items() if case[0] == "block"}
+    # Three blocks and twelve differ by nine; what is left of the three is no block's.
+    lefts = [
+        blocks[case[1:]] - DEPTH * (t - blocks[case[1:]]) / (DEEP - DEPTH)
+        for case, t in times.items()
+        if case[0] == "deep"
+    ]
+    start = max(0.0, statistics.median(lefts))
     widths = sorted({case[1] for case in cases if case[0] == "patches"})
     patches = (0.0, 0.0)
     for _ in range(3):  # the blocks' times need the patches', and these the blocks'
