@@ -65,6 +65,9 @@ def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
         (["bench", "hvt_s_4", "--batch", "0"], 2),
         (["see", "tokens"], 2),
         (["power", "search", "model.pth"], 2),
+        (["plan", "--help"], 0),
+        (["plan", "--gflops", "much"], 2),
+        (["search", "digits"], 2),
     ],
 )
 def test_no_command_imports_torch_before_it_computes(words: list[str], code: int) -> None:
@@ -120,7 +123,7 @@ def test_timm_knows_the_names_in_whatever_order(code: str) -> None:
 
 def test_the_public_names_are_what_dir_shows() -> None:
     assert dir(hvt) == sorted(hvt.__all__)
-    assert set(hvt._HOMES) | {"power", "upcycle", "__version__"} == set(hvt.__all__)
+    assert set(hvt._HOMES) | {*hvt._PACKAGES, "__version__"} == set(hvt.__all__)
     for name in hvt.__all__:
         assert getattr(hvt, name) is not None
     assert callable(hvt.train)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from .errors import CheckpointError, HVTError
     from .evaluation import Score
     from .model import HVT
+    from .plan.run import plan
     from .registry import create_model
+    from .search.run import search
     from .training.engine import Result
     from .training.recipe import Recipe
     from .training.run import train
@@ -46,8 +48,10 @@ __all__ = [
     "get_config",
     "list_models",
     "load",
+    "plan",
     "power",
     "save",
+    "search",
     "train",
     "upcycle",
 ]
@@ -73,12 +77,14 @@ _HOMES = {
     "save": "checkpoint.save_load",
     "train": "training.run",
 }
+# Packages that are public themselves, or can be called.
+_PACKAGES = ("plan", "power", "search", "upcycle")
 
 register()
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("power", "upcycle"):
+    if name in _PACKAGES:
         return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

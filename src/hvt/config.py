@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .errors import HVTError, nearest
 from .fields import field as _field
+from .files import open_regular, whole_file
 from .lengths import KINDS, padding, pooled_length, window
 
 MOST = 10_000
@@ -434,6 +437,42 @@ def check_fields(values: dict[str, Any]) -> None:
     for name in values:
         if name not in FIELDS:
             raise HVTError(f"unknown override {name!r}: {nearest(name, FIELDS)}")
+
+
+MAX_FILE = 2**20
+"""Bytes of a config file; 10,000 blocks with a retention take 60 kB."""
+
+
+def is_config_file(name: str) -> bool:
+    """Whether the name of a model is that of a config file, by its form."""
+    return name.lower().endswith(".json")
+
+
+def read_config(path: str | Path) -> HVTConfig:
+    """The config in a JSON file: `hvt plan --save` writes one, and a run's folder has one."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise HVTError(f"cannot read the config {path}: {error.strerror or error}") from error
+    if len(content) > MAX_FILE:
+        raise HVTError(f"{path} is not a config: it is larger than {MAX_FILE // 2**20} MB")
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise HVTError(f"{path} is not a config: it is not valid JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise HVTError(f"{path} is not a config: it must be an object with the model's fields")
+    try:
+        return HVTConfig.from_dict(values)
+    except (HVTError, TypeError) as error:  # TypeError: a comparison with a value of another type
+        raise HVTError(f"{path} is not a config: {error}") from error
+
+
+def write_config(config: HVTConfig, path: str | Path) -> None:
+    """A config as JSON, for `read_config` and `hvt train --model FILE`."""
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
 
 
 def default_cfg(config: HVTConfig) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from urllib.error import URLError
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
-from .config import default_cfg
+from .config import default_cfg, is_config_file
 from .errors import HVTError
 from .zoo import MODELS, NOTES, WEIGHTS, get_config
 
@@ -28,10 +28,18 @@ default_cfgs = generate_default_cfgs(
 def create_model(name: str, pretrained: bool = False, **overrides: Any) -> HVT:
     """A named model, any field of `HVTConfig` replaced: `create_model("hvt_s_4", depth=24)`.
 
+    A `.json` file that `hvt plan --save` wrote does in place of a name.
+
     `pretrained` fetches the published ImageNet weights, resized to the asked image size; another
     number of classes gets a new head.
     """
-    get_config(name, **overrides)  # refuses what is wrong before anything is built
+    config = get_config(name, **overrides)  # refuses what is wrong before anything is built
+    if is_config_file(name):
+        if pretrained:
+            raise HVTError(f"no weights are published for the config {name}: use pretrained=False")
+        from .checkpoint import HVT  # see below
+
+        return HVT(config)
     return _build(name, pretrained, **overrides)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
-from .config import HVTConfig
+from .config import HVTConfig, is_config_file, read_config
 from .errors import HVTError, nearest
 
 # One line per model: what differs from HVTConfig's defaults (224 px, patch 16, 12 blocks, M = 0).
@@ -61,7 +61,9 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def get_config(name: str, **overrides: Any) -> HVTConfig:
-    """The config of a named model with some fields replaced."""
+    """The config of a named model, or in a `.json` file, with some fields replaced."""
+    if is_config_file(name):
+        return read_config(name).replace(**overrides)
     if name not in MODELS:
         raise HVTError(f"unknown model {name!r}: {nearest(name, MODELS)}")
     return MODELS[name].replace(**overrides)

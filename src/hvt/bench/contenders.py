@@ -64,29 +64,37 @@ def open_contender(
     without sparing a layer and in ranges of drawn pictures, which are as fast as real ones.
     `overrides` are for the named models of hvt.
     """
-    threads = torch.get_num_threads()
     if is_onnx(name):
-        session = OnnxModel(name, device, threads)
+        session = OnnxModel(name, device, torch.get_num_threads())
         mode = "int8" if session.int8 else "onnx"
         return _of_config(name, mode, session.config, session)
     model = build(name, **overrides).eval()
-    if mode in EXPORTED:
-        if not isinstance(model, HVT):
-            raise HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
-        path = Path(tempfile.mkdtemp(dir=folder)) / f"{mode}.onnx"  # names may be alike
-        calibration = None
-        if mode == "int8":
-            images = drawn_pictures(2, model.config.in_chans, model.config.image)
-            calibration = Calibration(model, input_ranges(model, images))
-        write(model, path, mode, calibration)
-        return _of_config(name, mode, model.config, OnnxModel(path, device, threads))
-    model.to(device)
-    run = torch.compile(model, dynamic=False) if mode == "compiled" else model
     if isinstance(model, HVT):
-        return _of_config(name, mode, model.config, run)
+        return contender_of(name, model, mode, device, folder)
+    if mode in EXPORTED:
+        raise HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
+    model.to(device)
     params = sum(p.numel() for p in model.parameters()) / 1e6
     size = input_size(model)
-    return Contender(name, "timm", mode, size, gflops(name), params, run)
+    return Contender(name, "timm", mode, size, gflops(name), params, _compiled(model, mode))
+
+
+def contender_of(name: str, model: HVT, mode: str, device: torch.device, folder: Path) -> Contender:
+    """A model of ours in evaluation mode, made ready to run in a mode."""
+    if mode not in EXPORTED:
+        return _of_config(name, mode, model.config, _compiled(model.to(device), mode))
+    path = Path(tempfile.mkdtemp(dir=folder)) / f"{mode}.onnx"  # names may be alike
+    calibration = None
+    if mode == "int8":
+        images = drawn_pictures(2, model.config.in_chans, model.config.image)
+        calibration = Calibration(model, input_ranges(model, images))
+    write(model, path, mode, calibration)
+    session = OnnxModel(path, device, torch.get_num_threads())
+    return _of_config(name, mode, model.config, session)
+
+
+def _compiled(model: nn.Module, mode: str) -> Callable[[Tensor], object]:
+    return torch.compile(model, dynamic=False) if mode == "compiled" else model
 
 
 def _of_config(name: str, mode: str, config: Any, run: Callable[[Tensor], object]) -> Contender:

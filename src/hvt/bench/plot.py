@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError
 from ..files import whole_file
 from ..plot import new_figure
-from .run import Row
+
+if TYPE_CHECKING:
+    from .run import Row
 
 MARKS = {"eager": "o", "compiled": "^", "onnx": "s", "int8": "D"}
 COLOURS = {"hvt": "#0969da", "timm": "#9a6700"}

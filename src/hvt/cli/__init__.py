@@ -18,6 +18,8 @@ _EXAMPLES = """\
 examples:
   hvt models 'hvt_s_*'              the small models, their cost and tokens
   hvt cost hvt_s_4 --img-size 384   where the multiply-adds go, block by block
+  hvt plan --gflops 1.25            the best models that a budget buys
+  hvt search digits --gflops 0.005  which models learn most within a budget
   hvt check PICTURES                whether every picture can be read
   hvt train digits                  a first model, in a minute on two cores
   hvt eval best.safetensors --data digits
@@ -34,6 +36,8 @@ examples:
 COMMANDS = {
     "models": "models",
     "cost": "models",
+    "plan": "plan",
+    "search": "search",
     "recipes": "train",
     "check": "check",
     "train": "train",

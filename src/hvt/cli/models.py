@@ -39,7 +39,9 @@ def register(commands: Any) -> None:
             "  hvt cost hvt_s_4 img_size=384 patch_size=8 --json"
         ),
     )
-    parser.add_argument("name", metavar="NAME", help="a model's name (see hvt models)")
+    parser.add_argument(
+        "name", metavar="NAME", help="a model's name (see hvt models), or a .json config"
+    )
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -118,7 +120,7 @@ def run_cost(args: argparse.Namespace) -> None:
         console.print(
             f"{priced.ratio:.2f}× cheaper than with all tokens kept in every block", highlight=False
         )
-        if config.retention == MODELS[args.name].retention:
+        if args.name in NOTES and config.retention == MODELS[args.name].retention:
             console.print(NOTES[args.name], highlight=False)
     elif priced.compression:
         console.print(f"{priced.ratio:.2f}× cheaper than without pooling", highlight=False)

@@ -18,6 +18,7 @@ examples:
   hvt train cifar100 --model hvt_s_4 --root DATA         the paper's recipe, on a GPU
   hvt train finetune --init best.safetensors --data PICTURES
   hvt train folder --data PICTURES                       your own pictures, from scratch
+  hvt train cifar100-cpu --model plan.json --root DATA   what hvt plan --save plan.json chose
   hvt train --resume runs/digits-hvt_ti_2                resume a run
   hvt train --resume runs/digits-hvt_ti_2 --epochs 80    make it longer
   hvt train cifar100-cpu --root DATA --processes 2       two processes on two cores

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import FIELDS, HVTConfig, check_fields
+from ..config import FIELDS, HVTConfig, check_fields, is_config_file, read_config
 from ..errors import HVTError, nearest
 from ..fields import check_type, check_values, field
+from ..zoo import get_config
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,7 +26,11 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 class Recipe:
     """A training from beginning to end; the defaults are DeiT's recipe, which the paper uses."""
 
-    model: str | None = field(None, "model's name (hvt models); the checkpoint's own with --init")
+    model: str | None = field(
+        None,
+        "model's name (hvt models) or a .json config (hvt plan --save); the checkpoint's own with "
+        "--init",
+    )
     init: str | None = field(
         None, "checkpoint to start from: a path, a built-in name, or a model's for new weights"
     )
@@ -138,11 +143,16 @@ class Recipe:
         return dataclasses.asdict(self)
 
     def replace(self, overrides: dict[str, Any] | None = None, **values: Any) -> Recipe:
-        """The same recipe with other values; model overrides are merged."""
+        """The same recipe with other values; model overrides are merged.
+
+        A config file says everything of a model, so it displaces the recipe's own overrides.
+        """
         for name in values:
             if name not in RECIPE_FIELDS:
                 raise HVTError(f"unknown field {name!r}: {_place_of(name)}")
         merged = self.overrides | (overrides or {})
+        if is_config_file(values.get("model") or ""):
+            values["model"], merged = _from_file(values["model"], overrides or {})
         return dataclasses.replace(self, overrides=merged, **values)
 
 
@@ -202,9 +212,23 @@ def from_dict(values: dict[str, Any], where: str) -> Recipe:
     # TOML and JSON have lists where the model's fields are tuples.
     tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in overrides.items()}
     try:
+        if isinstance(values.get("model"), str) and is_config_file(values["model"]):
+            values["model"], tuples = _from_file(values["model"], tuples)
         return Recipe(**values, overrides=tuples)
     except HVTError as error:
         raise HVTError(f"{where}: {error}") from error
+
+
+def _from_file(path: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A config file as a named model and what tells the config from it.
+
+    So a run that is resumed does not need the file.
+    """
+    config = read_config(path).replace(**overrides)
+    name = "deit_s" if config.class_token else "hvt_s_0"
+    named = get_config(name)
+    fields = {field: getattr(config, field) for field in FIELDS if field != "num_classes"}
+    return name, {k: value for k, value in fields.items() if value != getattr(named, k)}
 
 
 def _place_of(name: str) -> str:

@@ -94,13 +94,7 @@ def candidates(
             "smaller budget"
         )
     sizes = _sizes(base, fixed)
-    places = _places(base, fixed)
-    priced = [
-        (config, cost(config).gflops)
-        for size, stride, after in itertools.product(sizes, _strides(fixed), places)
-        if (config := _config(base, fixed, size, stride, after)) is not None
-    ]
-    priced = list({config: (config, price) for config, price in priced}.values())
+    priced = [(config, cost(config).gflops) for config in placements(base, fixed)]
     within = [(config, price) for config, price in priced if price <= gflops]
     if not within:
         prices = [price for _, price in priced] or [whole]
@@ -112,6 +106,13 @@ def candidates(
     if not near:
         near = [max(within, key=lambda pair: pair[1])[0]]
     return near, _rivals(base, gflops, sizes)
+
+
+def placements(base: HVTConfig, fixed: dict[str, Any]) -> list[HVTConfig]:
+    """A config for each picture size, stride and place to pool after."""
+    options = itertools.product(_sizes(base, fixed), _strides(fixed), _places(base, fixed))
+    configs = (_config(base, fixed, size, stride, after) for size, stride, after in options)
+    return list(dict.fromkeys(config for config in configs if config is not None))
 
 
 def variants(config: HVTConfig, fixed: dict[str, Any]) -> list[HVTConfig]:

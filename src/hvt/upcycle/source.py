@@ -26,7 +26,7 @@ def open_source(source: str | Path | nn.Module) -> HVT:
     """
     name = source.__class__.__name__ if isinstance(source, nn.Module) else str(source)
     model = _open(source, name)
-    _check_plain(model.config, name)
+    check_plain(model.config, name)
     model = model.float().eval()
     origin = {"source": Path(name).name}
     licence = model.pretrained_cfg.get("origin", {}).get("license")
@@ -68,7 +68,8 @@ def _published(name: str) -> HVT:
     return ours
 
 
-def _check_plain(config: HVTConfig, name: str) -> None:
+def check_plain(config: HVTConfig, name: str) -> None:
+    """Refuse what is not a plain ViT, by what it is instead."""
     what = None
     if config.pool_blocks:
         what = f"it is pooled after block {config.pool_blocks[0]}"

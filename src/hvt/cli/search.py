@@ -1,0 +1,104 @@
+"""`hvt search`: train many small models within a budget, and see which learn most."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ..config import FIELDS, HVTConfig
+from ..plan.space import KEPT, SEARCHED
+from ..training.recipe import Recipe, list_recipes
+from .flags import add_fields, converter, given_fields
+
+_EXAMPLES = """\
+examples:
+  hvt search digits --gflops 0.005 --trials 20 --epochs 9
+  hvt search cifar100-cpu --root DATA --gflops 0.02 --trials 40 --epochs 1 --threads 1
+  hvt search cifar100-cpu --root DATA --gflops 0.02 --trials 40 --epochs 1 --threads 1
+                                     the same again, beside it: both work on one study
+  hvt search cifar100-cpu --root DATA --gflops 0.02 --storage postgresql://me@host/hvt
+  hvt train cifar100-cpu --root DATA --model runs/search-cifar100-cpu/best.json
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "search",
+        help="find the models that learn most within a budget",
+        description=(
+            "Optuna over the space of hvt plan, with real trainings: short ones for all trials,\n"
+            "longer ones for the best third (successive halving). Trials are compared on training\n"
+            "pictures held out. A study that exists is resumed. docs/scaling.md says more.\n"
+            f"Recipes: {', '.join(list_recipes())}, or a .toml file."
+        ),
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("recipe", help="a recipe's name or file; its epochs are the longest rung")
+    parser.add_argument(
+        "--gflops",
+        type=converter("gflops", float),
+        required=True,
+        metavar="X",
+        help="the most multiply-adds of a picture in 10⁹",
+    )
+    for flag, default, text in (
+        ("--trials", 40, "trials of the whole study (default: 40)"),
+        ("--heartbeat", 30, "seconds between signs of life (default: 30)"),
+    ):
+        parser.add_argument(
+            flag, type=converter(flag[2:], int, least=1), default=default, metavar="N", help=text
+        )
+    parser.add_argument("--study", metavar="NAME", help="the study's name (default: the recipe's)")
+    parser.add_argument(
+        "--storage", metavar="URL", help="Optuna's storage (default: study.db in the output folder)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=("overrides",))
+    skipped = [name for name in FIELDS if name not in (*SEARCHED, *KEPT) or name == "num_classes"]
+    add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    values = given_fields(args, Recipe)
+    output = values.pop("output", None)
+    seed = values.pop("seed", 0)
+
+    from ..search.run import search
+    from ..training.interrupt import Interrupted
+
+    try:
+        found = search(
+            args.recipe,
+            args.gflops,
+            args.trials,
+            study=args.study,
+            storage=args.storage,
+            output=output,
+            seed=seed,
+            heartbeat=args.heartbeat,
+            quiet=args.json,
+            **values,
+            **given_fields(args, HVTConfig),
+        )
+    except Interrupted:
+        print("hvt: stopped; the same command goes on with the study", file=sys.stderr)
+        return 130
+    if args.json:
+        print((found.folder / "trials.json").read_text(), end="")
+        return 0
+    print(
+        f"{found.folder}/report.html: best {found.top1:.2f} % on pictures held out; "
+        f"train it with hvt train {args.recipe} --model {found.folder}/best.json"
+    )
+    print(json.dumps(_told(found.best)))
+    return 0
+
+
+def _told(config: HVTConfig) -> dict[str, Any]:
+    """What tells a config from the defaults."""
+    plain = HVTConfig()
+    return {k: v for k, v in config.to_dict().items() if v != getattr(plain, k)}

@@ -1,0 +1,67 @@
+"""The picture of a plan: the best score that each cost buys, and where the choices lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..bench.plot import check_picture, save
+from ..errors import HVTError
+from ..plot import new_figure
+
+if TYPE_CHECKING:
+    from .answer import Choice, Plan
+
+COLOURS = {"plan": "#0969da", "the paper's ways": "#bf8700", "DeiT": "#8250df"}
+LINE = "#8c959f"
+
+
+def draw(plan: Plan, path: str | Path) -> None:
+    """Score against GFLOPs, over the whole space and for the choices."""
+    check_picture(path)
+    if plan.source is not None:
+        raise HVTError("a plan for upcycling has no frontier to draw: leave the picture out")
+    figure = new_figure(figsize=(7, 4.6), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xscale="log", xlabel="multiply-adds of a picture (G)",
+             ylabel="order by the regression (points)")  # fmt: skip
+    axes.step(
+        plan.frontier.gflops, plan.frontier.scores, where="pre", color=LINE, lw=1.2,
+        label="best of the space",
+    )  # fmt: skip
+    groups: dict[str, list[Choice]] = {
+        "plan": plan.best,
+        "the paper's ways": plan.ways,
+        "DeiT": [plan.deit] if plan.deit else [],
+    }
+    for name, choices in groups.items():
+        if choices:
+            _mark(axes, name, choices)
+    if "gflops" in plan.budgets:
+        axes.axvline(plan.budgets["gflops"], color=LINE, ls="--", lw=0.8)
+    budgets = ", ".join(f"{name} {value:g}" for name, value in plan.budgets.items())
+    axes.set_title(f"{budgets}: {plan.within:,} of {plan.configurations:,} configs", fontsize=10)
+    axes.grid(alpha=0.3, which="both")
+    axes.margins(0.1)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend(fontsize=8, loc="lower center")
+    save(figure, path)
+
+
+def _mark(axes: Any, name: str, choices: list[Choice]) -> None:
+    axes.plot(
+        [choice.gflops for choice in choices],
+        [choice.score for choice in choices],
+        "o",
+        color=COLOURS[name],
+        label=name,
+    )
+    for choice in choices:
+        axes.annotate(
+            choice.name,
+            (choice.gflops, choice.score),
+            xytext=(-5, 4),
+            ha="right",
+            textcoords="offset points",
+            fontsize=7,
+        )

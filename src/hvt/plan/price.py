@@ -1,0 +1,226 @@
+"""What all configs of a space cost: the closed form of `hvt.costs` over arrays, without torch.
+
+A block's cost is a polynomial of its tokens, so that of a model follows from sums over its blocks:
+how many see each length. These are matrix products over the places to pool and the lengths, and
+the widths are one axis more. `tests/test_plan.py` holds every figure to `hvt.cost`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import HVTConfig
+from ..costs import FLOAT32, Cost
+from ..lengths import window
+from .space import MOST_STAGES, Picture, Pooling, Space, lengths
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+ADAMW = 4 * FLOAT32
+"""Bytes of a parameter in training: itself, its gradient and AdamW's two averages."""
+
+
+def training_bytes(params: int, activation_bytes: int, config: HVTConfig, batch: int) -> int:
+    """Memory of a training step: parameters, gradients, AdamW's state, what autograd keeps, images.
+
+    What kernels take for a moment, Python and torch come on top.
+    """
+    height, width = config.image
+    images = FLOAT32 * config.in_chans * height * width
+    return ADAMW * params + batch * (activation_bytes + images)
+
+
+def memory_mb(cost: Cost, config: HVTConfig, batch: int) -> float:
+    """The same for one config, in 10⁶ bytes."""
+    held = sum(layer.activation_bytes for layer in cost.layers)
+    return training_bytes(cost.params, held, config, batch) / 1e6
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Pictures and how they are pooled: Q pairs, each with its tokens at every stage."""
+
+    pictures: list[Picture]
+    poolings: list[Pooling]
+    tokens: Ints
+    """(Q, stages + 1) with prefix tokens; 0 where a stage would leave too few."""
+    prefix: int
+
+    @cached_property
+    def stages(self) -> Ints:
+        """(Q,), how many poolings each sequence stands."""
+        return (self.tokens > 0).sum(axis=1) - 1
+
+    @cached_property
+    def summed(self) -> Ints:
+        """(Q, stages + 1), tokens of all stages up to each."""
+        return self.tokens.cumsum(axis=1)
+
+    @cached_property
+    def logs(self) -> Floats:
+        """(Q, stages + 1), the logarithm of the patches; 0 where there are none."""
+        return np.log(np.maximum(self.tokens - self.prefix, 1))
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Every config of one depth: arrays over places P, lengths Q and widths W."""
+
+    space: Space
+    depth: int
+    places: list[tuple[int, ...]]
+    lengths: Lengths
+    batch: int
+    """Of the training memory."""
+
+    @cached_property
+    def counts(self) -> Ints:
+        """(P, stages + 1), how many blocks see each stage's tokens."""
+        stages = self.lengths.tokens.shape[1]
+        return np.array([_counts(after, self.depth, stages) for after in self.places], np.int64)
+
+    @cached_property
+    def poolings(self) -> Ints:
+        """(P,), how many there are."""
+        return np.array([len(after) for after in self.places], np.int64)
+
+    @cached_property
+    def valid(self) -> NDArray[np.bool_]:
+        """(P, Q); False where a sequence is too short for a place's poolings, or pooled by none.
+
+        A model that is never pooled is the same with any pooling: the first stands for it.
+        """
+        poolings = self.poolings[:, None]
+        first = np.arange(len(self.lengths.pictures)) % len(self.space.poolings) == 0
+        return (poolings <= self.lengths.stages) & ((poolings > 0) | first)
+
+    @cached_property
+    def macs(self) -> Ints:
+        """(P, Q, W), multiply-adds of a picture."""
+        base, d = self.space.base, self._widths
+        squares = self.counts @ (self.lengths.tokens**2).T
+        macs = (
+            self._summed[:, :, None] * (4 * d * d + 2 * d * self._hidden)
+            + squares[:, :, None] * (2 * d)
+            + (self._values[:, None] * d + d * base.num_classes)
+        )
+        if base.pool == "conv":
+            macs += (self._outputs * self._area)[:, :, None] * (d * d)
+        return macs
+
+    @cached_property
+    def params(self) -> Ints:
+        """(P, Q, W)"""
+        base, d, hidden = self.space.base, self._widths, self._hidden
+        patch = np.array([p.patch**2 * base.in_chans for p in self.lengths.pictures], np.int64)
+        blocks = self.depth * (4 * d * d + 6 * d + 2 * d * hidden + 3 * d + hidden)
+        rest = (patch[:, None] + 1 + self.lengths.prefix) * d
+        rest = rest + blocks + 2 * d + (d + 1) * base.num_classes
+        params = self._positions[:, :, None] * d + rest
+        if base.pool == "conv":
+            params += self.poolings[:, None, None] * (self._area[:, None] * (d * d) + d)
+        return params
+
+    @cached_property
+    def training_bytes(self) -> Ints:
+        """(P, Q, W), as `training_bytes` of one config."""
+        base, d, last = self.space.base, self._widths, self._last[:, :, None]
+        heads = np.array([heads for heads, _ in self.space.widths], np.int64)
+        entering = self._positions - self._last
+        held = (
+            self._summed[:, :, None] * (8 * d + 2 * self._hidden + 4 + heads)
+            + entering[:, :, None] * d
+            + last * (d + 2)
+            + 2 * self._values[:, None]  # the images, and their patches
+        )
+        if base.num_classes:
+            held += d if base.head_pool == "avg" else last * d
+        held *= FLOAT32
+        if base.pool == "max":
+            held += 8 * self._outputs[:, :, None] * d
+        return ADAMW * self.params + self.batch * held
+
+    # (W,)
+
+    @cached_property
+    def _widths(self) -> Ints:
+        return np.array([heads * dim for heads, dim in self.space.widths], np.int64)
+
+    @cached_property
+    def _hidden(self) -> Ints:
+        ratio = self.space.base.mlp_ratio
+        return np.array([int(width * ratio) for width in self._widths.tolist()], np.int64)
+
+    # (Q,)
+
+    @cached_property
+    def _values(self) -> Ints:
+        sizes = [p.size[0] * p.size[1] for p in self.lengths.pictures]
+        return np.array(sizes, np.int64) * self.space.base.in_chans
+
+    @cached_property
+    def _area(self) -> Ints:
+        windows = [window(pooling[0], pooling[1]) for pooling in self.lengths.poolings]
+        return np.array([rows * cols for rows, cols in windows], np.int64)
+
+    # (P, Q)
+
+    @cached_property
+    def _summed(self) -> Ints:
+        """Tokens of all blocks."""
+        return self.counts @ self.lengths.tokens.T
+
+    @cached_property
+    def _last(self) -> Ints:
+        return self.lengths.tokens[:, self.poolings].T
+
+    @cached_property
+    def _positions(self) -> Ints:
+        """Tokens of all stages."""
+        return self.lengths.summed[:, self.poolings].T
+
+    @cached_property
+    def _outputs(self) -> Ints:
+        """Patches that all poolings give."""
+        leaving = self._positions - self.lengths.tokens[:, 0]
+        return leaving - self.poolings[:, None] * self.lengths.prefix
+
+
+def sequences(space: Space) -> Lengths:
+    """All pairs of a picture and a pooling."""
+    prefix = space.base.num_prefix_tokens
+    stages = MOST_STAGES
+    if space.fixed.get("pool_after") is not None:
+        stages = len(space.fixed["pool_after"])
+    elif space.fixed.get("stages") is not None:
+        stages = space.fixed["stages"]
+    pictures, poolings, rows = [], [], []
+    for picture in space.pictures:
+        for pooling in space.poolings:
+            counts = [n + prefix for n in lengths(picture.grid, pooling, stages)]
+            pictures.append(picture)
+            poolings.append(pooling)
+            rows.append(counts + [0] * (stages + 1 - len(counts)))
+    return Lengths(pictures, poolings, np.array(rows, np.int64), prefix)
+
+
+def priced(space: Space, batch: int = 1) -> Iterator[Priced]:
+    """The costs of a space, one depth after another; `batch` is that of the training memory."""
+    found = sequences(space)
+    for depth in space.depths:
+        places = [after for after in space.places(depth) if len(after) < found.tokens.shape[1]]
+        if places:
+            yield Priced(space, depth, places, found, batch)
+
+
+def _counts(after: tuple[int, ...], depth: int, stages: int) -> list[int]:
+    """How many blocks see the tokens of each stage; the block that pools sees those before."""
+    ends = [block + 1 for block in after] + [depth]
+    counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    return counts + [0] * (stages - len(counts))

@@ -1,0 +1,92 @@
+"""`hvt.plan`: the best configs that a budget buys, beside the paper's ways and the DeiT of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import HVTError, nearest
+from .answer import Judge, Plan
+from .best import plan_space
+from .quality import load_quality
+from .space import space_of
+
+if TYPE_CHECKING:
+    from .latency import Latency
+
+MODES = ("eager", "onnx", "int8")
+"""How a model is run, for its latency."""
+
+
+def plan(
+    gflops: float | None = None,
+    *,
+    params: float | None = None,
+    latency_ms: float | None = None,
+    memory: float | None = None,
+    source: str | Path | None = None,
+    mode: str = "eager",
+    device: str = "auto",
+    threads: int | None = None,
+    batch: int = 1,
+    train_batch: int = 128,
+    count: int = 5,
+    remeasure: bool = False,
+    note: Callable[[str], None] = lambda text: None,
+    **fixed: Any,
+) -> Plan:
+    """The best configs within some budgets: `hvt.plan(gflops=1.25, img_size=384)`.
+
+    `gflops` are multiply-adds of a picture in 10⁹, `params` 10⁶ parameters, `latency_ms` the time
+    of a batch of `batch` pictures on `device` in `mode` (eager, onnx or int8), and `memory` the MB
+    of a training step at `train_batch` pictures. `fixed` are fields of `HVTConfig` that are not
+    up for choice. `source`, a checkpoint, asks for placements that `hvt upcycle` could give it:
+    its width and depth are kept. `note` is told what takes time.
+    """
+    budgets = _budgets(gflops=gflops, params=params, latency_ms=latency_ms, memory=memory)
+    _check_whole(batch=batch, train_batch=train_batch, count=count)
+    if threads is not None:
+        _check_whole(threads=threads)
+    if mode not in MODES:
+        raise HVTError(f"unknown mode {mode!r}: {nearest(mode, MODES)}")
+    if latency_ms is None and (mode, device, threads, batch) != ("eager", "auto", None, 1):
+        raise HVTError(
+            "mode, device, threads and batch say where a latency is measured: bound it by "
+            "latency_ms, or leave them out"
+        )
+    space = space_of(fixed) if source is None else None
+    latency: Latency | None = None
+    if "latency_ms" in budgets:
+        from .latency import get_latency
+
+        latency = get_latency(mode, device, threads, batch, remeasure=remeasure, note=note)
+    judge = Judge(load_quality(), latency, train_batch)
+    if source is not None:
+        from .placements import plan_source
+
+        return plan_source(str(source), budgets, fixed, judge, count)
+    assert space is not None
+    return plan_space(space, budgets, judge, count)
+
+
+def _budgets(**asked: float | None) -> dict[str, float]:
+    budgets: dict[str, float] = {}
+    for name, value in asked.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise HVTError(f"{name}={value!r} must be a number")
+        if not math.isfinite(value) or value <= 0:
+            raise HVTError(f"{name}={value!r} must be a finite number above 0")
+        budgets[name] = float(value)
+    if not budgets:
+        raise HVTError("no budget is named: use gflops, params, latency_ms or memory")
+    return budgets
+
+
+def _check_whole(**values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise HVTError(f"{name}={value!r} must be a whole number of at least 1")

@@ -1,0 +1,253 @@
+"""What a plan chooses from: widths, depths, pictures, poolings and their places."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import FIELDS, HVTConfig
+from ..errors import HVTError, nearest
+from ..lengths import Grid, padding, pooled_length, window
+
+WIDTHS = (
+    32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1152,
+    1280,
+)  # fmt: skip
+HEADS = (*range(1, 13), 14, 16, 20, 24)
+"""Where the width of a head is fixed."""
+DEPTHS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 64)
+SIZES = (96, 112, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512)
+PATCHES = (2, 4, 8, 14, 16, 32)
+ROWS = (4, 32)
+"""The fewest and the most rows of patches, where size and patch are not both fixed."""
+WINDOWS = {1: ((3, 2), (2, 2), (3, 3), (5, 4)), 2: ((3, 2), (2, 2), (3, 3))}
+"""Kernels and strides by `pool_dims`; the first is the paper's."""
+MOST_STAGES = 4
+LEAST_TOKENS = 2
+"""A pooling that would leave fewer is not made: attention among one token is none."""
+
+SEARCHED = (
+    "img_size", "patch_size", "num_heads", "head_dim", "embed_dim", "depth", "stages", "pool_after",
+    "pool_kernel", "pool_stride", "pool_dims",
+)  # fmt: skip
+KEPT = (
+    "in_chans", "num_classes", "pool", "class_token", "mlp_ratio", "drop_rate", "pos_drop_rate",
+    "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
+)  # fmt: skip
+"""Fields that can be fixed beside those that are searched."""
+
+Pooling = tuple[int, int | Grid, int | Grid]
+"""Dimensions, kernel and stride."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture size and its patches."""
+
+    size: Grid
+    patch: int
+
+    @property
+    def grid(self) -> Grid:
+        return self.size[0] // self.patch, self.size[1] // self.patch
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices that are left where some fields are fixed."""
+
+    fixed: dict[str, Any]
+    widths: tuple[tuple[int, int], ...]
+    """Heads and the width of one."""
+    depths: tuple[int, ...]
+    pictures: tuple[Picture, ...]
+    poolings: tuple[Pooling, ...]
+
+    @property
+    def base(self) -> HVTConfig:
+        """The fields that are not searched, in a config that is right by itself."""
+        kept = {name: value for name, value in self.fixed.items() if name in KEPT}
+        return HVTConfig(stages=0, **kept)
+
+    def places(self, depth: int) -> list[tuple[int, ...]]:
+        """The blocks to pool after: none, the paper's even stages, and steps of equal length.
+
+        A step of more than 12 blocks' worth is cut into 12, so that deep models have no more
+        places than others.
+        """
+        if self.fixed.get("pool_after") is not None:
+            after = tuple(self.fixed["pool_after"])
+            return [after] if all(block < depth for block in after) else []
+        if self.fixed.get("stages") is not None:
+            stages = self.fixed["stages"]
+            return [] if stages and depth % stages else [even(depth, stages)]
+        found: dict[tuple[int, ...], None] = {(): None}
+        for stages in range(1, MOST_STAGES + 1):
+            if depth % stages == 0:
+                found[even(depth, stages)] = None
+            unit = max(1, depth // 12)
+            firsts = range(0, depth // 2 + 1, unit)
+            gaps = range(unit, depth, unit) if stages > 1 else (depth,)
+            for first, gap in itertools.product(firsts, gaps):
+                last = first + (stages - 1) * gap
+                if last <= depth - 2:  # after the last block there is nothing left to save
+                    found[tuple(first + m * gap for m in range(stages))] = None
+        return list(found)
+
+    def config(
+        self,
+        heads: tuple[int, int],
+        depth: int,
+        picture: Picture,
+        pooling: Pooling,
+        after: Sequence[int],
+    ) -> HVTConfig:
+        """One choice as a config; even stages are said as such."""
+        values: dict[str, Any] = {
+            "img_size": picture.size, "patch_size": picture.patch,
+            "num_heads": heads[0], "head_dim": heads[1], "depth": depth,
+        }  # fmt: skip
+        stages = len(after)
+        if not stages or (depth % stages == 0 and tuple(after) == even(depth, stages)):
+            values["stages"] = stages
+        else:
+            values["pool_after"] = tuple(after)
+        if stages:
+            values |= {
+                "pool_dims": pooling[0], "pool_kernel": pooling[1], "pool_stride": pooling[2],
+            }  # fmt: skip
+        return self.base.replace(**values)
+
+
+def even(depth: int, stages: int) -> tuple[int, ...]:
+    """The paper's rule: the first block of each of some equal stages."""
+    return tuple(m * (depth // stages) for m in range(stages))
+
+
+def lengths(grid: Grid, pooling: Pooling, most: int) -> list[int]:
+    """Patches at first and after each pooling, as long as `LEAST_TOKENS` are left."""
+    dims, kernels, strides = pooling[0], window(*pooling[:2]), window(pooling[0], pooling[2])
+    counts = [grid[0] * grid[1]]
+    rows = grid if dims == 2 else (1, counts[0])
+    while len(counts) <= most:
+        height, width = (
+            pooled_length(n, kernel, stride, padding(dims, kernel))
+            for n, kernel, stride in zip(rows, kernels, strides, strict=True)
+        )
+        if min(height, width) < 1 or height * width < LEAST_TOKENS:
+            break
+        rows = (height, width)
+        counts.append(height * width)
+    return counts
+
+
+# ── what is left when some fields are fixed ─────────────────────────────────────────────────────
+
+
+def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
+    """The space around fixed fields of `HVTConfig`; what cannot be fixed is refused by name."""
+    for name in fixed:
+        if name not in FIELDS:
+            raise HVTError(f"unknown field {name!r}: {nearest(name, [*SEARCHED, *KEPT])}")
+        if name not in (*SEARCHED, *KEPT):
+            raise HVTError(
+                f"a plan has no {name}: leave it out, and price such a model by hvt cost"
+            )
+    fixed = {name: value for name, value in fixed.items() if value is not None}
+    _check_alone(fixed)
+    space = Space(
+        fixed=fixed,
+        widths=_widths(fixed),
+        depths=(fixed["depth"],) if "depth" in fixed else DEPTHS,
+        pictures=_pictures(fixed, sizes),
+        poolings=_poolings(fixed),
+    )
+    if not any(space.places(depth) for depth in space.depths):
+        stages = fixed.get("stages", fixed.get("pool_after"))
+        raise HVTError(f"depth={fixed.get('depth')} has no room for the poolings of {stages}")
+    return space
+
+
+def _check_alone(fixed: dict[str, Any]) -> None:
+    """Refuse values that no config has, whatever the others are."""
+    alone = {k: v for k, v in fixed.items() if k not in ("embed_dim", "pool_after", "stages")}
+    for name, value in alone.items():
+        if name in ("img_size", "patch_size"):
+            continue
+        extra = {"pool_dims": 2} if isinstance(value, tuple) else {}
+        HVTConfig(**{name: value, **extra})
+    if "img_size" in fixed:
+        HVTConfig(img_size=fixed["img_size"], patch_size=1)
+    if "patch_size" in fixed:
+        HVTConfig(img_size=fixed["patch_size"], patch_size=fixed["patch_size"])
+    depth = fixed.get("depth")
+    for name in ("stages", "pool_after"):
+        if name in fixed:
+            value = fixed[name]
+            blocks = depth or (max(1, value) if name == "stages" else max((*value, 0)) + 1)
+            HVTConfig(img_size=4096, patch_size=1, pool_kernel=1, pool_stride=1, depth=blocks,
+                      **{name: value})  # fmt: skip
+    if "stages" in fixed and "pool_after" in fixed and fixed["stages"] != len(fixed["pool_after"]):
+        raise HVTError("stages and pool_after disagree: fix one of them")
+
+
+def _widths(fixed: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    heads, dim, width = (fixed.get(n) for n in ("num_heads", "head_dim", "embed_dim"))
+    if width is not None:
+        if heads is None and dim is None:
+            dim = head_dim_of(width)
+        heads = heads or (width // dim if dim and width % dim == 0 else None)
+        dim = dim or (width // heads if heads and width % heads == 0 else None)
+        if not heads or not dim or heads * dim != width:
+            raise HVTError(
+                f"embed_dim={width} is not num_heads × head_dim: fix two of the three that agree"
+            )
+        return ((heads, dim),)
+    if heads is not None:
+        return ((heads, dim or 64),)
+    if dim is not None:
+        return tuple((count, dim) for count in HEADS)
+    return tuple((width // head_dim_of(width), head_dim_of(width)) for width in WIDTHS)
+
+
+def head_dim_of(width: int) -> int:
+    """64 as in the paper from DeiT-Ti's width on, and less below, so that there are some heads."""
+    dims = (64, 32, 16, 8) if width >= 192 else (32, 16, 8)
+    return next((dim for dim in dims if width % dim == 0), width)
+
+
+def _pictures(fixed: dict[str, Any], sizes: Sequence[int]) -> tuple[Picture, ...]:
+    size, patch = fixed.get("img_size"), fixed.get("patch_size")
+    asked = [HVTConfig(img_size=one, patch_size=1).image for one in ([size] if size else sizes)]
+    pictures = [
+        Picture(one, p)
+        for one in asked
+        for p in ([patch] if patch else PATCHES)
+        if one[0] % p == 0 and one[1] % p == 0
+    ]
+    if size and patch:
+        HVTConfig(img_size=size, patch_size=patch)  # refuses what does not fit
+        return tuple(pictures)
+    within = [one for one in pictures if ROWS[0] <= min(one.grid) and max(one.grid) <= ROWS[1]]
+    if not within and pictures:
+        # The nearest to the paper's 14 rows, where all are too coarse or too fine.
+        within = [min(pictures, key=lambda one: abs(max(one.grid) - 14))]
+    if not within:
+        what = f"img_size={size}" if size else f"patch_size={patch}"
+        raise HVTError(f"{what} fits no {'patch' if size else 'picture'} of the plan: fix both")
+    return tuple(within)
+
+
+def _poolings(fixed: dict[str, Any]) -> tuple[Pooling, ...]:
+    dims, kernel, stride = (fixed.get(f"pool_{n}") for n in ("dims", "kernel", "stride"))
+    if isinstance(kernel, tuple) or isinstance(stride, tuple):
+        if dims == 1:
+            raise HVTError("a window of rows and columns needs pool_dims=2: fix one number, or 2")
+        dims = 2
+    found: dict[Pooling, None] = {}
+    for d in (1, 2) if dims is None else (dims,):
+        for k, s in WINDOWS[d]:
+            found[d, k if kernel is None else kernel, s if stride is None else stride] = None
+    return tuple(found)

@@ -1,0 +1,291 @@
+"""`hvt.search`: short trainings of many models, the better ones longer, until enough are done."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..config import FIELDS, HVTConfig
+from ..costs import arrow, cost
+from ..errors import HVTError, nearest
+from ..plan.answer import limit
+from ..terminal import printable
+from ..training import engine
+from ..training.interrupt import Interrupted
+from ..training.pipeline import build_model
+from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
+from ..training.watch import clock
+from .halving import RUNGS, Score, frontier, goes_on, reached, rungs
+from .report import write_report
+from .study import (
+    HEARTBEAT,
+    default_storage,
+    import_optuna,
+    open_study,
+    quietly,
+    requeue,
+    rows_of,
+)
+from .suggest import Choices, choices_of
+
+HOLDOUT = 0.1
+"""The share of the training pictures that trials are compared on; no test picture is seen."""
+MOST_EMPTY = 300
+"""Suggestions in a row without a config within the budget, after which a search gives up."""
+WAIT = 2.0
+"""Seconds between looks at the trials of other processes, when no new one is due."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found so far."""
+
+    folder: Path
+    """With `trials.csv`, `trials.json`, `report.html`, `report.png` and `best.json`."""
+    best: HVTConfig
+    """The most accurate of those trained to the end."""
+    top1: float
+    frontier: list[dict[str, Any]]
+    trials: list[dict[str, Any]]
+
+
+def search(
+    recipe: str | Path | Recipe,
+    gflops: float,
+    trials: int = 40,
+    *,
+    study: str | None = None,
+    storage: str | None = None,
+    output: str | Path | None = None,
+    seed: int = 0,
+    heartbeat: int = HEARTBEAT,
+    quiet: bool = False,
+    **values: Any,
+) -> Found:
+    """Search for the models that learn most within a budget: `hvt.search("digits", 0.005)`.
+
+    Every trial is a training by `recipe`, of whose training pictures a share (`holdout`, a tenth
+    unless it is set) is held out to compare by; the test pictures are not touched. `values` are
+    fields of the recipe, or fields of `HVTConfig` that are not to be searched. `trials` are those
+    of the whole study: a study that has some goes on, and several processes with the same
+    `storage` and `study` share the work. `output` is the folder for the report.
+    """
+    if isinstance(gflops, bool) or not isinstance(gflops, (int, float)) or not 0 < gflops < 1e9:
+        raise HVTError(f"gflops={gflops!r} must be a finite number above 0")
+    for name, number in (("trials", trials), ("heartbeat", heartbeat)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise HVTError(f"{name}={number!r} must be a whole number of at least 1")
+    import_optuna()  # says what to install before anything else is done
+    base, fixed, name = _recipe(recipe, values)
+    folder = Path(output or f"runs/search-{name}")
+    console = Console(quiet=quiet)
+    model, data = build_model(base)  # refuses a recipe or data that no trial could use
+    choices = choices_of(model.config, float(gflops), fixed)
+    _check_budget(choices)
+    console.print(
+        f"{data.name}: {len(data.train)} pictures to learn from, {len(data.val)} held out to "
+        f"compare by; rungs of {', '.join(f'{e:g}' for e in rungs(base.epochs))} epochs",
+        highlight=False,
+        soft_wrap=True,
+    )
+    del model, data
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HVTError(f"cannot write {folder}: {error.strerror}") from error
+    settings = {
+        "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": rungs(base.epochs),
+        "seed": seed,
+    }  # fmt: skip
+    opened = open_study(study or name, storage or default_storage(folder), settings, heartbeat)
+    worker = Worker(base, choices, opened, folder, trials, seed, console)
+    try:
+        worker.work()
+    finally:
+        rows = rows_of(opened)
+        if any(row["complete"] for row in rows):
+            write_report(folder, opened, rows, gflops)
+    best = frontier(rows)
+    if not best:
+        raise HVTError(f"no trial of the study was trained to the end: raise trials={trials}")
+    config = HVTConfig.from_dict(best[-1]["config"])
+    return Found(folder, config, best[-1]["top1"], best, rows)
+
+
+def _recipe(
+    recipe: str | Path | Recipe, values: dict[str, Any]
+) -> tuple[Recipe, dict[str, Any], str]:
+    """The recipe of every trial, the fields that are fixed, and a name."""
+    for field in values:
+        if field not in RECIPE_FIELDS and field not in FIELDS:
+            hint = nearest(field, [*RECIPE_FIELDS, *FIELDS])
+            raise HVTError(f"unknown field {field!r}: {hint}")
+    for field in ("init", "teacher", "pretrained"):
+        if values.get(field):
+            raise HVTError(f"a search trains new weights: leave {field} out")
+    base = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    name = "run" if isinstance(recipe, Recipe) else Path(recipe).name.removesuffix(".toml")
+    fixed = {field: value for field, value in values.items() if field in FIELDS}
+    base = base.replace(**{k: v for k, v in values.items() if k in RECIPE_FIELDS})
+    if base.init or base.pretrained:
+        raise HVTError(f"the recipe {name} starts from a checkpoint, and a search from new weights")
+    return base.replace(fixed, holdout=base.holdout or HOLDOUT), fixed, name
+
+
+def _identity(recipe: Recipe) -> dict[str, Any]:
+    """What makes trials comparable; where and how they are computed may differ by process."""
+    elsewhere = (
+        "root", "download", "output", "device", "compile", "grad_checkpointing", "workers",
+        "threads", "accumulate", "checkpoint_minutes", "tensorboard", "eval_every", "skip_broken",
+    )  # fmt: skip
+    return {k: v for k, v in recipe.to_dict().items() if k not in elsewhere and v is not None}
+
+
+def _check_budget(choices: Choices) -> None:
+    """Refuse a budget that no config of the space meets."""
+    space = choices.space
+    narrow = min(space.widths, key=lambda pair: pair[0] * pair[1])
+    least = []
+    for picture in space.pictures:
+        for depth in (min(space.depths),):
+            try:
+                places = space.places(depth)
+                after = places[-1] if space.fixed.get("stages") else ()
+                least.append(cost(space.config(narrow, depth, picture, space.poolings[0], after)))
+            except HVTError:
+                continue
+    cheapest = min((price.gflops for price in least), default=None)
+    if cheapest is not None and cheapest > limit(choices.gflops):
+        raise HVTError(
+            f"gflops={choices.gflops:g} cannot be met: the least that any config of the search "
+            f"takes is about {cheapest:.3g}"
+        )
+
+
+class Worker:
+    """One process's part in a study."""
+
+    def __init__(
+        self, recipe: Recipe, choices: Choices, study: Any, folder: Path, trials: int, seed: int,
+        console: Console,
+    ) -> None:  # fmt: skip
+        self.recipe, self.choices, self.study = recipe, choices, study
+        self.folder, self.trials, self.console = folder, trials, console
+        self.rungs = rungs(recipe.epochs, RUNGS)
+        # Processes that begin alike must not suggest alike.
+        self.number = int(study.user_attrs.get("workers", 0))
+        study.set_user_attr("workers", self.number + 1)
+        self.seed = seed + 7919 * self.number
+        self.began = time.monotonic()
+        self.done = self.empty = 0
+
+    def work(self) -> None:
+        """Take trials until the study has enough; those of processes that died are taken up."""
+        optuna = import_optuna()
+        while True:
+            with quietly():
+                optuna.storages.fail_stale_trials(self.study)
+            states = [trial.state.name for trial in self.study.get_trials(deepcopy=False)]
+            complete = sum(row["complete"] for row in rows_of(self.study))
+            running, waiting = states.count("RUNNING"), states.count("WAITING")
+            if complete >= self.trials and not waiting:
+                return
+            if complete + running >= self.trials and not waiting:
+                time.sleep(WAIT)  # others are at the last ones, and may yet fail
+                continue
+            self.study.sampler = optuna.samplers.TPESampler(
+                seed=self.seed + len(states),
+                n_startup_trials=max(5, self.trials // 4),
+                constant_liar=True,  # the trials of other processes count as what they may become
+            )
+            try:
+                with quietly():
+                    self.study.optimize(self.objective, n_trials=1)
+            except optuna.exceptions.UpdateFinishedTrialError:
+                self._say("a trial of this process was given to another, which heard nothing of it")
+
+    def objective(self, trial: Any) -> tuple[float, float]:
+        """Accuracy and GFLOPs of a trial, after as many rungs as it is worth."""
+        config = self.choices.suggest(trial)
+        if config is None:  # nothing to train, so it does not count
+            self.empty += 1
+            if self.empty > MOST_EMPTY:
+                raise HVTError(
+                    f"{MOST_EMPTY} trials in a row have no config within "
+                    f"gflops={self.choices.gflops:g}: raise it, or fix fewer fields"
+                )
+            return 0.0, self.choices.gflops
+        self.empty = 0
+        price = cost(config)
+        trial.set_user_attr("config", config.to_dict())
+        trial.set_user_attr("gflops", price.gflops)
+        trial.set_user_attr("params_m", price.params_m)
+        scores = [tuple(pair) for pair in trial.user_attrs.get("rungs", [])]
+        began = time.monotonic()
+        for rung in range(len(scores), len(self.rungs)):
+            try:
+                top1 = self._train(config, trial.number, rung)
+            except (Interrupted, KeyboardInterrupt):
+                requeue(self.study, trial)
+                raise
+            scores.append((self.rungs[rung], top1))
+            trial.set_user_attr("rungs", scores)
+            others = [row for row in rows_of(self.study) if row["trial"] != trial.number]
+            last = rung + 1 == len(self.rungs)
+            if not last and not goes_on(Score(price.gflops, top1), reached(others, rung)):
+                break
+        trial.set_user_attr("finished", len(scores) == len(self.rungs))
+        trial.set_user_attr("seconds", time.monotonic() - began)
+        self._tell(trial, config, price.gflops, scores)
+        return float(scores[-1][1]), price.gflops
+
+    def _train(self, config: HVTConfig, number: int, rung: int) -> float:
+        """Top-1 on the pictures held out; 0 where the loss was not finite."""
+        run = self.folder / "trials" / f"{number:04d}-{self.number}-rung{rung}"
+        shutil.rmtree(run, ignore_errors=True)
+        name = "deit_s" if config.class_token else "hvt_s_0"
+        overrides = {field: getattr(config, field) for field in FIELDS if field != "num_classes"}
+        recipe = self.recipe.replace(
+            overrides, model=name, epochs=self.rungs[rung], output=str(run), tensorboard=False,
+            eval_every=10**6, checkpoint_minutes=1e9,
+        )  # fmt: skip
+        try:
+            return engine.train(recipe, console=Console(quiet=True)).top1
+        except HVTError as error:
+            if "not finite" not in str(error):
+                raise
+            return 0.0
+        finally:
+            shutil.rmtree(run, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another process has a trial in it
+                run.parent.rmdir()
+
+    # ── what is said ────────────────────────────────────────────────────────────────────────────
+
+    def _tell(self, trial: Any, config: HVTConfig, gflops: float, scores: list[Any]) -> None:
+        self.done += 1
+        rows = rows_of(self.study)
+        complete = sum(row["complete"] for row in rows) + 1  # this one is about to be
+        per_trial = (time.monotonic() - self.began) / self.done
+        left = max(0, self.trials - complete) * per_trial
+        whole = [row["top1"] for row in rows if row["finished"]]
+        ended = " → ".join(f"{top1:.1f} % after {epochs:g}" for epochs, top1 in scores)
+        again = trial.user_attrs.get("again")
+        self._say(
+            f"{complete}/{self.trials}  trial {trial.number}"
+            + (f" (taken up from {again})" if again is not None else "")
+            + f": {gflops:.3g} GFLOPs, width {config.width}, {config.depth} blocks, "
+            f"{config.image[0]} px, tokens {arrow(list(config.tokens))}: {ended}"
+            + ("" if len(scores) == len(self.rungs) else ", stopped")
+            + (f"; best {max(whole):.1f} %" if whole else "")
+            + (f"; about {clock(left)} left" if left else "")
+        )
+
+    def _say(self, text: str) -> None:
+        self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)

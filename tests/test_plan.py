@@ -1,0 +1,478 @@
+"""A budget buys what `hvt.cost` says, and what cannot be bought is refused with a reason."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, Command
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hvt
+from hvt.config import HVTConfig, read_config, write_config
+from hvt.plan.answer import limit
+from hvt.plan.best import _scores
+from hvt.plan.latency import Latency, cache_file, get_latency, measure
+from hvt.plan.price import Priced, memory_mb, priced
+from hvt.plan.quality import Run, fit, flags_of, load_quality, measures_of, spearman
+from hvt.plan.space import Space, space_of
+
+ROOT = Path(__file__).parents[1]
+NARROW: dict[str, Any] = {"depth": 12, "img_size": 224, "patch_size": 16}
+CPU = torch.device("cpu")
+
+
+def configs(space: Space, one: Priced, count: int) -> list[tuple[tuple[int, int, int], HVTConfig]]:
+    """Some configs of a depth with their place in its arrays."""
+    valid = np.argwhere(np.broadcast_to(one.valid[:, :, None], one.macs.shape))
+    picked = valid[np.random.default_rng(0).permutation(len(valid))[:count]]
+    return [
+        (
+            (p, q, w),
+            space.config(
+                space.widths[w], one.depth, one.lengths.pictures[q], one.lengths.poolings[q],
+                one.places[p],
+            ),
+        )
+        for p, q, w in picked.tolist()
+    ]  # fmt: skip
+
+
+# The closed form over arrays
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"depth": 6},
+        {"depth": 9, "img_size": (192, 128)},
+        {"depth": 4, "pool": "conv", "num_classes": 10},
+        {"depth": 5, "pool": "avg", "mlp_ratio": 2.5, "in_chans": 1},
+        {"depth": 12, "class_token": True, "num_classes": 0},
+        {"depth": 8, "stages": 2, "pool_kernel": (2, 3), "pool_stride": (1, 2)},
+        {"depth": 7, "pool_after": (1, 4), "head_dim": 12, "img_size": 32},
+    ],
+)
+def test_every_cost_is_that_of_the_closed_form(fixed: dict[str, Any]) -> None:
+    space, quality = space_of(fixed), load_quality()
+    (one,) = priced(space, batch=7)
+    scores = _scores(one, space, quality)
+    for place, config in configs(space, one, 60):
+        price = hvt.cost(config)
+        assert one.macs[place] == price.macs
+        assert one.params[place] == price.params
+        assert one.training_bytes[place] / 1e6 == pytest.approx(memory_mb(price, config, 7))
+        expected = quality.score(measures_of(config), flags_of(config))
+        assert scores[place] == pytest.approx(expected)
+        for name, value in fixed.items():
+            assert getattr(config, name) == value
+
+
+def test_the_space_has_every_kind_of_choice() -> None:
+    (one,) = priced(space_of({"depth": 12}))
+    assert {pooling[0] for pooling in one.lengths.poolings} == {1, 2}
+    assert {len(after) for after in one.places} == {0, 1, 2, 3, 4}
+    assert (0, 3, 6, 9) in one.places
+    assert {(5,), (6, 8), (2, 3, 4)} <= set(one.places)
+    assert len({picture.patch for picture in one.lengths.pictures}) > 3
+
+
+def test_training_memory_is_near_what_was_measured() -> None:
+    """README's peaks of a training step at batch 16, which have kernels' buffers besides."""
+    for name, measured in {"deit_s": 1452, "hvt_s_1": 905, "hvt_s_4": 669}.items():
+        config = hvt.get_config(name)
+        assert memory_mb(hvt.cost(config), config, 16) == pytest.approx(measured, rel=0.1)
+
+
+# What a budget buys
+
+
+@pytest.fixture(scope="module")
+def deit_s() -> Any:
+    return hvt.plan(gflops=4.6, depth=12)
+
+
+def test_the_papers_four_ways_to_spend_the_budget_of_deit_s() -> None:
+    planned = hvt.plan(gflops=4.6)
+    paper = {"11 heads": 4.51, "48 blocks": 4.33, "patch 8, 192 px": 4.35, "384 px": 4.48}
+    assert {choice.name: round(choice.gflops, 2) for choice in planned.ways} == paper
+    expected = [{"num_heads": 11}, {"depth": 48}, {"patch_size": 8, "img_size": 192},
+                {"img_size": 384}]  # fmt: skip
+    assert [c.config for c in planned.ways] == [hvt.get_config("hvt_s_4", **o) for o in expected]
+    assert planned.deit is not None
+    assert planned.deit.config == hvt.get_config("deit_s")
+    assert len(planned.best) == 5
+    for choice in planned.best:
+        assert 0.8 * 4.6 <= choice.gflops <= limit(4.6)
+        assert sum(choice.spends.values()) == pytest.approx(1)
+
+
+def test_a_budget_is_met_to_the_printed_digit() -> None:
+    planned = hvt.plan(gflops=1.25, **NARROW)
+    assert planned.deit is not None
+    assert planned.deit.config == hvt.get_config("deit_ti")  # 1.2537 G
+    assert (limit(4.6), limit(0.02)) == pytest.approx((4.605, 0.02005))
+
+
+def test_several_budgets_and_fixed_fields() -> None:
+    planned = hvt.plan(gflops=1.0, params=5, memory=900, train_batch=32, img_size=160, pool_dims=2)
+    for choice in planned.best:
+        assert choice.gflops <= limit(1.0)
+        assert choice.params <= limit(5)
+        assert choice.memory <= limit(900)
+        assert choice.config.image == (160, 160)
+        assert choice.config.pool_dims == 2 or not choice.config.pool_blocks
+    assert planned.within <= planned.configurations
+
+
+def test_the_best_differ_from_each_other(deit_s: Any) -> None:
+    shapes = [(c.config.width, c.config.grid, len(c.config.pool_blocks)) for c in deit_s.best]
+    assert len(set(shapes)) == len(shapes)
+    scores = [choice.score for choice in deit_s.best]
+    assert max(scores) - scores[0] < 0.5  # what the regression can tell apart is in order
+
+
+@settings(max_examples=8)
+@given(
+    gflops=st.floats(0.05, 20), img_size=st.sampled_from([128, 224]), depth=st.sampled_from([4, 12])
+)
+def test_no_choice_is_above_its_budget(gflops: float, img_size: int, depth: int) -> None:
+    fixed = {"img_size": img_size, "depth": depth, "patch_size": 16, "head_dim": 64}
+    planned = hvt.plan(gflops=gflops, **fixed)
+    for choice in planned.choices:
+        assert choice.gflops == pytest.approx(hvt.cost(choice.config).gflops)
+        assert choice.gflops <= limit(gflops)
+
+
+# What cannot be bought
+
+
+@pytest.mark.parametrize(
+    ("budgets", "message"),
+    [
+        ({"gflops": 1e-5}, r"gflops=1e-05 cannot be met: the least that any config .* is [\d.]+ G"),
+        ({"params": 0.01}, r"params=0\.01 cannot be met: the least .* M parameters"),
+        ({"gflops": 0.5, "memory": 3}, r"memory=3 cannot be met: the least .* MB"),
+    ],
+)
+def test_what_binds_and_what_is_nearest(budgets: dict[str, Any], message: str) -> None:
+    with pytest.raises(hvt.HVTError, match=message):
+        hvt.plan(**{"depth": 12, "img_size": 224} | budgets)
+
+
+def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
+    fixed = {"img_size": 224, "depth": 12, "stages": 0}
+    with pytest.raises(hvt.HVTError, match="cannot be met") as refused:
+        hvt.plan(gflops=0.03, params=0.24, **fixed)
+    assert hvt.plan(gflops=0.03, **fixed).best[0].params > 0.24
+    assert hvt.plan(params=0.24, **fixed).best[0].gflops > 0.03
+    found = re.search(
+        r"(\w+) binds, and the nearest takes ([\d.]+) GFLOPs, ([\d.]+) M", str(refused)
+    )
+    assert found, refused
+    nearest = {"gflops": float(found[2]), "params": float(found[3])}
+    assert hvt.plan(**nearest, **fixed).best  # what is offered can be met
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no budget is named"),
+        (("--gflops", "-1"), "gflops=-1.0 must be a finite number above 0"),
+        (("--gflops", "0"), "gflops=0.0 must be a finite number above 0"),
+        (("--gflops", "nan"), "gflops=nan must be a finite number above 0"),
+        (("--params", "inf"), "params=inf must be a finite number above 0"),
+        (("--latency-ms", "5", "--device", "gpu"), "the device 'gpu' is not"),
+        (("--latency-ms", "5", "--mode", "onx"), "unknown mode 'onx': did you mean onnx?"),
+        (("--gflops", "1", "--device", "cpu"), "bound it by latency_ms, or leave them out"),
+        (("--gflops", "1", "--img-size", "100", "--patch-size", "16"), "does not divide"),
+        (("--gflops", "1", "--embed-dim", "100", "--num-heads", "3"), "embed_dim=100 is not"),
+        (("--gflops", "1", "--depth", "7", "--stages", "2"), "stages=2 does not divide depth=7"),
+        (("--gflops", "1", "--depth", "0"), "depth=0 must be a whole number"),
+        (("--gflops", "1", "--save", "plan.toml", "--depth", "4"), "should end in .json"),
+        (("--gflops", "1", "--save", "none/plan.json"), "the folder none does not exist"),
+        (("--gflops", "1", "--plot", "plan.jpg"), "should end in .png or .svg"),
+        (("--gflops", "1", "--from", "absent.pth"), "cannot read absent.pth"),
+        (("--gflops", "1", "--from", "cifar100", "--depth", "4"), "is the source's own"),
+        (("--gflops", "1", "--from", "cifar100"), "cifar100 is not a plain ViT"),
+    ],
+)
+def test_nonsense_is_refused(command: Command, words: tuple[str, ...], message: str) -> None:
+    code, out, err = command("plan", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_what_a_plan_does_not_vary() -> None:
+    with pytest.raises(hvt.HVTError, match="a plan has no retention"):
+        hvt.plan(gflops=1, retention=(3, 2))
+    with pytest.raises(hvt.HVTError, match="unknown field 'widht'"):
+        hvt.plan(gflops=1, widht=3)
+
+
+# The command
+
+
+def test_the_command(command: Command, tmp_path: Path) -> None:
+    words = ("plan", "--gflops", "1", "--img-size", "224", "--depth", "12", "--patch-size", "16")
+    code, out, _ = command(*words, "--save", tmp_path / "plan.json", "--plot", tmp_path / "p.svg")
+    assert code == 0
+    assert "spends its multiply-adds on" in out
+    assert "DeiT" in out
+    assert "rank correlation" in out
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+    code, told, _ = command(*words, "--json", "--count", 2)
+    answer = json.loads(told)
+    assert len(answer["best"]) == 2
+    config = HVTConfig.from_dict(answer["best"][0]["config"])
+    assert read_config(tmp_path / "plan.json") == config
+    code, priced_out, _ = command("cost", tmp_path / "plan.json", "--json")
+    assert json.loads(priced_out)["gflops"] == answer["best"][0]["gflops"]
+
+
+def test_no_torch_is_needed() -> None:
+    code = (
+        "import sys, hvt.cli; sys.argv = ['hvt']; "
+        "hvt.cli.main(['plan', '--gflops', '1', '--depth', '12', '--img-size', '224']); "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plan_is_trained(tmp_path: Path) -> None:
+    planned = hvt.plan(params=0.05, img_size=8, num_classes=10, head_dim=8, depth=2)
+    planned.save(tmp_path / "plan.json")
+    config = planned.best[0].config
+    run = hvt.train("digits", model=str(tmp_path / "plan.json"), epochs=1, workers=0,
+                    output=str(tmp_path / "run"), quiet=True, drop_path_rate=0.0,
+                    train_fraction=0.1, batch_size=32)  # fmt: skip
+    assert run.model.config == config.replace(drop_path_rate=0.0)
+    (tmp_path / "plan.json").unlink()  # a run that goes on does not need it
+    longer = hvt.train(resume=tmp_path / "run", epochs=2, quiet=True)
+    assert longer.model.config == run.model.config
+
+
+def test_a_plan_for_upcycling(command: Command, tmp_path: Path, build: Any) -> None:
+    hvt.save(build("deit_ti"), tmp_path / "deit.safetensors")
+    whole = hvt.cost(hvt.load(tmp_path / "deit.safetensors")).gflops
+    planned = hvt.plan(gflops=0.6 * whole, source=tmp_path / "deit.safetensors")
+    for choice in planned.best:
+        assert (choice.config.width, choice.config.depth) == (24, 12)
+        assert choice.config.pool_blocks
+        assert choice.gflops <= limit(0.6 * whole)
+    assert planned.deit is not None  # the source itself on smaller pictures
+    assert not planned.deit.config.pool_blocks
+    code, out, err = command(
+        "plan", "--gflops", 0.6 * whole, "--from", tmp_path / "deit.safetensors"
+    )
+    assert code == 0, err
+    assert "hvt upcycle deit.safetensors" in out
+    with pytest.raises(hvt.HVTError, match=r"the least that any placement of deit.safetensors"):
+        hvt.plan(gflops=1e-6, source=tmp_path / "deit.safetensors")
+
+
+# Config files
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not a config: it is not valid JSON"),
+        (b"\xff\xfe{}", "is not a config: it is not valid JSON"),
+        (b"[" * 100_000, "is not a config: it is not valid JSON"),
+        (b"[1]", "it must be an object"),
+        (b'{"widht": 3}', "unknown override 'widht'"),
+        (b'{"depth": -1}', "depth=-1 must be a whole number"),
+        (b'{"depth": "12"}', "depth='12' must be a whole number"),
+        (b'{"img_size": {"a": 1}}', "is not a config"),
+        (b'{"depth": 1e400}', "depth=inf must be a whole number"),
+        (b" " * (2**20 + 1), "it is larger than 1 MB"),
+    ],
+)
+def test_a_bad_config_file(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    for call in (hvt.get_config, hvt.create_model, hvt.cost):
+        with pytest.raises(hvt.HVTError, match=re.escape(message)):
+            call(str(path))
+
+
+def test_a_config_file_that_never_ends(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(hvt.HVTError, match="it is a named pipe"):
+        read_config(tmp_path / "pipe.json")
+    with pytest.raises(hvt.HVTError, match="No such file"):
+        hvt.train("digits", model=str(tmp_path / "absent.json"))
+
+
+@pytest.mark.parametrize("name", ["hvt_s_2_2d", "deit_s_power", "deit_ti"])
+def test_a_config_file_gives_the_config_back(name: str, tmp_path: Path) -> None:
+    write_config(hvt.get_config(name), tmp_path / "model.json")
+    assert hvt.get_config(str(tmp_path / "model.json")) == hvt.get_config(name)
+    assert hvt.get_config(str(tmp_path / "model.json"), **SMALL, retention=None).width == 24
+
+
+def test_a_config_file_displaces_the_recipes_own_fields(tmp_path: Path) -> None:
+    config = hvt.get_config("hvt_ti_2", **SMALL, pool_after=(1, 3))
+    write_config(config, tmp_path / "plan.json")
+    recipe = hvt.training.recipe.load_recipe("digits").replace(  # type: ignore[attr-defined]
+        {"depth": 5, "stages": 1}, model=str(tmp_path / "plan.json")
+    )
+    made = hvt.get_config(recipe.model, **recipe.overrides, num_classes=10)
+    assert made == config.replace(depth=5, stages=1)
+
+
+# The order
+
+
+def test_the_order_comes_from_the_committed_trainings() -> None:
+    script = ROOT / "benchmarks/fit_quality.py"
+    if not script.exists():
+        pytest.skip("a source distribution may have no benchmarks/")
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_fit_finds_what_matters_and_says_how_well() -> None:
+    space = space_of({"depth": 6, "img_size": 32, "num_classes": 100, "head_dim": 8})
+    (one,) = priced(space)
+    some = [config for _, config in configs(space, one, 80)]
+    runs = [
+        Run(c, 1, 10 * math.log(c.width) + 5 * measures_of(c)["pooled"], f"{n}")
+        for n, c in enumerate(some)
+    ]
+    quality = fit(runs, "made up")
+    assert quality.rank_correlation > 0.95
+    assert quality.configurations == len(some)
+    noise = fit([Run(r.config, 1, float(n * 37 % 80), r.source) for n, r in enumerate(runs)], "")
+    assert abs(noise.rank_correlation) < 0.5
+    scores = [quality.score(measures_of(c), flags_of(c)) for c in some]
+    assert spearman(np.array(scores), np.array([run.top1 for run in runs])) > 0.95
+    assert f"{quality.rank_correlation:.2f}" in quality.sentence()
+
+
+# Latency
+
+
+def law(n: float, d: float) -> float:
+    """A block's time on a machine that is made up: not what the fit assumes."""
+    return (1e-4 + 3e-11 * n * d * d + 5e-12 * n * n * d) * (1 + 0.2 * math.sin(math.log(n * d)))
+
+
+def made_up() -> Latency:
+    points = [(n, d, law(n, d)) for n in (4, 16, 49, 196, 784) for d in (64, 192, 384, 768)]
+    return Latency({}, points, 2e-4, (1e-11, 1e-9), {"1": (1e-5, 1e-9), "2": (2e-5, 2e-9)})
+
+
+def test_the_table_is_exact_at_its_points_and_near_between_them() -> None:
+    latency = made_up()
+    for n, d, seconds in latency.points:
+        assert latency.block(n, d) == pytest.approx(seconds)
+    for n, d in ((30, 128), (100, 300), (400, 600)):
+        assert latency.block(n, d) == pytest.approx(law(n, d), rel=0.1)
+
+
+def test_a_models_time_is_the_sum_of_its_layers() -> None:
+    latency, space = made_up(), space_of({"depth": 12, "img_size": 224})
+    (one,) = priced(space)
+    seconds = latency.of_space(one, space)
+    for place, config in configs(space, one, 50):
+        assert seconds[place] == pytest.approx(latency.seconds(config))
+    config = hvt.get_config("hvt_s_1")
+    expected = 2e-4 + 1e-11 * 196 * 768 * 384 + 1e-9 * 3 * 224**2
+    expected += latency.block(196, 384) + 11 * latency.block(97, 384) + 1e-5 + 1e-9 * 196 * 384
+    assert latency.seconds(config) == pytest.approx(float(expected))
+
+
+def test_a_missing_point_takes_its_neighbours_place() -> None:
+    whole = made_up()
+    partly = Latency({}, [p for p in whole.points if p[0] * p[1] < 10**5], 0.0, (0.0, 0.0), {})
+    assert len(partly.points) < len(whole.points)
+    assert partly.block(784, 768) == pytest.approx(law(784, 768), rel=0.5)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a table that is taken in no time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in {"WIDTHS": (16, 32), "ROWS": (2, 4), "ROUNDS": 1, "LEAST": 0.0}.items():
+        monkeypatch.setattr(f"hvt.plan.latency.{name}", value)
+    return tmp_path
+
+
+def test_the_table_is_taken_once(cache: Path) -> None:
+    told: list[str] = []
+    first = get_latency("eager", "cpu", 1, 2, note=told.append)
+    assert told
+    assert len(first.points) == 4
+    assert first.machine["batch"] == 2
+    told.clear()
+    again = get_latency("eager", "cpu", 1, 2, note=told.append)
+    assert not told
+    assert again.points == first.points
+    assert again.seconds(hvt.get_config("hvt_ti_4")) > 0
+    get_latency("eager", "cpu", 1, 4, note=told.append)  # another batch is another table
+    assert told
+    assert len(list((cache / "hvt").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:50],
+        lambda text: "{}",
+        lambda text: text.replace('"start": ', '"start": -1e9'),
+        lambda text: text.replace('"points"', '"pionts"'),
+        lambda text: text.replace('"threads": ', '"threads": 9'),
+        lambda text: "[" * 100_000,
+    ],
+)
+def test_a_damaged_table_is_taken_anew(cache: Path, damage: Any) -> None:
+    first = get_latency("eager", "cpu", 1, 1)
+    path = cache_file(first.machine)
+    path.write_text(damage(path.read_text()))
+    told: list[str] = []
+    get_latency("eager", "cpu", 1, 1, note=told.append)
+    assert any("cannot be used" in line for line in told)
+    told.clear()
+    get_latency("eager", "cpu", 1, 1, note=told.append)
+    assert not told
+
+
+def test_a_cache_that_cannot_be_written(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    told: list[str] = []
+    assert get_latency("eager", "cpu", 1, 1, note=told.append).points
+    assert any("the timings are not kept" in line for line in told)
+
+
+@pytest.mark.slow
+def test_exported_models_are_timed_too() -> None:
+    pytest.importorskip("onnxruntime", reason="the export extra is not installed")
+    beside = {"mine": hvt.get_config("hvt_ti_1", **SMALL, depth=1)}
+    taken, others = measure(
+        "onnx", CPU, 1, widths=(16,), rows=(3,), rounds=1, least=0.0, beside=beside
+    )
+    assert others["mine"] > 0
+    assert [point[:2] for point in taken.points] == [(9, 16)]
+    assert all(seconds > 0 for *_, seconds in taken.points)
+
+
+def test_a_latency_budget(cache: Path) -> None:
+    planned = hvt.plan(latency_ms=50, device="cpu", threads=1, depth=4, img_size=128, gflops=0.2)
+    for choice in planned.best:
+        assert choice.latency_ms is not None
+        assert choice.latency_ms <= limit(50)
+    assert planned.machine["mode"] == "eager"

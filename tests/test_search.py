@@ -1,0 +1,281 @@
+"""A search trains only what its budget holds, halves its trials, and outlives its processes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from rich.console import Console
+
+import hvt
+from hvt.config import HVTConfig
+from hvt.plan.answer import limit
+from hvt.search.halving import Score, frontier, goes_on, rungs
+from hvt.search.report import importance, render
+from hvt.search.run import Worker, _identity, _recipe
+from hvt.search.study import _without_password, open_study, rows_of
+from hvt.search.suggest import choices_of, place
+
+optuna = pytest.importorskip("optuna", reason="the search extra is not installed")
+
+# One step of a few pictures: what is searched is as small as can be.
+TINY: dict[str, Any] = {
+    "epochs": 0.9, "workers": 0, "device": "cpu", "train_fraction": 0.1, "batch_size": 32,
+    "img_size": 8, "depth": 2, "threads": 1,
+}  # fmt: skip
+
+
+# What is suggested
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((12, 0, 0.5, 0.5), ()),
+        ((12, 4, 0.0, 1.0), (0, 3, 6, 9)),
+        ((12, 4, 0.0, 0.0), (0, 1, 2, 3)),
+        ((12, 1, 1.0, 0.3), (6,)),
+        ((2, 4, 1.0, 1.0), (0,)),
+        ((3, 4, 1.0, 1.0), (0, 1)),
+        ((1, 2, 0.0, 0.0), ()),
+    ],
+)
+def test_where_to_pool(arguments: Any, expected: tuple[int, ...]) -> None:
+    assert place(*arguments) == expected
+
+
+def test_every_suggestion_is_within_the_budget() -> None:
+    base = hvt.get_config("hvt_ti_4", img_size=32, patch_size=4, head_dim=12, num_classes=100)
+    choices = choices_of(base, 0.008, {})
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    found = [choices.suggest(study.ask()) for _ in range(60)]
+    configs = [config for config in found if config is not None]
+    assert len(configs) > 40
+    assert max(hvt.cost(config).gflops for config in configs) <= limit(0.008)
+    assert sum(hvt.cost(config).gflops > 0.003 for config in configs) > 20
+    for values in (
+        {c.depth for c in configs}, {c.width for c in configs}, {c.pool_dims for c in configs},
+        {c.image for c in configs}, {c.patch_size for c in configs},
+        {len(c.pool_blocks) for c in configs}, {c.pool_stride for c in configs},
+    ):  # fmt: skip
+        assert len(values) > 1
+    assert not any(config.class_token for config in configs)
+
+
+def test_what_is_fixed_is_not_searched() -> None:
+    base = hvt.get_config("hvt_ti_4", img_size=32, patch_size=4, head_dim=12)
+    choices = choices_of(base, 0.01, {"stages": 2, "depth": 6, "img_size": 32, "patch_size": 4})
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(5):
+        config = choices.suggest(study.ask())
+        assert config is not None
+        assert (config.depth, config.image, config.pool_blocks) == (6, (32, 32), (0, 3))
+
+
+# Halving
+
+
+def test_rungs_are_thirds() -> None:
+    assert rungs(9) == [1, 3, 9]
+    assert rungs(1.5)[-1] == 1.5
+
+
+def test_a_third_goes_on_and_the_cheap_are_not_measured_by_the_dear() -> None:
+    assert goes_on(Score(1.0, 10.0), [])
+    assert not goes_on(Score(1.0, 10.0), [Score(1.0, 20.0)])
+    assert goes_on(Score(1.0, 10.0), [Score(2.0, 20.0)])
+    others = [Score(1.0, float(top1)) for top1 in range(8)]
+    assert goes_on(Score(1.0, 5.5), others)  # the third of nine
+    assert not goes_on(Score(1.0, 4.5), others)
+
+
+def test_the_frontier() -> None:
+    rows = [
+        {"trial": n, "gflops": g, "top1": t, "finished": f}
+        for n, (g, t, f) in enumerate(
+            [(1, 10, True), (2, 9, True), (3, 12, True), (0.5, 99, False), (3, 11, True)]
+        )
+    ]
+    assert [row["trial"] for row in frontier(rows)] == [0, 2]
+
+
+# The study
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("search")
+    return hvt.search("digits", 0.002, trials=3, output=folder, quiet=True, **TINY)
+
+
+def test_a_search_leaves_its_results(found: Any) -> None:
+    assert len(found.trials) == 3
+    assert hvt.cost(found.best).gflops <= limit(0.002)
+    assert hvt.get_config(str(found.folder / "best.json")) == found.best
+    with (found.folder / "trials.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["trial"]) for row in rows] == [row["trial"] for row in found.trials]
+    for row in rows:
+        price = hvt.cost(HVTConfig.from_dict(json.loads(row["config"])))
+        assert float(row["gflops"]) == pytest.approx(price.gflops)
+        assert json.loads(row["rungs"])[-1] == [float(row["epochs"]), float(row["top1"])]
+    told = json.loads((found.folder / "trials.json").read_text())
+    assert told["frontier"] == [row["trial"] for row in found.frontier]
+    page = (found.folder / "report.html").read_text()
+    assert "data:image/png;base64" in page
+    assert (found.folder / "report.png").read_bytes()[:4] == b"\x89PNG"
+    assert not (found.folder / "trials").exists()  # no weights are left behind
+
+
+def test_a_search_goes_on_and_ends(found: Any) -> None:
+    again = hvt.search("digits", 0.002, trials=3, output=found.folder, quiet=True, **TINY)
+    assert [row["trial"] for row in again.trials] == [row["trial"] for row in found.trials]
+    with pytest.raises(hvt.HVTError, match=r"begun with other settings \(gflops was 0.002\)"):
+        hvt.search("digits", 0.003, trials=3, output=found.folder, quiet=True, **TINY)
+
+
+def test_the_trial_of_a_process_that_died_is_taken_up(tmp_path: Path) -> None:
+    """Its finished rungs are not trained again."""
+
+    base, fixed, _ = _recipe("digits", dict(TINY))
+    settings = {"recipe": _identity(base), "gflops": 0.002, "fixed": fixed,
+                "rungs": rungs(base.epochs), "seed": 0}  # fmt: skip
+    storage = f"sqlite:///{tmp_path}/study.db"
+    study = open_study("s", storage, settings, heartbeat=1)
+    config = hvt.get_config("hvt_ti_0", img_size=8, patch_size=2, head_dim=32, num_classes=10)
+    trial = study.ask()  # a process that asked, trained one rung and was killed
+    choices_of(config, 0.002, fixed).suggest(trial)
+    trial.set_user_attr("rungs", [[rungs(0.9)[0], 55.5]])
+    study._storage.record_heartbeat(trial._trial_id)
+    _age_heartbeats(tmp_path / "study.db")
+    choices = choices_of(config, 0.002, fixed)
+    Worker(base, choices, study, tmp_path, 1, 0, Console(quiet=True)).work()
+    (row,) = rows_of(study)
+    assert row["again"] == trial.number
+    assert row["params"] == trial.params
+    assert row["rungs"][0] == [rungs(0.9)[0], 55.5]
+    assert row["complete"]
+    assert study.get_trials()[trial.number].state.name == "FAIL"
+
+
+def _age_heartbeats(path: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00'")
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "hvt", "search", "digits", "--gflops", "0.002", "--trials", "6"]
+    words += ["--epochs", "9", "--workers", "0", "--device", "cpu", "--threads", "1"]
+    words += ["--heartbeat", "2", "--output", str(tmp_path)]
+    first, second = (
+        subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    )
+    database = f"sqlite:///{tmp_path}/study.db"
+    victim = None
+    deadline = time.monotonic() + 300
+    while victim is None and time.monotonic() < deadline:
+        if (tmp_path / "study.db").exists():
+            try:
+                trials = optuna.load_study(study_name="digits", storage=database).trials
+            except Exception:  # being created
+                trials = []
+            if sum(trial.state.name == "RUNNING" for trial in trials) == 2:
+                victim = first
+        time.sleep(0.2)
+    assert victim is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    first.communicate()
+    _, err = second.communicate(timeout=600)
+    assert second.returncode == 0, err
+    trials = optuna.load_study(study_name="digits", storage=database).trials
+    states = [trial.state.name for trial in trials]
+    assert states.count("FAIL") == 1
+    (lost,) = [trial for trial in trials if trial.state.name == "FAIL"]
+    (again,) = [t for t in trials if t.user_attrs.get("again") == lost.number]
+    assert again.params == lost.params
+    assert again.state.name == "COMPLETE"
+    assert "RUNNING" not in states
+    assert "WAITING" not in states
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("digits", "--gflops", "0"), "gflops=0.0 must be a finite number above 0"),
+        (("digits", "--gflops", "nan"), "gflops=nan must be a finite number above 0"),
+        (("digit", "--gflops", "1"), "unknown recipe 'digit'"),
+        (("digits", "--gflops", "1e-9"), "gflops=1e-09 cannot be met: the least"),
+        (("digits", "--gflops", "1", "--init", "x.pth"), "leave init out"),
+        (("folder", "--gflops", "1", "--data", "nowhere"), "nowhere"),
+    ],
+)
+def test_nonsense_is_refused(
+    command: Command, words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    code, _, err = command("search", *words, "--output", tmp_path / "out", "--device", "cpu")
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [("digits",), ("digits", "--gflops", "1", "--trials", "0")])
+def test_flags_are_checked_first(command: Command, words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command("search", *words)
+
+
+def test_a_storage_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(hvt.HVTError, match="the study cannot be opened in sqlite:///") as refused:
+        open_study("s", f"sqlite:///{tmp_path}/none/study.db", {})
+    assert len(str(refused.value).splitlines()) == 1
+    assert _without_password("postgresql://me:secret@host/db") == "postgresql://host/db"
+
+
+def test_without_optuna(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    code, out, err = command("search", "digits", "--gflops", "1", "--output", tmp_path / "out")
+    assert (code, out) == (2, "")
+    assert err == "hvt: a search needs Optuna: pip install 'hvt[search]'\n"
+
+
+def test_the_page_takes_names_for_names() -> None:
+    page = render("<b>", [], [], {"<i>": 1.0}, b"")
+    assert "<b>" not in page
+    assert "<i>" not in page
+
+
+def test_what_mattered_is_found() -> None:
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    for n in range(12):
+        values = {"stages": n % 3, "first": (n * 5 % 12) / 12}
+        ranges = {
+            "stages": optuna.distributions.IntDistribution(0, 4),
+            "first": optuna.distributions.FloatDistribution(0.0, 1.0),
+        }
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=values, distributions=ranges, values=[0.0, 1.0],
+                user_attrs={"rungs": [[1, 10.0 * values["stages"]], [3, 50.0]]},
+            )
+        )  # fmt: skip
+    mattered = importance(study)
+    assert next(iter(mattered)) == "stages"
+    assert sum(mattered.values()) == pytest.approx(1)
+
+
+def test_too_few_trials_say_nothing_of_what_mattered() -> None:
+    assert importance(optuna.create_study(directions=["maximize", "minimize"])) == {}
