@@ -174,8 +174,8 @@ def _age_heartbeats(path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "hvt", "search", "digits", "--gflops", "0.002", "--trials", "6"]
-    words += ["--epochs", "9", "--workers", "0", "--device", "cpu", "--threads", "1"]
+    words = [sys.executable, "-m", "hvt", "search", "digits", "--gflops", "0.002", "--trials", "4"]
+    words += ["--epochs", "3", "--workers", "0", "--device", "cpu", "--threads", "1"]
     words += ["--heartbeat", "2", "--output", str(tmp_path)]
     first, second = (
         subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
