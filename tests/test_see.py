@@ -650,7 +650,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scope["stages"][-1].origins.shape == (48, 192)
     assert {"features.png", "tokens.png"} < {path.name for path in tmp_path.iterdir()}
     pictures = re.findall(r"\]\((see-\w+\.png)\)", text)
-    assert len(pictures) == 3
+    assert len(pictures) == 5
     assert all(read(PAGE.parent / name).size for name in pictures)
     assert all((PAGE.parent / name).stat().st_size <= 150_000 for name in pictures)
     commands = re.findall(r"^hvt see .* --output (see-\w+\.png)$", text, flags=re.M)
