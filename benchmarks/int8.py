@@ -52,7 +52,9 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     logging.disable(logging.WARNING)  # the quantiser's advice to prepare graphs, as ours are
     machine = describe(CPU)
-    report = {} if args.again else kept(args.out, machine, args.limit)
+    report = kept(args.out, machine, args.limit)
+    if args.again:
+        report = {part: value for part, value in report.items() if part not in args.only}
     report |= {"command": portable_command(sys.argv), "machine": machine, "limit": args.limit}
     parts = {"choices": choices, "speed": speeds, "accuracy": accuracies}
     for part in args.only:
