@@ -17,7 +17,7 @@ DEIT = {"class_token": True, "stages": 0, "num_heads": 2}
 
 
 def main() -> None:
-    # As the commands do, before torch is imported: threads that spin for long collapse on a busy CPU.
+    # As the commands do, before torch is imported: threads that spin collapse on a busy CPU.
     os.environ.setdefault("GOMP_SPINCOUNT", "50000")
     # Here and not at the top, so that Ctrl-C is quiet while torch is imported.
     from rich.console import Console
