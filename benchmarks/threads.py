@@ -5,8 +5,8 @@
 A step of a small model is hundreds of short parallel regions, and each ends when its last thread
 does. OpenMP's threads spin while they wait. Where another process has a core, the spinning thread
 uses up its time slice on nothing, and is not there when the other thread comes back: a region takes
-as long as a time slice of the scheduler. With `OMP_WAIT_POLICY=PASSIVE` they sleep instead, which is
-slow on an idle machine; `GOMP_SPINCOUNT=50000` lets them spin for a moment and then sleep.
+as long as a time slice of the scheduler. With `OMP_WAIT_POLICY=PASSIVE` they sleep instead, which
+is slow on an idle machine; `GOMP_SPINCOUNT=50000` lets them spin for a moment and then sleep.
 """
 
 from __future__ import annotations
