@@ -6,7 +6,8 @@ A step of a small model is hundreds of short parallel regions, and each ends whe
 does. OpenMP's threads spin while they wait. Where another process has a core, the spinning thread
 uses up its time slice on nothing, and is not there when the other thread comes back: a region takes
 as long as a time slice of the scheduler. With `OMP_WAIT_POLICY=PASSIVE` they sleep instead, which
-is slow on an idle machine; `GOMP_SPINCOUNT=50000` lets them spin for a moment and then sleep.
+is slow on an idle machine; `GOMP_SPINCOUNT=50000` lets them spin for a moment and then sleep,
+which collapses at times too.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import subprocess
 import sys
 import time
 
-PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
-SHORT = {"GOMP_SPINCOUNT": "50000"}  # what the commands of hvt set
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # what the commands of hvt set
+SHORT = {"GOMP_SPINCOUNT": "50000"}
 BUSY = "while True: pass"
 
 

@@ -18,7 +18,7 @@ DEIT = {"class_token": True, "stages": 0, "num_heads": 2}
 
 def main() -> None:
     # As the commands do, before torch is imported: threads that spin collapse on a busy CPU.
-    os.environ.setdefault("GOMP_SPINCOUNT", "50000")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Here and not at the top, so that Ctrl-C is quiet while torch is imported.
     from rich.console import Console
     from rich.table import Table

@@ -75,9 +75,8 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; bad input is one sentence on stderr and exit code 2."""
     words = sys.argv[1:] if argv is None else list(argv)
-    # Threads that spin for long while they wait collapse beside another busy process, and those
-    # that never spin are slow alone; read when torch loads.
-    os.environ.setdefault("GOMP_SPINCOUNT", "50000")
+    # Threads that spin while they wait collapse beside another busy process; read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -34,7 +34,7 @@ def main(job: dict[str, Any]) -> NoReturn:
     threading.Thread(target=_end_with, args=(job["parent"],), daemon=True).start()
     # Before torch is imported, which reads them then.
     os.environ["OMP_NUM_THREADS"] = str(job["threads"])
-    os.environ.setdefault("GOMP_SPINCOUNT", "50000")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody else is to connect
     code, outcome = 0, {"kind": FINISHED}
