@@ -59,9 +59,9 @@ def filled(page: str) -> str:
 
 def between(page: str, mark: str, content: str) -> str:
     begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
-    before, found, rest = page.partition(begin)
+    before, result, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
-    if not found or not closed:
+    if not result or not closed:
         raise SystemExit(f"docs/export.md must have the lines {begin} and {end}")
     return f"{before}{begin}\n{content}\n{end}{after}"
 
@@ -158,9 +158,9 @@ def _growth_row(
     cell: Callable[[Row], str],
 ) -> list[str]:
     patch, pixels = size
-    found = [cells.get((patch, pixels, model)) for model in models]
-    tokens = next(row["tokens"] for row in found if row)
-    return [str(pixels), str(-patch), tokens, *(cell(row) if row else "" for row in found)]
+    results = [cells.get((patch, pixels, model)) for model in models]
+    tokens = next(row["tokens"] for row in results if row)
+    return [str(pixels), str(-patch), tokens, *(cell(row) if row else "" for row in results)]
 
 
 def _speed(row: Row) -> str:

@@ -52,9 +52,9 @@ def main() -> None:
             if done >= set(args.models):
                 print(f"{size} px, patches of {patch}: measured before")
                 continue
-            found = measure(args, size, patch, device)
-            show(found)
-            rows = old + [row | described for row in found]
+            result = measure(args, size, patch, device)
+            show(result)
+            rows = old + [row | described for row in result]
             write_csv(rows, args.out)
     draw(rows, args.out.with_suffix(".png"))
 

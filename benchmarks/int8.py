@@ -93,9 +93,9 @@ def kept(path: Path, machine: Mapping[str, Any], limit: int | None) -> dict[str,
     """The results of an earlier run on the same machine, with the same versions and pictures."""
     if not path.exists():
         return {}
-    found = json.loads(path.read_text())
-    same = {**found["machine"], "date": machine["date"]} == machine and found["limit"] == limit
-    return {part: found[part] for part in PARTS if part in found} if same else {}
+    result = json.loads(path.read_text())
+    same = {**result["machine"], "date": machine["date"]} == machine and result["limit"] == limit
+    return {part: result[part] for part in PARTS if part in result} if same else {}
 
 
 def save(report: dict[str, Any], path: Path) -> None:
@@ -160,20 +160,20 @@ def speed(model: hvt.HVT, rounds: int) -> dict[str, Any]:
 
 
 def accuracies(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
-    found: dict[str, Callable[[], dict[str, Any]]] = {}
+    result: dict[str, Callable[[], dict[str, Any]]] = {}
     if args.cifar100 is None:
         print("left out: the built-in model on CIFAR-100 (needs --cifar100)")
     else:
-        found["built-in model, CIFAR-100"] = lambda: accuracy(
+        result["built-in model, CIFAR-100"] = lambda: accuracy(
             hvt.load("cifar100").float(), ("cifar100", args.cifar100), "cifar100", args, False
         )
     if None in (args.deit, args.imagenet, args.train):
         print("left out: an ImageNet model (needs --deit, --imagenet and --train)")
     else:
-        found[f"{args.deit.stem}, ImageNet"] = lambda: accuracy(
+        result[f"{args.deit.stem}, ImageNet"] = lambda: accuracy(
             hvt.load(args.deit).float(), (args.train, None), str(args.imagenet), args, True
         )
-    return found
+    return result
 
 
 def accuracy(
@@ -200,7 +200,7 @@ def accuracy(
         test = test.subset(range(0, len(test), len(test) // args.limit))  # type: ignore[union-attr]
     height, width = model.config.image
     small = hasattr(test, "images") and height == width <= SMALL
-    found: dict[str, Any] = {"pictures": len(test)}
+    result: dict[str, Any] = {"pictures": len(test)}
     with tempfile.TemporaryDirectory() as folder:
         for form, path in exported(model, deciding, Path(folder)).items():
             batches = EvalBatches(
@@ -209,9 +209,9 @@ def accuracy(
                 batch_size=BATCH,
             )
             run = OnnxModel(path, CPU, torch.get_num_threads())
-            found[form] = evaluate(run, batches, model.num_classes).top1
-    found["lost"] = found["onnx"] - found["int8"]
-    return found
+            result[form] = evaluate(run, batches, model.num_classes).top1
+    result["lost"] = result["onnx"] - result["int8"]
+    return result
 
 
 # ── choosing ────────────────────────────────────────────────────────────────────────────────────
@@ -267,9 +267,9 @@ def variants(model: hvt.HVT, graph: Any, deciding: Tensor) -> dict[str, Callable
 
     def ours(share: float) -> Callable[[], Any]:
         def make() -> Any:
-            found = calibrate(model, deciding, share)
+            result = calibrate(model, deciding, share)
             heads = model.config.num_heads
-            return quantise(to_onnx(found.model), found.ranges, found.kept, heads)
+            return quantise(to_onnx(result.model), result.ranges, result.kept, heads)
 
         return make
 

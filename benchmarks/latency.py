@@ -80,16 +80,16 @@ def main() -> None:
 def draw(count: int, gflops: tuple[float, ...], seed: int) -> list[HVTConfig]:
     """Random configs of the space, evenly over the logarithm of their cost."""
     space, chance = space_of({}), random.Random(seed)
-    found: list[HVTConfig] = []
+    results: list[HVTConfig] = []
     ratio = gflops[1] / gflops[0]
-    while len(found) < count:
-        step = len(found) / count
+    while len(results) < count:
+        step = len(results) / count
         low, high = gflops[0] * ratio**step, gflops[0] * ratio ** (step + 1 / count)
         config = one(space, chance)
         if config is not None and low <= cost(config).gflops <= high:
-            found.append(config)
-    chance.shuffle(found)
-    return found
+            results.append(config)
+    chance.shuffle(results)
+    return results
 
 
 def one(space: Space, chance: random.Random) -> HVTConfig | None:

@@ -81,10 +81,10 @@ def measure(args: argparse.Namespace) -> None:
         for turn in range(args.rounds):
             for processes in (1, PROCESSES) if turn % 2 == 0 else (PROCESSES, 1):
                 runs[processes].append(one_run(words, processes))
-                told = runs[processes][-1]
+                reported = runs[processes][-1]
                 print(
-                    f"{name}, {processes} process(es): {told['images_per_second']} images/s, "
-                    f"{told['seconds']} s",
+                    f"{name}, {processes} process(es): {reported['images_per_second']} images/s, "
+                    f"{reported['seconds']} s",
                     flush=True,
                 )
         report["rows"].append(row(name, CASES[name], runs))
@@ -140,9 +140,9 @@ def row(name: str, words: list[str], runs: dict[int, list[dict[str, Any]]]) -> d
 
 def filled(page: str) -> str:
     """The page with the table made anew."""
-    before, found, rest = page.partition(BEGIN)
+    before, result, rest = page.partition(BEGIN)
     _, closed, after = rest.partition(END)
-    if not found or not closed:
+    if not result or not closed:
         raise SystemExit(f"docs/training.md must have the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 

@@ -128,7 +128,7 @@ def accuracy(paper: list[Row], name: str, column: str) -> str:
     """The paper's figure for a model: that of every row whose overrides give the same model."""
     config = hvt.get_config(name)
     known = set(hvt.list_models())
-    found = {
+    result = {
         float(r[column])
         for r in paper
         if r[column]
@@ -138,9 +138,9 @@ def accuracy(paper: list[Row], name: str, column: str) -> str:
         )
         == config
     }
-    if len(found) > 1:
-        raise SystemExit(f"the paper's tables disagree on {column} of {name}: {sorted(found)}")
-    return f"{found.pop():.2f}" if found else ""
+    if len(result) > 1:
+        raise SystemExit(f"the paper's tables disagree on {column} of {name}: {sorted(result)}")
+    return f"{result.pop():.2f}" if result else ""
 
 
 def fastest(speed: list[Row], mode: str) -> list[Row]:

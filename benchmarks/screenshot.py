@@ -70,10 +70,10 @@ def service() -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            found = re.search(r"http://\S+", process.stdout.readline())
-            if found is None:
+            match = re.search(r"http://\S+", process.stdout.readline())
+            if match is None:
                 raise SystemExit("hvt serve did not start")
-            yield found[0]
+            yield match[0]
         finally:
             process.terminate()
 

@@ -197,10 +197,10 @@ class Service:
         )
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
-        found = re.search(r":(\d+) ", said)
-        if found is None:
+        match = re.search(r":(\d+) ", said)
+        if match is None:
             raise SystemExit(f"hvt serve did not start: {said}{self.process.communicate()[1]}")
-        self.port = int(found[1])
+        self.port = int(match[1])
 
     def cpu(self) -> float:
         """Seconds of processor time so far, with the workers'."""
@@ -209,8 +209,8 @@ class Service:
         return sum(t.user + t.system for t in times)
 
     def workers(self) -> list[psutil.Process]:
-        found = psutil.Process(self.process.pid).children()
-        return [each for each in found if "spawn_main" in " ".join(each.cmdline())]
+        result = psutil.Process(self.process.pid).children()
+        return [each for each in result if "spawn_main" in " ".join(each.cmdline())]
 
     def stop(self) -> dict[str, Any]:
         """Tell it to stop; its exit code and what it says it did."""
@@ -245,22 +245,22 @@ def saturation(file: Path, traffic: Traffic, args: argparse.Namespace) -> dict[s
         for turn in range(args.rounds + 1):
             before = service.cpu()
             plan = traffic.plan(service.port, args.connections, seconds=args.seconds)
-            found = Client(plan).result()
-            found["service_cpu_s"] = service.cpu() - before
+            result = Client(plan).result()
+            result["service_cpu_s"] = service.cpu() - before
             if turn:  # the first warms up
                 in_turns({"bare": bare}, CPU, turn, args.seconds / 2, times)
-                rounds.append(found)
-            show("saturation", found)
+                rounds.append(result)
+            show("saturation", result)
     bare_rate = args.batch / statistics.median(times["bare"])
-    rate = statistics.median(found["pictures_per_s"] for found in rounds)
+    rate = statistics.median(result["pictures_per_s"] for result in rounds)
     print(f"bare {bare_rate:.0f} images/s, service {rate:.0f}: {rate / bare_rate:.2f}", flush=True)
     return {
         "bare_images_per_s": bare_rate,
         "bare_threads": torch.get_num_threads(),
         "pictures_per_s": rate,
-        "requests_per_s": statistics.median(found["requests_per_s"] for found in rounds),
+        "requests_per_s": statistics.median(result["requests_per_s"] for result in rounds),
         "ratio": rate / bare_rate,
-        "wrong": sum(found["wrong"] for found in rounds),
+        "wrong": sum(result["wrong"] for result in rounds),
         "rounds": rounds,
     }
 
@@ -273,9 +273,9 @@ def half_load(
         plan = traffic.plan(
             service.port, args.connections, seconds=5 * args.seconds, rate=rate, retry=True
         )
-        found = Client(plan).result()
-    show("half load", found)
-    return {"rate": rate, **found, "lost": found["sent"] - found["answered"]}
+        result = Client(plan).result()
+    show("half load", result)
+    return {"rate": rate, **result, "lost": result["sent"] - result["answered"]}
 
 
 def killed_worker(file: Path, traffic: Traffic, args: argparse.Namespace) -> dict[str, Any]:
@@ -287,20 +287,20 @@ def killed_worker(file: Path, traffic: Traffic, args: argparse.Namespace) -> dic
         while answered(service.port) < args.requests * args.pictures / 3:
             time.sleep(0.2)
         victim.kill()
-        found = client.result()
+        result = client.result()
         workers = len(service.workers())
         stopped = service.stop()
-    show("killed worker", found)
-    lost = found["sent"] - found["answered"]
-    return {**found, "lost": lost, "workers_after": workers, "exit_code": stopped["exit_code"]}
+    show("killed worker", result)
+    lost = result["sent"] - result["answered"]
+    return {**result, "lost": lost, "workers_after": workers, "exit_code": stopped["exit_code"]}
 
 
 def answered(port: int) -> int:
     """Pictures so far, by the service's own metrics."""
     with contextlib.suppress(OSError):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-            found = re.search(rb"^hvt_pictures_total (\S+)$", response.read(), re.MULTILINE)
-        return int(float(found[1])) if found else 0
+            match = re.search(rb"^hvt_pictures_total (\S+)$", response.read(), re.MULTILINE)
+        return int(float(match[1])) if match else 0
     return 0
 
 
@@ -313,11 +313,11 @@ def told_to_stop(
     stopped: dict[str, Any] = {}
     timer = threading.Timer(1 + args.seconds / 6, lambda: stopped.update(service.stop()))
     timer.start()
-    found = client.result()
+    result = client.result()
     timer.join()
-    show("told to stop", found | stopped)
-    lost = stopped["accepted"] - found["answered"]
-    return {"workers": workers, **found, **stopped, "lost": lost}
+    show("told to stop", result | stopped)
+    lost = stopped["accepted"] - result["answered"]
+    return {"workers": workers, **result, **stopped, "lost": lost}
 
 
 def show(what: str, found: dict[str, Any]) -> None:

@@ -110,8 +110,8 @@ def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
         name, sign, folder = text.partition("=")
         if not sign:
             raise SystemExit(f"--run {text} should be NAME=FOLDER")
-        found = json.loads((Path(folder) / "placement.json").read_text())["chosen"]
-        placed = hvt.HVTConfig.from_dict(found)
+        result = json.loads((Path(folder) / "placement.json").read_text())["chosen"]
+        placed = hvt.HVTConfig.from_dict(result)
         models[f"{name}, untrained"] = pooled(resized(source, placed.image), placed)
         for phase in ("tail", "all"):
             path = Path(folder) / phase / "best.safetensors"
@@ -139,12 +139,12 @@ def answers(
             np.linspace(0, len(pictures) - 1, args.limit, dtype=int).tolist()
         )
     model = model.to(device).eval()
-    found = []
+    results = []
     for batch in EvalBatches(pictures, eval_transform(model), batch_size=25, workers=args.workers):
         best = model(batch.images.to(device)).float().topk(5, dim=1).indices.cpu()
         right = best.eq(batch.labels[:, None])
-        found.append(torch.stack((right[:, 0], right.any(dim=1)), dim=1))
-    hits = torch.cat(found).numpy()
+        results.append(torch.stack((right[:, 0], right.any(dim=1)), dim=1))
+    hits = torch.cat(results).numpy()
     with whole_file(path) as temporary, temporary.open("wb") as file:
         np.savez(file, hits=hits, key=np.array(key))
     return hits

@@ -50,10 +50,10 @@ class Service:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        assert found, (line, self.process.stderr and self.process.stderr.read())
-        self.port = int(found[1])
-        self.url = found[0]
+        match = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        assert match, (line, self.process.stderr and self.process.stderr.read())
+        self.port = int(match[1])
+        self.url = match[0]
 
     def ask(self, content: bytes) -> dict[str, Any]:
         request = urllib.request.Request(f"{self.url}/predict?top=3", content, {"content-type": ""})

@@ -30,13 +30,13 @@ MEAN, STD = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
 def photos() -> NDArray[np.uint8]:
     """48 patches of real photographs (scikit-learn's) at CIFAR's size: (48, 32, 32, 3)."""
     datasets = pytest.importorskip("sklearn.datasets")
-    found = []
+    results = []
     for picture in datasets.load_sample_images().images:
         for top in range(0, 4 * 96, 96):
             for left in range(0, 6 * 96, 96):
                 patch = Image.fromarray(picture[top : top + 96, left : left + 96])
-                found.append(np.asarray(patch.resize((32, 32), Image.Resampling.BICUBIC)))
-    return np.stack(found)
+                results.append(np.asarray(patch.resize((32, 32), Image.Resampling.BICUBIC)))
+    return np.stack(results)
 
 
 @pytest.fixture(scope="module")
@@ -162,11 +162,11 @@ def test_global_random_state_is_neither_read_nor_changed(images: torch.Tensor) -
 
 
 def test_keys_differ_in_seed_epoch_and_position() -> None:
-    found = [keys_for(s, e, np.arange(2000)) for s in (-1, 0, 1, 2**63) for e in range(5)]
-    assert all(k.dtype == np.uint64 for k in found)
-    assert len(np.unique(np.concatenate(found))) == 20 * 2000
+    results = [keys_for(s, e, np.arange(2000)) for s in (-1, 0, 1, 2**63) for e in range(5)]
+    assert all(k.dtype == np.uint64 for k in results)
+    assert len(np.unique(np.concatenate(results))) == 20 * 2000
     part = keys_for(0, 2, np.array([7, 1999, 3]))
-    np.testing.assert_array_equal(part, found[7][[7, 1999, 3]])
+    np.testing.assert_array_equal(part, results[7][[7, 1999, 3]])
 
 
 @pytest.mark.parametrize("change", ["seed", "epoch", "position"])
@@ -183,12 +183,12 @@ def test_neighbouring_keys_share_half_their_bits(change: str) -> None:
 
 
 def test_numbers_are_uniform_and_unrelated() -> None:
-    found = uniform(keys(50_000), 3)
-    assert found.shape == (50_000, 3)
-    assert found.min() >= 0
-    assert found.max() < 1
+    result = uniform(keys(50_000), 3)
+    assert result.shape == (50_000, 3)
+    assert result.min() >= 0
+    assert result.max() < 1
     other = uniform(keys(50_000), 1, stream=1)
-    columns = np.concatenate([found, other, np.roll(found[:, :1], 1, axis=0)], axis=1)
+    columns = np.concatenate([result, other, np.roll(result[:, :1], 1, axis=0)], axis=1)
     for column in columns.T:
         np.testing.assert_allclose(np.histogram(column, 20, (0, 1))[0] / 50_000, 0.05, atol=0.005)
     related = np.corrcoef(columns.T) - np.eye(5)

@@ -44,10 +44,10 @@ def test_every_case_gets_its_turn_and_another_neighbour() -> None:
         in_turns(runs, CPU, turn, 0.0, times)
     # One call that is not counted and one that is, from one further along each time.
     assert "".join(called) == "aabbcc" + "bbccaa" + "ccaabb"
-    assert {name: len(found) for name, found in times.items()} == {"a": 3, "b": 3, "c": 3}
+    assert {name: len(result) for name, result in times.items()} == {"a": 3, "b": 3, "c": 3}
     each: dict[str, list[float]] = {}
     calls_in_turns(runs, CPU, 0, 0.001, each)
-    assert all(len(found) > 1 and sum(found) >= 0.001 for found in each.values())
+    assert all(len(result) > 1 and sum(result) >= 0.001 for result in each.values())
 
 
 def test_percentiles() -> None:

@@ -169,9 +169,9 @@ def test_command_on_clean_data(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_command_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", folder.name, "--root", str(folder.parent), "--json") == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["clean"], found["pictures"]) == (False, {"train": 23, "val": 4})
-    assert [one["reason"] for one in found["broken"]] == [
+    result = json.loads(capsys.readouterr().out)
+    assert (result["clean"], result["pictures"]) == (False, {"train": 23, "val": 4})
+    assert [one["reason"] for one in result["broken"]] == [
         "the file is empty",
         "its content is not in a picture format",
     ]

@@ -498,9 +498,9 @@ def test_commands_in_the_documentation_are_understood() -> None:
     parser = build_parser()
     blocks = re.findall(r"^```\w*\n(.*?)^```", DOCS.read_text(encoding="utf-8"), flags=re.M | re.S)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    found = [line.split("hvt ", 1)[1] for line in lines if re.search(r"(^|-m )hvt ", line)]
-    assert len(found) > 10
-    for command in found:
+    results = [line.split("hvt ", 1)[1] for line in lines if re.search(r"(^|-m )hvt ", line)]
+    assert len(results) > 10
+    for command in results:
         args = parser.parse_args(shlex.split(command))
         if command.startswith("train") and args.recipe in list_recipes():
             values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)

@@ -80,9 +80,9 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def assert_like(single: Result, folder: Path) -> None:
     """Loss curves, figures and weights as one process has them, within float tolerance."""
     rows = states(folder / "checkpoints")[-1]
-    found = torch.load(rows, weights_only=True)["progress"]["rows"]
-    assert len(found) == len(single.rows)
-    for ours, theirs in zip(single.rows, found, strict=True):
+    result = torch.load(rows, weights_only=True)["progress"]["rows"]
+    assert len(result) == len(single.rows)
+    for ours, theirs in zip(single.rows, result, strict=True):
         for key in ("lr", "train_loss", "val_loss", "ema_loss"):
             assert theirs[key] == pytest.approx(ours[key], rel=1e-5), key
         for key in ("val_top1", "ema_top1"):  # of 145 pictures one may be on the edge
@@ -161,15 +161,15 @@ def test_two_processes_go_on_with_a_run_of_one(single: Result, together: tuple[P
 
 def test_processes_agree(together: tuple[Path, str]) -> None:
     folder = together[0]
-    found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    results = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     for key in ("weights", "score", "any", "shared"):
-        assert found[0][key] == found[1][key], key
-    assert found[0]["any"] == [True, False]
-    assert found[0]["shared"] == "from 0"
+        assert results[0][key] == results[1][key], key
+    assert results[0]["any"] == [True, False]
+    assert results[0]["shared"] == "from 0"
     # A step is one transfer from the device and one all-reduce.
-    assert [(each["transfers"], each["all_reduces"]) for each in found] == [(3, 3), (3, 3)]
+    assert [(each["transfers"], each["all_reduces"]) for each in results] == [(3, 3), (3, 3)]
     # Both leave out the step that was bad for one of them, and both count its broken pictures.
-    for steps in (process["steps"] for process in found):
+    for steps in (process["steps"] for process in results):
         assert [step["taken"] for step in steps] == [True, False, True]
         assert [step["broken"] for step in steps] == [0, 2, 0]
     # One process that gets the same bad batch does the same.
@@ -177,17 +177,17 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
     learner, batches = trainer.learner, spoiled(trainer.batches.epoch(0), 1)
     steps = [learner.step(batches, update) for update in range(3)]
     assert [step.taken for step in steps] == [True, False, True]
-    for alone, together in zip(steps, found[0]["steps"], strict=True):
+    for alone, together in zip(steps, results[0]["steps"], strict=True):
         if alone.taken:
             assert together["loss"] == pytest.approx(alone.loss, rel=1e-5)
         else:
             assert not math.isfinite(together["loss"])
     for name, parameter in learner.model.named_parameters():
         total = parameter.double().sum().item()
-        assert found[0]["weights"][name] == pytest.approx(total, abs=1e-3), name
+        assert results[0]["weights"][name] == pytest.approx(total, abs=1e-3), name
     score = evaluate(learner.model, trainer.val_batches, 10)
-    assert found[0]["score"]["pictures"] == score.pictures == 145
-    assert found[0]["score"]["loss"] == pytest.approx(score.loss, rel=1e-5)
+    assert results[0]["score"]["pictures"] == score.pictures == 145
+    assert results[0]["score"]["loss"] == pytest.approx(score.loss, rel=1e-5)
 
 
 def test_each_process_has_its_own_dropout(together: tuple[Path, str]) -> None:

@@ -580,9 +580,9 @@ def test_the_authors_checkpoint(tmp_path: Path) -> None:
         lr=1e-9, warmup_lr=0.0, min_lr=0.0, ema=0.0,
     )  # fmt: skip
     result = train(recipe, console=quiet())
-    given = hvt.load(REFERENCE, img_size=32).state_dict()
+    values = hvt.load(REFERENCE, img_size=32).state_dict()
     for name, tensor in result.model.state_dict().items():
-        assert torch.allclose(tensor, given[name], atol=1e-6), name
+        assert torch.allclose(tensor, values[name], atol=1e-6), name
 
 
 def test_half_precision_weights_are_trained_in_full(done: Result, tmp_path: Path) -> None:

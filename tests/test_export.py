@@ -57,8 +57,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(folder / "run/model.safetensors", folder / "model.safetensors")
     model = hvt.load(folder / "model.safetensors")
     images = sample_pictures("digits", eval_transform(model), 128)
-    found = {form: export(model, folder / name, form, images) for form, name in FORMS.items()}
-    (folder / "found.json").write_text(json.dumps({k: v.to_dict() for k, v in found.items()}))
+    result = {form: export(model, folder / name, form, images) for form, name in FORMS.items()}
+    (folder / "found.json").write_text(json.dumps({k: v.to_dict() for k, v in result.items()}))
     return folder
 
 
@@ -87,12 +87,12 @@ def in_pieces(model: Callable[[Tensor], Tensor], images: Tensor, size: int = 16)
 
 def tiny_models() -> dict[hvt.HVTConfig, list[str]]:
     """The models of the registry made tiny; those of the same shape but for their width are one."""
-    found: dict[hvt.HVTConfig, list[str]] = {}
+    result: dict[hvt.HVTConfig, list[str]] = {}
     for name in hvt.list_models():
         config = hvt.get_config(name)
         depth = max(len(config.pool_blocks), 1 if config.retention is None else 2)
-        found.setdefault(config.replace(**SMALL, depth=depth), []).append(name)
-    return found
+        result.setdefault(config.replace(**SMALL, depth=depth), []).append(name)
+    return result
 
 
 REGISTRY = tiny_models()
@@ -165,8 +165,8 @@ def test_power_drops_tokens_in_every_form(tmp_path: Path, build: Build) -> None:
         )
         kept = best(significance(attention), model.config.retention[0] - 1)
     assert len({tuple(row) for row in kept.tolist()}) > 1
-    found = export(model, tmp_path / "model.pt2", "torch", images)
-    assert found.difference <= TOLERANCE
+    result = export(model, tmp_path / "model.pt2", "torch", images)
+    assert result.difference <= TOLERANCE
     calibration = plainly(model, images)
     write(model, tmp_path / "model.onnx", "int8", calibration)
     exported = OnnxModel(tmp_path / "model.onnx", threads=1)
@@ -206,17 +206,17 @@ def test_what_a_file_says_of_itself(trained: Path) -> None:
 
 
 def test_the_comparison(trained: Path) -> None:
-    found = json.loads((trained / "found.json").read_text())
+    result = json.loads((trained / "found.json").read_text())
     for form in ("onnx", "torch"):
-        assert found[form]["difference"] <= TOLERANCE
-        assert found[form]["agreement"] == 100
-    assert TOLERANCE < found["int8"]["relative_error"] < MAX_ERROR
-    assert found["int8"]["kept"]
+        assert result[form]["difference"] <= TOLERANCE
+        assert result[form]["agreement"] == 100
+    assert TOLERANCE < result["int8"]["relative_error"] < MAX_ERROR
+    assert result["int8"]["kept"]
     for form, name in FORMS.items():
-        assert found[form]["bytes"] == (trained / name).stat().st_size
+        assert result[form]["bytes"] == (trained / name).stat().st_size
         # int8 is compared on those that it was not calibrated on.
         pictures = 64 if form == "int8" else 128
-        assert (found[form]["real"], found[form]["pictures"]) == (True, pictures)
+        assert (result[form]["real"], result[form]["pictures"]) == (True, pictures)
 
 
 # Where a checkpoint is taken
@@ -273,13 +273,13 @@ def test_many_threads_at_once(trained: Path) -> None:
 
 
 def test_int8_products_are_those_of_the_blocks(trained: Path) -> None:
-    found = json.loads((trained / "found.json").read_text())["int8"]
+    result = json.loads((trained / "found.json").read_text())["int8"]
     whole, graph = (onnx.load(str(trained / name)) for name in ("model.onnx", "int8.onnx"))
     layers = linear_nodes(whole)
     names = {"attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"}
     assert set(layers) == {f"blocks.{i}.{name}" for i in range(2) for name in names}
     products = [n for n in graph.graph.node if n.op_type in ("MatMulIntegerToFloat", "QAttention")]
-    assert len(products) == len(layers) - len(found["kept"])
+    assert len(products) == len(layers) - len(result["kept"])
     weights = {one.name: one for one in graph.graph.initializer}
     stored = [weights[n.input[1]] for n in products]
     for weight in stored:
@@ -309,9 +309,9 @@ def test_every_linear_layer_is_found_in_the_graph(name: str, fields: dict[str, A
         for node in graph.graph.node
         if node.op_type == "MatMul"
     }
-    found = linear_nodes(graph)
-    assert len(found) == 4 * model.config.depth
-    for layer, node in found.items():
+    result = linear_nodes(graph)
+    assert len(result) == 4 * model.config.depth
+    for layer, node in result.items():
         weight = model.get_submodule(layer).weight.detach().numpy()
         assert (products[node] == weight.T).all(), layer
     if model.config.retention is None:
@@ -391,8 +391,8 @@ def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
     assert "blocks.1.attn.proj" in sensitive(model, images, ranges, share=0.1)
     torch.testing.assert_close(broken.weight, after)  # as it was
     assert not torch.equal(before, after)
-    found = sensitivities(model, images, ranges)
-    shares = {one.layer: one.share for one in found}
+    result = sensitivities(model, images, ranges)
+    shares = {one.layer: one.share for one in result}
     for share in (0.0, 0.05, 0.3):
         assert sum(shares[layer] for layer in sensitive(model, images, ranges, share)) <= share
     # The second block sees fewer tokens, and has as many weights: 4 of its 12 parts in two blocks.
@@ -711,9 +711,9 @@ DOCS = Path(__file__).parents[1] / "docs" / "export.md"
 @pytest.mark.skipif(not DOCS.exists(), reason="a source distribution has no docs/")
 def test_commands_in_the_documentation_are_understood() -> None:
     parser = build_parser()
-    found = re.findall(r"^hvt .*$", DOCS.read_text(encoding="utf-8"), flags=re.M)
-    assert len(found) > 6
-    for line in found:
+    matches = re.findall(r"^hvt .*$", DOCS.read_text(encoding="utf-8"), flags=re.M)
+    assert len(matches) > 6
+    for line in matches:
         parser.parse_args(shlex.split(line)[1:])
 
 

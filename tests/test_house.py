@@ -28,12 +28,12 @@ def rooms() -> dict[str, int]:
 
 def modules() -> dict[str, Path]:
     """Every module by its dotted name below `hvt`."""
-    found = {}
+    result = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
-        found[name] = path
-    return found
+        result[name] = path
+    return result
 
 
 def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:

@@ -136,8 +136,8 @@ def as_predicted(
 
 
 def test_predictions_that_come_true(as_predicted: Path, cpu: Protocol, protocol: Protocol) -> None:
-    found = collected(as_predicted, cpu, protocol)
-    assert set(outcomes(found).values()) == {"came true"}, outcomes(found)
+    result = collected(as_predicted, cpu, protocol)
+    assert set(outcomes(result).values()) == {"came true"}, outcomes(result)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_predictions_that_do_not(
 ) -> None:
     write_long(tmp_path, protocol, part, changed)
     again = results.read_all([tmp_path / "long", as_predicted / "long"])  # the first counts
-    found = long_results(cpu, results.read_all([as_predicted / "cpu"]), protocol, again)
-    told = [text for text, outcome in outcomes(found).items() if outcome == "did not"]
-    assert len(told) == len(failing), told
+    result = long_results(cpu, results.read_all([as_predicted / "cpu"]), protocol, again)
+    reported = [text for text, outcome in outcomes(result).items() if outcome == "did not"]
+    assert len(reported) == len(failing), reported
     for begins in failing:
-        assert any(text.startswith(begins) for text in told), begins
+        assert any(text.startswith(begins) for text in reported), begins
 
 
 def test_curves_that_are_flat_and_pictures_that_are_not_learned(
@@ -181,26 +181,26 @@ def test_curves_that_are_flat_and_pictures_that_are_not_learned(
 ) -> None:
     write_long(tmp_path, protocol, "A", PAPER_A, gain=1.4)
     write_long(tmp_path, protocol, "C", PAPER_C, losses={"M=0": 0.8, "M=2": 0.79, "M=4": 0.9})
-    found = collected(tmp_path, cpu, protocol)
-    told = outcomes(found)
-    assert told["No curve is flat."] == "did not"
-    (fitted,) = [text for text in told if text.startswith("All three fit")]
-    assert told[fitted] == "did not"  # M=2 is best
-    page = "\n".join(section(found, "reproduction"))
+    result = collected(tmp_path, cpu, protocol)
+    reported = outcomes(result)
+    assert reported["No curve is flat."] == "did not"
+    (fitted,) = [text for text in reported if text.startswith("All three fit")]
+    assert reported[fitted] == "did not"  # M=2 is best
+    page = "\n".join(section(result, "reproduction"))
     assert "| A | DeiT-Ti | 8.0 | 0.104 | 40 | 54.00, 54.20 | 54.10 ± 0.14 | +1.40 | yes |" in page
 
 
 def test_claims_by_regime(as_predicted: Path, cpu: Protocol, protocol: Protocol) -> None:
-    found = collected(as_predicted, cpu, protocol)
-    told = words(found)
-    assert told[("1", "A")] == "holds"
-    assert told[("2a", "A")] == "holds"
-    assert told[("3", "A")] == "holds"
-    assert told[("5b", "A")] == told[("5b", "B")] == "holds"
-    assert told[("5a", "B")] == "does not hold"
-    assert told[("5a", "C")] == "holds"
-    assert told[("8a", "A")] == "holds, not clearly"
-    by_test = {(test.number, test.group): verdict(test, found).outcomes for test in TESTS}
+    result = collected(as_predicted, cpu, protocol)
+    reported = words(result)
+    assert reported[("1", "A")] == "holds"
+    assert reported[("2a", "A")] == "holds"
+    assert reported[("3", "A")] == "holds"
+    assert reported[("5b", "A")] == reported[("5b", "B")] == "holds"
+    assert reported[("5a", "B")] == "does not hold"
+    assert reported[("5a", "C")] == "holds"
+    assert reported[("8a", "A")] == "holds, not clearly"
+    by_test = {(test.number, test.group): verdict(test, result).outcomes for test in TESTS}
     # The paper's differences: on ImageNet where capacity limits, on CIFAR-100 where pictures do.
     assert by_test[("3", "A")][0].paper == pytest.approx(72.42 - 72.20)
     assert by_test[("5b", "A")][0].paper == pytest.approx(72.42 - 69.64)
@@ -208,16 +208,16 @@ def test_claims_by_regime(as_predicted: Path, cpu: Protocol, protocol: Protocol)
     assert by_test[("2b", "B")][0].paper == pytest.approx(78.00 - 79.80)
     # One seed in parts B and C: judged by part A's spread.
     error = by_test[("5b", "B")][0].error
-    assert error == pytest.approx(2**0.5 * found.noise[False])
+    assert error == pytest.approx(2**0.5 * result.noise[False])
 
 
 def test_a_gain_where_the_paper_has_a_loss(
     tmp_path: Path, cpu: Protocol, protocol: Protocol
 ) -> None:
     write_long(tmp_path, protocol, "A", PAPER_A | {"HVT-Ti-1": [56.0, 56.2]})
-    told = words(collected(tmp_path, cpu, protocol))
-    assert told[("2a", "A")] == "holds, the other way round"
-    assert told[("5b", "A")] == "does not hold"
+    reported = words(collected(tmp_path, cpu, protocol))
+    assert reported[("2a", "A")] == "holds, the other way round"
+    assert reported[("5b", "A")] == "does not hold"
 
 
 def test_rows_that_were_not_run(tmp_path: Path, cpu: Protocol, protocol: Protocol) -> None:
@@ -227,10 +227,10 @@ def test_rows_that_were_not_run(tmp_path: Path, cpu: Protocol, protocol: Protoco
     assert "Of 23 trainings, 0 have been run." in "\n".join(section(nothing, "x"))
     write_long(tmp_path, protocol, "A", {"DeiT-Ti": [54.0], "HVT-Ti-1": [52.0]})
     some = collected(tmp_path, cpu, protocol)
-    told = words(some)
+    reported = words(some)
     # Two seeds of no row: nothing is known of their spread.
-    assert told[("2a", "A")] == "holds, not clearly"
-    assert told[("1", "A")] == told[("5b", "A")] == "not run"
+    assert reported[("2a", "A")] == "holds, not clearly"
+    assert reported[("1", "A")] == reported[("5b", "A")] == "not run"
     page = "\n".join(section(some, "x"))
     assert "| A | DeiT-Ti | 8.0 | 0.104 | 40 | 54.00, seed 1 not run | 54.00 | +3.00 | no |" in page
     assert "| A | HVT-Ti-0 | 7.9 | 0.104 | 40 | not run | not run |  |  |" in page
@@ -248,8 +248,8 @@ def test_gaps_have_their_standard_error(
 
 
 def test_one_line_for_each_claim(as_predicted: Path, cpu: Protocol, protocol: Protocol) -> None:
-    found = collected(as_predicted, cpu, protocol)
-    table, legend = summary(found, {claim.number: {} for claim in CLAIMS})
+    result = collected(as_predicted, cpu, protocol)
+    table, legend = summary(result, {claim.number: {} for claim in CLAIMS})
     lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()[2:]}
     assert len(lines) == 14
     assert lines["2a"].endswith("| – | – | holds (-2.00) | – | – |")
@@ -269,9 +269,9 @@ def test_the_command_writes_page_and_picture(
     (tmp_path / "more" / "cpu").mkdir()
     flags = ["--results", str(as_predicted), "--results", str(tmp_path / "more")]
     assert main(["paper", "report", "--output", str(page), *flags]) == 0
-    told = capsys.readouterr()
-    assert str(tmp_path / "page" / "gap.png") in told.out.splitlines()
-    assert f"1 trainings belong to no row of this protocol, such as {other.key}" in told.err
+    reported = capsys.readouterr()
+    assert str(tmp_path / "page" / "gap.png") in reported.out.splitlines()
+    assert f"1 trainings belong to no row of this protocol, such as {other.key}" in reported.err
     with Image.open(tmp_path / "page" / "gap.png") as picture:
         assert picture.format == "PNG"
     text = page.read_text()

@@ -38,8 +38,8 @@ def cross_entropy(logits: Tensor, targets: list[list[float]]) -> float:
 def test_labels_are_smoothed(logits: Tensor, smoothing: float) -> None:
     labels = [3, 1, 4, 1, 5, 9]
     targets = [[smoothing / 10 + (1 - smoothing) * (c == t) for c in range(10)] for t in labels]
-    found = label_loss(logits, torch.tensor(labels), smoothing)
-    assert found.item() == pytest.approx(cross_entropy(logits, targets), rel=1e-5)
+    result = label_loss(logits, torch.tensor(labels), smoothing)
+    assert result.item() == pytest.approx(cross_entropy(logits, targets), rel=1e-5)
 
 
 def test_mixed_targets_are_taken_as_they_are(logits: Tensor) -> None:

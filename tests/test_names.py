@@ -84,8 +84,8 @@ def test_predict_takes_a_built_in_name(picture: str, capsys: Captured) -> None:
 def test_swapped_arguments_of_predict_are_recognised(picture: str, capsys: Captured) -> None:
     for model in ("cifar100", "model.onnx"):
         assert main(["predict", picture, model]) == 2
-        told = f"{model} is a model, and the model comes first: use hvt predict {model} {picture}"
-        assert told in capsys.readouterr().err
+        line = f"{model} is a model, and the model comes first: use hvt predict {model} {picture}"
+        assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,13 @@ def test_hierarchy_is_what_see_finds(build: Callable[..., hvt.HVT], name: str) -
     model = build(name, **KINDS[name])
     config = model.config
     image = torch.randn(3, *config.image)
-    found = hierarchy(config, model, image, WHOLE)
-    assert found.untraced is None
-    assert found.reduction == HOW.get(name, "max")
-    assert [stage.tokens for stage in found.stages] == list(config.tokens)
+    result = hierarchy(config, model, image, WHOLE)
+    assert result.untraced is None
+    assert result.reduction == HOW.get(name, "max")
+    assert [stage.tokens for stage in result.stages] == list(config.tokens)
     sources = token_sources(model, image)
-    assert [s.after_block for s in found.stages] == [None, *(source.block for source in sources)]
-    first, *stages = found.stages
+    assert [s.after_block for s in result.stages] == [None, *(source.block for source in sources)]
+    first, *stages = result.stages
     assert first.kept is not None
     assert [t.patches for t in first.kept] == [[p] for p in range(math.prod(config.grid))]
     for stage, source in zip(stages, sources, strict=True):
@@ -169,29 +169,29 @@ def test_hierarchy_is_what_see_finds(build: Callable[..., hvt.HVT], name: str) -
                 counts = [origins.count(patch) / len(origins) for patch in token.patches]
                 assert token.weights == pytest.approx(counts, abs=1e-5)
     if config.kept is None:
-        assert [tuple(s.grid or ()) for s in found.stages] == list(config.grids)
+        assert [tuple(s.grid or ()) for s in result.stages] == list(config.grids)
     else:
-        assert [s.grid for s in found.stages[1:]] == [None] * (len(config.tokens) - 1)
+        assert [s.grid for s in result.stages[1:]] == [None] * (len(config.tokens) - 1)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_blocks_are_priced_as_by_cost(build: Callable[..., hvt.HVT], name: str) -> None:
     config = build(name, **KINDS[name]).config
-    found = hierarchy(config, None, None, WHOLE)
+    result = hierarchy(config, None, None, WHOLE)
     price = cost(config)
-    assert [(b.tokens, b.macs) for b in found.blocks] == price.blocks()
-    assert (found.macs, found.unpooled_macs) == (price.macs, price.unpooled_macs)
+    assert [(b.tokens, b.macs) for b in result.blocks] == price.blocks()
+    assert (result.macs, result.unpooled_macs) == (price.macs, price.unpooled_macs)
     # Embedding and classifier are the only price that no block has; keeping all tokens spares both.
-    outside = found.macs - sum(b.macs for b in found.blocks)
-    assert found.unpooled_macs - sum(b.unpooled_macs for b in found.blocks) == outside
+    outside = result.macs - sum(b.macs for b in result.blocks)
+    assert result.unpooled_macs - sum(b.unpooled_macs for b in result.blocks) == outside
 
 
 def test_what_cannot_be_traced_says_why(build: Callable[..., hvt.HVT]) -> None:
     model = build("hvt_ti_2", pool="conv")
     image = torch.randn(3, 64, 64)
-    found = hierarchy(model.config, model, image, WHOLE)
-    assert "convolves its tokens" in str(found.untraced)
-    assert {(s.kept, s.shares) for s in found.stages} == {(None, None)}
+    result = hierarchy(model.config, model, image, WHOLE)
+    assert "convolves its tokens" in str(result.untraced)
+    assert {(s.kept, s.shares) for s in result.stages} == {(None, None)}
     exported = hierarchy(model.config, None, None, WHOLE)
     assert "exported file" in str(exported.untraced)
     assert [s.tokens for s in exported.stages] == list(model.config.tokens)
@@ -199,9 +199,9 @@ def test_what_cannot_be_traced_says_why(build: Callable[..., hvt.HVT]) -> None:
 
 def test_a_model_without_pooling_keeps_all(build: Callable[..., hvt.HVT]) -> None:
     model = build("deit_ti")
-    found = hierarchy(model.config, model, torch.randn(3, 64, 64), WHOLE)
-    (stage,) = found.stages
-    assert (found.untraced, stage.tokens, len(stage.kept or ())) == (None, 65, 64)
+    result = hierarchy(model.config, model, torch.randn(3, 64, 64), WHOLE)
+    (stage,) = result.stages
+    assert (result.untraced, stage.tokens, len(stage.kept or ())) == (None, 65, 64)
     assert stage.shares == pytest.approx([1 / 64] * 64, abs=1e-5)
 
 
@@ -256,26 +256,30 @@ def test_tracing_watches_its_own_run_alone(build: Callable[..., hvt.HVT]) -> Non
 def test_explain(client: TestClient, checkpoint: Path) -> None:
     response = client.post("/explain", content=png(), headers={"Content-Type": "image/png"})
     assert response.status_code == 200, response.text
-    found = Explanation.model_validate(response.json())
+    result = Explanation.model_validate(response.json())
     model = hvt.load(checkpoint).eval()
     image = eval_transform(model)(Image.open(io.BytesIO(png())))
     seen = seen_part((48, 32), model.config, model.pretrained_cfg)
     wanted = hierarchy(model.config, model, image, seen)
-    assert found.model_dump(include=set(wanted.model_dump())) == wanted.model_dump()
-    assert (found.model, found.untraced) == ("small.safetensors", None)
-    assert found.milliseconds > 0
-    assert found.seen.width == pytest.approx(1 - 2 * found.seen.left)
-    assert found.seen.left > 0
+    assert result.model_dump(include=set(wanted.model_dump())) == wanted.model_dump()
+    assert (result.model, result.untraced) == ("small.safetensors", None)
+    assert result.milliseconds > 0
+    assert result.seen.width == pytest.approx(1 - 2 * result.seen.left)
+    assert result.seen.left > 0
     form = client.post("/explain", files={"pictures": ("a.png", png(), "image/png")}).json()
     assert form | {"milliseconds": 0} == response.json() | {"milliseconds": 0}
 
 
 def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoint: Path) -> None:
     with serve(checkpoint.with_name("model.onnx")) as client:
-        found = client.post("/explain", content=png()).json()
-    assert [(s["tokens"], s["kept"]) for s in found["stages"]] == [(16, None), (7, None), (3, None)]
-    assert "serve the checkpoint" in found["untraced"]
-    assert sum(block["macs"] for block in found["blocks"]) < found["macs"]
+        page = client.post("/explain", content=png()).json()
+    assert [(s["tokens"], s["kept"]) for s in page["stages"]] == [
+        (16, None),
+        (7, None),
+        (3, None),
+    ]
+    assert "serve the checkpoint" in page["untraced"]
+    assert sum(block["macs"] for block in page["blocks"]) < page["macs"]
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def serving(model: str) -> Iterator[str]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.search(r"http://\S+", line)
-            assert found, line
-            yield found[0]
+            match = re.search(r"http://\S+", line)
+            assert match, line
+            yield match[0]
         finally:
             process.terminate()
 
@@ -146,10 +146,10 @@ class Page:
 
 @pytest.fixture
 def page(chromium: Any, address: str) -> Iterator[Page]:
-    found = Page(chromium, address).open()
+    result = Page(chromium, address).open()
     chromium.get_log("browser")
-    yield found
-    found.cdp("Network.disable")
+    yield result
+    result.cdp("Network.disable")
     # The browser logs each refusal itself; anything else, such as a broken policy, is ours.
     complaints = [entry["message"] for entry in chromium.get_log("browser")]
     assert [text for text in complaints if "Failed to load resource" not in text] == []
@@ -395,7 +395,7 @@ def test_text_stands_out(page: Page, scheme: str) -> None:
     page.open(scheme=scheme).sample("mountain")
     page.one("summary").click()
     page.run("Object.assign(document.getElementById('problem'), {textContent: 'a', hidden: false})")
-    found = page.run(
+    result = page.run(
         """const parse = text => text.match(/[\\d.]+/g).map(Number);
            const behind = element => {
              for (let e = element; e; e = e.parentElement) {
@@ -417,11 +417,11 @@ def test_text_stands_out(page: Page, scheme: str) -> None:
            const fill = parse(getComputedStyle(track.firstChild).backgroundColor);
            return {text: found, bar: [fill, behind(track)], back: behind(document.body)};"""
     )
-    assert len(found["text"]) > 60
-    low = {(t, tuple(a), tuple(b)) for t, a, b in found["text"] if contrast(a, b) < 4.5}
+    assert len(result["text"]) > 60
+    low = {(t, tuple(a), tuple(b)) for t, a, b in result["text"] if contrast(a, b) < 4.5}
     assert low == set()
-    assert contrast(*found["bar"]) >= 3
-    assert (luminance(found["back"]) > 0.5) == (scheme == "light")
+    assert contrast(*result["bar"]) >= 3
+    assert (luminance(result["back"]) > 0.5) == (scheme == "light")
 
 
 def contrast(a: list[float], b: list[float]) -> float:

@@ -199,10 +199,10 @@ def test_rows_in_small(
     assert (config.image, config.patch_size) == ((side, side), patch)
     assert (config.width, config.depth, config.tokens) == (width, depth, tokens)
     assert config.num_classes == 100
-    told = note(row, config)
-    assert (told is not None) == (name in ("160", "P=32"))
-    if told:
-        assert "poolings (after blocks 0, 3" in told
+    reported = note(row, config)
+    assert (reported is not None) == (name in ("160", "P=32"))
+    if reported:
+        assert "poolings (after blocks 0, 3" in reported
 
 
 def test_the_cpu_protocol_is_a_plain_recipe(cpu: Protocol) -> None:
@@ -365,10 +365,10 @@ def here(tmp_path_factory: pytest.TempPathFactory, tiny_file: Path, tiny: Protoc
 
 
 def test_a_run_leaves_a_file_for_each_training(here: Here) -> None:
-    found = here.known()
+    result = here.known()
     keys = {trained("pool_type", name, here.protocol).key for name in ("Conv", "Avg", "Max")}
-    assert found.keys() == keys
-    most = found[trained("pool_type", "Max", here.protocol).key]
+    assert result.keys() == keys
+    most = result[trained("pool_type", "Max", here.protocol).key]
     assert [one.seed for one in most] == [0, 1]
     first, second = most
     assert first.command.startswith(
@@ -484,12 +484,12 @@ def test_a_row_with_power(here: Here, tmp_path: Path) -> None:
     other = Here(tmp_path, here.file, here.protocol)
     row = ["--row", "DeiT-Ti + PoWER", "--seeds", "0", "--budget", "epochs"]
     assert main(["paper", "run", "main", *row, *other.flags()]) == 0
-    (found,) = other.known().values()
-    config = hvt.HVTConfig.from_dict(found[0].config)
+    (result,) = other.known().values()
+    config = hvt.HVTConfig.from_dict(result[0].config)
     whole = hvt.cost(config.replace(retention=None)).macs
     assert config.retention is not None
     assert hvt.cost(config).macs <= (0.8 / 1.25 + 0.01) * whole
-    assert found[0].epochs == pytest.approx(2 + 2 * 0.667)
+    assert result[0].epochs == pytest.approx(2 + 2 * 0.667)
 
 
 # ── result files ────────────────────────────────────────────────────────────────────────────────
@@ -804,7 +804,7 @@ def test_figure_4_has_rows_of_the_main_table_for_longer(cpu: Protocol) -> None:
 
 def test_noise_is_that_of_all_rows_of_a_kind(here: Here) -> None:
     known = here.known()
-    (several,) = [found for found in known.values() if len(found) > 1]
+    (several,) = [result for result in known.values() if len(result) > 1]
     top1 = [one.top1 for one in several]
     every = [table for table in tables.tables().values() if table.trained]
     noise = noise_of([fill(here.protocol, table, known) for table in every])
@@ -853,7 +853,7 @@ def test_times_of_paused_rows_are_marked(here: Here, tmp_path: Path) -> None:
     known = with_figures(here.protocol, "pool_type", like, **names)
     slow = trained("pool_type", "Avg", here.protocol).key
     known[slow] = [dataclasses.replace(known[slow][0], seconds=2.1 * like.seconds)]
-    assert usual_speed(one for found in known.values() for one in found) == pytest.approx(
+    assert usual_speed(one for result in known.values() for one in result) == pytest.approx(
         like.training_macs / like.seconds
     )
     lines = part(render(here.protocol, known, tmp_path), "pool_type").splitlines()

@@ -279,8 +279,8 @@ def test_a_process_decodes_the_same(tmp_path: Path, form: str) -> None:
     with Image.open(path) as image:
         mode, expected = image.mode, np.asarray(image.convert("RGB"))
     for source in (content, str(path)):
-        apart, found = decoder.decode_apart(source, 3, Bounds())
-        assert (apart.mode, found) == ("RGB", mode)
+        apart, result = decoder.decode_apart(source, 3, Bounds())
+        assert (apart.mode, result) == ("RGB", mode)
         np.testing.assert_array_equal(np.asarray(apart), expected)
     assert decoder.decode_apart(content, 1, Bounds())[0].mode == "L"
     np.testing.assert_array_equal(np.asarray(read_picture(path)), expected)

@@ -174,11 +174,11 @@ def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
         hvt.plan(gflops=0.03, params=0.24, **fixed)
     assert hvt.plan(gflops=0.03, **fixed).best[0].params > 0.24
     assert hvt.plan(params=0.24, **fixed).best[0].gflops > 0.03
-    found = re.search(
+    match = re.search(
         r"(\w+) binds, and the nearest takes ([\d.]+) GFLOPs, ([\d.]+) M", str(refused)
     )
-    assert found, refused
-    nearest = {"gflops": float(found[2]), "params": float(found[3])}
+    assert match, refused
+    nearest = {"gflops": float(match[2]), "params": float(match[3])}
     assert hvt.plan(**nearest, **fixed).best  # what is offered can be met
 
 
@@ -229,8 +229,8 @@ def test_the_command(command: Command, tmp_path: Path) -> None:
     assert "DeiT" in out
     assert "rank correlation" in out
     assert "<svg" in (tmp_path / "p.svg").read_text()
-    code, told, _ = command(*words, "--json", "--count", 2)
-    answer = json.loads(told)
+    code, reported, _ = command(*words, "--json", "--count", 2)
+    answer = json.loads(reported)
     assert len(answer["best"]) == 2
     config = HVTConfig.from_dict(answer["best"][0]["config"])
     assert read_config(tmp_path / "plan.json") == config
@@ -410,18 +410,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_table_is_taken_once(cache: Path) -> None:
-    told: list[str] = []
-    first = get_latency("eager", "cpu", 1, 2, note=told.append)
-    assert told
+    notes: list[str] = []
+    first = get_latency("eager", "cpu", 1, 2, note=notes.append)
+    assert notes
     assert len(first.points) == 4
     assert first.machine["batch"] == 2
-    told.clear()
-    again = get_latency("eager", "cpu", 1, 2, note=told.append)
-    assert not told
+    notes.clear()
+    again = get_latency("eager", "cpu", 1, 2, note=notes.append)
+    assert not notes
     assert again.points == first.points
     assert again.seconds(hvt.get_config("hvt_ti_4")) > 0
-    get_latency("eager", "cpu", 1, 4, note=told.append)  # another batch is another table
-    assert told
+    get_latency("eager", "cpu", 1, 4, note=notes.append)  # another batch is another table
+    assert notes
     assert len(list((cache / "hvt").iterdir())) == 2
 
 
@@ -440,12 +440,12 @@ def test_a_damaged_table_is_taken_anew(cache: Path, damage: Any) -> None:
     first = get_latency("eager", "cpu", 1, 1)
     path = cache_file(first.machine)
     path.write_text(damage(path.read_text()))
-    told: list[str] = []
-    get_latency("eager", "cpu", 1, 1, note=told.append)
-    assert any("cannot be used" in line for line in told)
-    told.clear()
-    get_latency("eager", "cpu", 1, 1, note=told.append)
-    assert not told
+    notes: list[str] = []
+    get_latency("eager", "cpu", 1, 1, note=notes.append)
+    assert any("cannot be used" in line for line in notes)
+    notes.clear()
+    get_latency("eager", "cpu", 1, 1, note=notes.append)
+    assert not notes
 
 
 def test_a_cache_that_cannot_be_written(
@@ -453,9 +453,9 @@ def test_a_cache_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    told: list[str] = []
-    assert get_latency("eager", "cpu", 1, 1, note=told.append).points
-    assert any("the timings are not kept" in line for line in told)
+    notes: list[str] = []
+    assert get_latency("eager", "cpu", 1, 1, note=notes.append).points
+    assert any("the timings are not kept" in line for line in notes)
 
 
 @pytest.mark.slow

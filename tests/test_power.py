@@ -498,15 +498,15 @@ def test_a_search_meets_its_budget(trained: Path, tmp_path: Path, share: float) 
     lowest, highest = budget_range(config)
     budget = lowest + share * (highest - lowest)
     console, path = quiet(), tmp_path / "found.safetensors"
-    found = search(soft_recipe(trained), budget, output=path, console=console)
+    result = search(soft_recipe(trained), budget, output=path, console=console)
     token = (12 * 16**2 + 2 * 16 * (2 * 17 + 1)) / 1e9  # at most, its MLP and the next attention
-    assert budget - token <= found.gflops <= budget
-    assert found.gflops == hvt.cost(found.model).gflops
-    steered = hvt.cost(config, retention=found.searched).gflops
+    assert budget - token <= result.gflops <= budget
+    assert result.gflops == hvt.cost(result.model).gflops
+    steered = hvt.cost(config, retention=result.searched).gflops
     assert steered < budget + 0.25 * (highest - budget)  # most of the way is λ's
-    assert found.model.config == config.replace(retention=found.retention)
+    assert result.model.config == config.replace(retention=result.retention)
     written = hvt.load(path)
-    assert written.config == found.model.config
+    assert written.config == result.model.config
     assert written.class_names == tuple("0123456789")
     before, after = load_file(trained), load_file(path)
     assert before.keys() == after.keys()
@@ -514,7 +514,7 @@ def test_a_search_meets_its_budget(trained: Path, tmp_path: Path, share: float) 
     lines = said(console).splitlines()
     assert [line.split()[1] for line in lines if line.startswith("epoch")] == ["1/3", "2/3", "3/3"]
     assert all("λ" in line and "GFLOPs" in line for line in lines if line.startswith("epoch"))
-    assert f"retention {','.join(map(str, found.retention))}" in said(console)
+    assert f"retention {','.join(map(str, result.retention))}" in said(console)
 
 
 def test_r_has_its_own_rate_no_decay_and_stays_in_its_range(trained: Path) -> None:
@@ -550,19 +550,19 @@ def test_a_search_goes_on_with_the_checkpoints_classes(trained: Path, tmp_path: 
     hvt.save(hvt.load(trained), other, class_names=list("abcdefghij"))
     recipe = soft_recipe(trained, epochs=1, batch_size=240)
     plain, console = search(recipe, 0.00015, console=quiet()), quiet()
-    found = search(recipe.replace(init=str(turned)), 0.00015, console=console)
-    assert found.model.class_names == tuple("9876543210")
-    assert found.top1 == pytest.approx(plain.top1, abs=2)  # rounding may turn some of 359 answers
+    result = search(recipe.replace(init=str(turned)), 0.00015, console=console)
+    assert result.model.class_names == tuple("9876543210")
+    assert result.top1 == pytest.approx(plain.top1, abs=2)  # rounding may turn some of 359 answers
     assert "classes matched by name: 10 of the model's 10" in said(console)
     with pytest.raises(
         HVTError, match=r"'0' of digits is not among the model's 10 .*match-by-order"
     ):
         search(recipe.replace(init=str(other)), 0.00015, console=quiet())
-    found = search(
+    result = search(
         recipe.replace(init=str(other)), 0.00015, match_by_order=True, console=(console := quiet())
     )
-    assert found.top1 == plain.top1
-    assert found.model.class_names == tuple("abcdefghij")
+    assert result.top1 == plain.top1
+    assert result.model.class_names == tuple("abcdefghij")
     assert "classes matched by order: 0 = a, 1 = b, 2 = c, 7 more" in said(console)
 
 
@@ -587,17 +587,17 @@ def test_search_retrain_eval_and_predict(
         assert main([str(word) for word in words]) == 0
         return capsys.readouterr().out
 
-    found, folder = tmp_path / "power.safetensors", tmp_path / "run"
+    result, folder = tmp_path / "power.safetensors", tmp_path / "run"
     out = run(
         "power", "search", trained, *FLAGS, "--gflops", 0.00015, "--epochs", 2, "--batch-size", 240,
-        "--workers", 0, "--output", found,
+        "--workers", 0, "--output", result,
     )  # fmt: skip
     retention = tuple(map(int, re.search(r"retention ([\d,]+):", out).group(1).split(",")))
-    assert hvt.load(found).config.retention == retention
-    assert 0.000145 < hvt.cost(hvt.load(found)).gflops <= 0.00015
+    assert hvt.load(result).config.retention == retention
+    assert 0.000145 < hvt.cost(hvt.load(result)).gflops <= 0.00015
 
     retrain = ["--epochs", 2, "--batch-size", 240, "--workers", 0, "--no-tensorboard"]
-    run("power", "retrain", found, *FLAGS, *retrain, "--lr", 0.02, "--output", folder)
+    run("power", "retrain", result, *FLAGS, *retrain, "--lr", 0.02, "--output", folder)
     done = hvt.load(folder / "model.safetensors")
     assert done.config.retention == retention
     assert json.loads((folder / "config.json").read_text())["retention"] == list(retention)
@@ -682,9 +682,9 @@ def test_the_commands_of_the_docs_and_the_help_are_understood() -> None:
     parser = build_parser()
     page = Path(__file__).parents[1] / "docs" / "power.md"
     text = (page.read_text() if page.exists() else "") + power._SEARCH + power._RETRAIN
-    found = [line.strip() for line in re.findall(r"^\s*hvt (.*)$", text, flags=re.M)]
-    assert len(found) >= 5
-    for command in found:
+    results = [line.strip() for line in re.findall(r"^\s*hvt (.*)$", text, flags=re.M)]
+    assert len(results) >= 5
+    for command in results:
         words = command.split("     ")[0].split()
         args = parser.parse_args(words)
         if words[0] == "power":

@@ -607,8 +607,8 @@ def test_paths_folders_and_globs(
 def test_links_in_a_circle_end(album: Path) -> None:
     for name in ("round", "about", "again"):
         (album / name).symlink_to(album, target_is_directory=True)
-    found = [f"album/{name}" for name in ("a.png", "odd[1].png")]
-    assert find_pictures(["album/**/*.png"]) == found
+    results = [f"album/{name}" for name in ("a.png", "odd[1].png")]
+    assert find_pictures(["album/**/*.png"]) == results
     assert {"album/a.png", "album/more/deep/d.gif"} < set(find_pictures(["album"]))
 
 

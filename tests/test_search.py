@@ -55,8 +55,8 @@ def test_every_suggestion_is_within_the_budget() -> None:
     base = hvt.get_config("hvt_ti_4", img_size=32, patch_size=4, head_dim=12, num_classes=100)
     choices = choices_of(base, 0.008, {})
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    found = [choices.suggest(study.ask()) for _ in range(60)]
-    configs = [config for config in found if config is not None]
+    results = [choices.suggest(study.ask()) for _ in range(60)]
+    configs = [config for config in results if config is not None]
     assert len(configs) > 40
     assert max(hvt.cost(config).gflops for config in configs) <= limit(0.008)
     assert sum(hvt.cost(config).gflops > 0.003 for config in configs) > 20
@@ -126,8 +126,8 @@ def test_a_search_leaves_its_results(found: Any) -> None:
         price = hvt.cost(HVTConfig.from_dict(json.loads(row["config"])))
         assert float(row["gflops"]) == pytest.approx(price.gflops)
         assert json.loads(row["rungs"])[-1] == [float(row["epochs"]), float(row["top1"])]
-    told = json.loads((found.folder / "trials.json").read_text())
-    assert told["frontier"] == [row["trial"] for row in found.frontier]
+    reported = json.loads((found.folder / "trials.json").read_text())
+    assert reported["frontier"] == [row["trial"] for row in found.frontier]
     page = (found.folder / "report.html").read_text()
     assert "data:image/png;base64" in page
     assert (found.folder / "report.png").read_bytes()[:4] == b"\x89PNG"

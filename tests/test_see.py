@@ -105,11 +105,11 @@ def test_sequences_are_stretched_back_to_their_grid(
     assert [maps[0].name, maps[-1].name] == ["block 0", "block 11"]
     with torch.inference_mode():
         tokens = model.forward_intermediates(image[None], output_fmt="NLC", intermediates_only=True)
-    for found in maps:
-        sequence = tokens[int(found.name.split()[1])]  # (1, N', D)
-        assert found.size == f"{sequence.shape[1]} tokens"
+    for result in maps:
+        sequence = tokens[int(result.name.split()[1])]  # (1, N', D)
+        assert result.size == f"{sequence.shape[1]} tokens"
         stretched = F.interpolate(sequence.transpose(1, 2), size=rows * cols, mode="linear")
-        torch.testing.assert_close(found.values, stretched.reshape(config.width, rows, cols))
+        torch.testing.assert_close(result.values, stretched.reshape(config.width, rows, cols))
 
 
 def test_a_pooled_grid_is_enlarged(build: Build, image: Tensor) -> None:
@@ -178,8 +178,8 @@ def test_older_models_of_timm_by_their_modules() -> None:
     with torch.inference_mode():
         expected = reference(image[None])
     assert len(maps) == len(expected)
-    for found, level in zip(maps, expected, strict=True):
-        torch.testing.assert_close(found.values, level[0])
+    for result, level in zip(maps, expected, strict=True):
+        torch.testing.assert_close(result.values, level[0])
     assert not any(module._forward_hooks for module in subject.model.modules())
 
 
@@ -266,10 +266,10 @@ def test_sources_equal_a_trace_by_hand(
 ) -> None:
     model = build(name, **overrides)
     image = torch.randn(3, *model.config.image)
-    found = token_sources(model, image)
+    result = token_sources(model, image)
     by_hand = traced(model, image)
-    assert [stage.block for stage in found] == list(model.config.pool_blocks)
-    for stage, origins in zip(found, by_hand, strict=True):
+    assert [stage.block for stage in result] == list(model.config.pool_blocks)
+    for stage, origins in zip(result, by_hand, strict=True):
         assert stage.origins.tolist() == origins
         assert stage.tokens == len(origins)
         flat = [patch for token in origins for patch in token]
@@ -277,7 +277,7 @@ def test_sources_equal_a_trace_by_hand(
         assert stage.shares.shape == model.config.grid
         assert stage.shares.flatten().tolist() == pytest.approx(shares)
         assert float(stage.shares.sum()) == pytest.approx(1)
-    assert [stage.tokens for stage in found] == [
+    assert [stage.tokens for stage in result] == [
         n - model.num_prefix_tokens for n in model.config.tokens[1:]
     ]
 
@@ -305,11 +305,11 @@ def test_sources_of_averages_rebuild_the_tokens(build: Build, overrides: dict[st
     image = torch.randn(3, *model.config.image)
     patches = model._embed(image[None])[0, model.num_prefix_tokens :].double()
     outputs = model.forward_intermediates(image[None], intermediates_only=True, output_fmt="NLC")
-    found = token_sources(model, image)
-    assert [stage.tokens + model.num_prefix_tokens for stage in found] == list(
+    result = token_sources(model, image)
+    assert [stage.tokens + model.num_prefix_tokens for stage in result] == list(
         model.config.tokens[1:]
     )
-    for stage in found:
+    for stage in result:
         assert stage.origins is None
         tokens = stage.weights.to_dense() @ patches
         assert torch.allclose(tokens, outputs[stage.block][0].double(), atol=1e-5)
@@ -627,8 +627,8 @@ def test_help(run: Run, flower: Path, tmp_path: Path) -> None:
     examples = [line.strip() for line in out.split("examples:\n")[1].splitlines()]
     assert len(examples) == 3
     for line in examples:
-        for given, quicker in (("resnet50", "test_resnet"), ("hvt_s", "hvt_ti")):
-            line = line.replace(given, quicker)
+        for values, quicker in (("resnet50", "test_resnet"), ("hvt_s", "hvt_ti")):
+            line = line.replace(values, quicker)
         words = shlex.split(line.replace("PICTURE", str(flower)))[1:]
         assert run(*words, "--dpi", 50)[0] == 0
     made = {path.name for path in tmp_path.iterdir()}

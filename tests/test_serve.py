@@ -56,8 +56,8 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a started application, without a network."""
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
-            yield found
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as result:
+            yield result
 
 
 def ask(app: FastAPI, method: str, path: str, **request: Any) -> httpx.Response:
@@ -145,12 +145,12 @@ def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> 
 
 def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -> None:
     app = create_app(engine=engine(max_pictures=7))
-    found = ask(app, "GET", "/model").json()
-    assert found["class_names"] == NAMES
-    assert found["image"] == [3, 32, 32]
-    assert found["limits"]["max_pictures"] == 7
-    assert found["precision"] == "float32"
-    assert hvt.HVTConfig.from_dict(found["config"]) == app.state.engine.config
+    result = ask(app, "GET", "/model").json()
+    assert result["class_names"] == NAMES
+    assert result["image"] == [3, 32, 32]
+    assert result["limits"]["max_pictures"] == 7
+    assert result["precision"] == "float32"
+    assert hvt.HVTConfig.from_dict(result["config"]) == app.state.engine.config
     described = ask(app, "GET", "/openapi.json").json()
     predict = described["paths"]["/predict"]["post"]
     assert {"200", "413", "415", "422", "503", "504"} <= set(predict["responses"])
@@ -473,8 +473,8 @@ def test_methods_and_paths_that_are_not_there(engine: Callable[..., Engine]) -> 
 
 
 def metric(text: str, name: str) -> float:
-    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 def test_requests_that_arrive_together_share_a_batch(
@@ -620,14 +620,14 @@ def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> Non
             "0",
             "--no-color",
         ]
-        found = subprocess.run(
+        result = subprocess.run(
             [*command, f"{url}/openapi.json", *options],
             env=environment,
             cwd=tmp_path,
             capture_output=True,
             text=True,
         )
-    assert found.returncode == 0, found.stdout + found.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_hostile_pictures_harm_nothing(onnx: Path, predictor: hvt.Predictor) -> None:
@@ -664,9 +664,9 @@ def harass(url: str, count: int, seed: int = 0) -> dict[int, int]:
 
 def counted(said: str) -> tuple[int, int]:
     """Requests accepted and answered, by the last words of all workers."""
-    found = re.findall(r"stopped: (\d+) requests accepted, (\d+) answered", said)
-    assert found, said
-    return sum(int(a) for a, _ in found), sum(int(b) for _, b in found)
+    matches = re.findall(r"stopped: (\d+) requests accepted, (\d+) answered", said)
+    assert matches, said
+    return sum(int(a) for a, _ in matches), sum(int(b) for _, b in matches)
 
 
 def test_a_service_told_to_stop_answers_what_it_accepted(
@@ -674,14 +674,14 @@ def test_a_service_told_to_stop_answers_what_it_accepted(
 ) -> None:
     contents = [picture(seed) for seed in range(4)]
     answered, unheard, wrong = 0, 0, []
-    told = threading.Event()
+    stopping = threading.Event()
 
     with Service(onnx, "--drain", 0.2, "--max-wait-ms", 20) as service:
 
         def client(number: int) -> None:
             nonlocal answered, unheard
             content = contents[number % 4]
-            while not told.is_set() or unheard == 0:
+            while not stopping.is_set() or unheard == 0:
                 try:
                     answer = service.ask(content)
                 except urllib.error.URLError:  # nobody listens any more
@@ -697,7 +697,7 @@ def test_a_service_told_to_stop_answers_what_it_accepted(
             clients = [pool.submit(client, number) for number in range(4)]
             while answered < 12:
                 time.sleep(0.01)
-            told.set()
+            stopping.set()
             code, said = service.stop()
             for each in clients:
                 each.result()
@@ -715,8 +715,8 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(
     with Service(onnx, "--workers", 2, "--drain", 0) as service:
 
         def workers() -> list[Any]:
-            found = psutil.Process(service.process.pid).children()
-            return [each for each in found if "spawn_main" in " ".join(each.cmdline())]
+            result = psutil.Process(service.process.pid).children()
+            return [each for each in result if "spawn_main" in " ".join(each.cmdline())]
 
         victim, other = workers()
         for _ in range(4):

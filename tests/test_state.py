@@ -60,8 +60,8 @@ DAMAGES = [truncate, empty, zero, garbage, zero_in_the_middle]
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     path = write_state(tmp_path, 2, state(2))
-    found, read, passed = newest_state(tmp_path)
-    assert found == path
+    result, read, passed = newest_state(tmp_path)
+    assert result == path
     assert passed == {}
     assert torch.equal(read["weight"], state(2)["weight"])
     assert Progress(**read["progress"]) == Progress(**state(2)["progress"])

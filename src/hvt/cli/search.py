@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from ..training.interrupt import Interrupted
 
     try:
-        found = search(
+        result = search(
             args.recipe,
             args.gflops,
             args.trials,
@@ -88,17 +88,17 @@ def run(args: argparse.Namespace) -> int:
         print("hvt: stopped; the same command goes on with the study", file=sys.stderr)
         return 130
     if args.json:
-        print((found.folder / "trials.json").read_text(), end="")
+        print((result.folder / "trials.json").read_text(), end="")
         return 0
     print(
-        f"{found.folder}/report.html: best {found.top1:.2f} % on pictures held out; "
-        f"train it with hvt train {args.recipe} --model {found.folder}/best.json"
+        f"{result.folder}/report.html: best {result.top1:.2f} % on pictures held out; "
+        f"train it with hvt train {args.recipe} --model {result.folder}/best.json"
     )
-    print(json.dumps(_told(found.best)))
+    print(json.dumps(_summary(result.best)))
     return 0
 
 
-def _told(config: HVTConfig) -> dict[str, Any]:
+def _summary(config: HVTConfig) -> dict[str, Any]:
     """What tells a config from the defaults."""
     plain = HVTConfig()
     return {k: v for k, v in config.to_dict().items() if v != getattr(plain, k)}

@@ -344,8 +344,8 @@ def _machine(device: torch.device, mode: str, batch: int) -> dict[str, Any]:
 def cache_file(machine: dict[str, Any]) -> Path:
     """Where the timings of a machine, its versions, a mode and a batch are kept."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    told = json.dumps(_identity(machine), sort_keys=True)
-    digest = hashlib.sha256(told.encode()).hexdigest()[:12]
+    identity = json.dumps(_identity(machine), sort_keys=True)
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     return Path(home) / "hvt" / f"latency-{machine['mode']}-{machine['batch']}-{digest}.json"
 
 

@@ -212,11 +212,11 @@ def sequences(space: Space) -> Lengths:
 
 def priced(space: Space, batch: int = 1) -> Iterator[Priced]:
     """The costs of a space, one depth after another; `batch` is that of the training memory."""
-    found = sequences(space)
+    counts = sequences(space)
     for depth in space.depths:
-        places = [after for after in space.places(depth) if len(after) < found.tokens.shape[1]]
+        places = [after for after in space.places(depth) if len(after) < counts.tokens.shape[1]]
         if places:
-            yield Priced(space, depth, places, found, batch)
+            yield Priced(space, depth, places, counts, batch)
 
 
 def _counts(after: tuple[int, ...], depth: int, stages: int) -> list[int]:

@@ -83,18 +83,18 @@ class Space:
         if self.fixed.get("stages") is not None:
             stages = self.fixed["stages"]
             return [] if stages and depth % stages else [even(depth, stages)]
-        found: dict[tuple[int, ...], None] = {(): None}
+        choices: dict[tuple[int, ...], None] = {(): None}
         for stages in range(1, MOST_STAGES + 1):
             if depth % stages == 0:
-                found[even(depth, stages)] = None
+                choices[even(depth, stages)] = None
             unit = max(1, depth // 12)
             firsts = range(0, depth // 2 + 1, unit)
             gaps = range(unit, depth, unit) if stages > 1 else (depth,)
             for first, gap in itertools.product(firsts, gaps):
                 last = first + (stages - 1) * gap
                 if last <= depth - 2:  # after the last block there is nothing left to save
-                    found[tuple(first + m * gap for m in range(stages))] = None
-        return list(found)
+                    choices[tuple(first + m * gap for m in range(stages))] = None
+        return list(choices)
 
     def config(
         self,
@@ -246,8 +246,8 @@ def _poolings(fixed: dict[str, Any]) -> tuple[Pooling, ...]:
         if dims == 1:
             raise HVTError("a window of rows and columns needs pool_dims=2: fix one number, or 2")
         dims = 2
-    found: dict[Pooling, None] = {}
+    choices: dict[Pooling, None] = {}
     for d in (1, 2) if dims is None else (dims,):
         for k, s in WINDOWS[d]:
-            found[d, k if kernel is None else kernel, s if stride is None else stride] = None
-    return tuple(found)
+            choices[d, k if kernel is None else kernel, s if stride is None else stride] = None
+    return tuple(choices)

@@ -76,9 +76,9 @@ def open_study(
         study.set_user_attr(SETTINGS, plain)
     elif theirs != plain:
         differs = sorted(key for key in {*theirs, *plain} if theirs.get(key) != plain.get(key))
-        told = ", ".join(f"{key} was {theirs.get(key)!r}" for key in differs)[:300]
+        differences = ", ".join(f"{key} was {theirs.get(key)!r}" for key in differs)[:300]
         raise HVTError(
-            f"the study {name} was begun with other settings ({told}): use the same, "
+            f"the study {name} was begun with other settings ({differences}): use the same, "
             "or another --study"
         )
     return study
