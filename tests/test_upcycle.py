@@ -33,7 +33,7 @@ from hvt.upcycle.placement import Judge, candidates, describe, variants
 from hvt.upcycle.run import resume, upcycle
 from hvt.upcycle.settings import Settings
 from hvt.upcycle.source import open_source
-from hvt.upcycle.student import Student, Target, front, pooled, resized, split_of
+from hvt.upcycle.student import Student, Target, averaged, front, pooled, resized, split_of
 
 CPU = torch.device("cpu")
 SMALL = HVTConfig(
@@ -129,11 +129,34 @@ def test_an_unpooled_student_is_its_target() -> None:
 def test_targets_are_averages_of_the_pictures_parts() -> None:
     source = small()
     config = source.config.replace(pool_after=(1,), pool_dims=2, pool_kernel=2, pool="avg")
-    target = Target(source, config)
     x = torch.randn(1, 65, 16)
-    (grid,) = [target._pool(x, 2)[0, 1:].reshape(4, 4, 16)]
-    assert torch.allclose(grid[0, 1], x[0, 1:].reshape(8, 8, 16)[:2, 2:4].mean((0, 1)), atol=1e-6)
-    assert torch.equal(target._pool(x, 2)[:, :1], x[:, :1])
+    parts = averaged(x, 2, source.config, config)
+    grid, whole = parts[0, 1:].reshape(4, 4, 16), x[0, 1:].reshape(8, 8, 16)
+    assert torch.allclose(grid[0, 1], whole[:2, 2:4].mean((0, 1)), atol=1e-6)
+    assert torch.equal(parts[:, :1], x[:, :1])
+
+
+@pytest.mark.parametrize("stride", [(2, 2), (2, 1)])
+@pytest.mark.parametrize("fields", FAMILIES.values(), ids=FAMILIES)
+@torch.inference_mode()
+def test_a_gradual_start_goes_from_the_source_to_the_pooled_model(
+    fields: dict[str, Any], stride: tuple[int, int]
+) -> None:
+    source = small(**fields)
+    config = source.config.replace(
+        pool_after=(1,), pool_dims=2, pool_kernel=stride, pool_stride=stride, pool="avg",
+        proportional_attention=True,
+    )  # fmt: skip
+    student, images = pooled(source, config), torch.randn(2, 3, 64, 64)
+    torch.nn.init.normal_(student.get_parameter("blocks.1.pos_embed"), std=0.1)
+    network = Student(student)
+    assert torch.allclose(network(images, 0.0).logits, source(images), atol=1e-5)
+    last, whole = network(images, 1 - 1e-7), network(images)
+    assert torch.allclose(last.logits, whole.logits, atol=1e-4)
+    for ours, theirs in zip(last.tokens, whole.tokens, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-4)
+    between = network(images, 0.5).logits
+    assert not torch.allclose(between, whole.logits, atol=1e-3)
 
 
 @pytest.mark.parametrize("part", ["kl", "feature", "tokens"])
@@ -368,6 +391,16 @@ def test_minutes_too_few_for_a_cache_go_to_all_blocks(place: Path, tmp_path: Pat
     result = run(place, tmp_path, console, minutes=1e-6)
     assert [row.name for row in result.rows] == ["source", "untrained", "all"]
     assert "the minutes are too few for a cache" in said(console)
+
+
+def test_a_run_with_a_gradual_start(place: Path, tmp_path: Path) -> None:
+    blended, plain = (
+        run(place, tmp_path / str(share), tail_epochs=0, gradual=share).rows[-1]
+        for share in (0.5, 0.0)
+    )
+    assert blended.kl != plain.kl
+    with pytest.raises(hvt.HVTError, match=r"blends one pooling in, and .* has 0"):
+        run(place, tmp_path / "rival", pool_after=(), pool=None, pool_dims=None, gradual=0.5)
 
 
 def test_the_rival_is_distilled_alike(place: Path, tmp_path: Path) -> None:

@@ -165,15 +165,19 @@ class Block(nn.Module):
             self.pos_embed = nn.Parameter(torch.zeros(1, config.tokens[stage + 1], width))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N', D), N' = N in most blocks
-        if self.extract is None:
-            x = self.drop_path1(x, self.ls1(self.attn(self.norm1(x), self.key_bias)))
-        else:
-            branch, weights = self.attn.with_weights(self.norm1(x))
-            x = self.extract(self.drop_path1(x, self.ls1(branch)), weights)
-        x = self.drop_path2(x, self.ls2(self.mlp(self.norm2(x))))
+        x = self.unpooled(x, self.key_bias)
         if self.pool is not None:
             x = self.pool(x) + self.pos_embed
         return x
+
+    def unpooled(self, x: Tensor, key_bias: Tensor | None = None) -> Tensor:
+        """The block without its pooling; `key_bias` is log(size) of the keys."""
+        if self.extract is None:
+            x = self.drop_path1(x, self.ls1(self.attn(self.norm1(x), key_bias)))
+        else:
+            branch, weights = self.attn.with_weights(self.norm1(x))
+            x = self.extract(self.drop_path1(x, self.ls1(branch)), weights)
+        return self.drop_path2(x, self.ls2(self.mlp(self.norm2(x))))
 
     def merging(self, x: Tensor, size: Tensor, proportional: bool) -> tuple[Tensor, Tensor]:
         """The same where blocks merge: `size`, `(B, N)`, is how many patches a token stands for."""

@@ -89,9 +89,11 @@ class Distiller(Learner):
         sizes: Sequence[Size],
         weights: Weights,
         layout: Layout | None,
+        gradual: float = 0.0,
     ) -> None:
         self.target, self.sizes = target.to(device), sizes
         self.weights, self.layout = weights, layout
+        self.blending = round(gradual * recipe.epochs * batches.steps)
         self.normalise = Normalise(model, device)
         if layout is not None:
             _freeze_front(model)
@@ -112,8 +114,9 @@ class Distiller(Learner):
             x = theirs if len(views) == 1 else self.normalise(views[-1])
             with self._autocast():
                 target = self.target(theirs)
+        blend = update / self.blending if update < self.blending else 1.0
         with self._autocast():
-            answer = self.network(x)
+            answer = self.network(x, blend)
         return distillation_loss(answer, target, self.weights, self.model.num_classes > 0)
 
     def _trial(self, size: int) -> Tensor:

@@ -124,6 +124,7 @@ class Phase(Trainer):
             sizes=work.sizes,
             weights=Weights(settings.kl, settings.feature, settings.tokens),
             layout=self.layout,
+            gradual=settings.gradual if self.layout is None else 0.0,
         )
 
     def _evaluate(self, model: HVT) -> Score:

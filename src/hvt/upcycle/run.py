@@ -218,6 +218,11 @@ class Upcycling:
             f"{describe(chosen)}: {cost(chosen).gflops:.3g} GFLOPs, tokens "
             f"{arrow(list(chosen.tokens))}"
         )
+        if self.settings.gradual and len(chosen.pool_blocks) != 1:
+            raise HVTError(
+                f"gradual blends one pooling in, and {describe(chosen)} has "
+                f"{len(chosen.pool_blocks)}: leave it out, or fix --pool-after to one block"
+            )
         held = self._hold(student)
         untrained = _own_copy(student)
         scores = {"untrained": held.measure(untrained)}

@@ -57,6 +57,9 @@ class Settings:
         0.8, "rate of a block over that of the next one, where all learn", above=0, most=1
     )
     weight_decay: float = field(0.02, "AdamW's", least=0)
+    gradual: float = field(
+        0.0, "share of the passes of all blocks over which pooling is blended in", least=0, most=1
+    )
     ema: float = field(0.0, "decay of averaged weights where all learn; 0 is off", least=0, below=1)
     scale: float = field(0.2, "smallest share of a photo that a crop shows", above=0, most=1)
     holdout: int = field(500, "photos held out to measure by, at most a fifth of all", least=1)

@@ -84,7 +84,10 @@ class Student(nn.Module):
         self.model, self.split = model, split
         self.taken = taken_blocks(model.config)
 
-    def forward(self, x: Tensor) -> Answer:
+    def forward(self, x: Tensor, blend: float = 1.0) -> Answer:
+        """With a `blend` below 1 from pictures, at full length: see `_blended`."""
+        if blend < 1:
+            return self._blended(x, blend)
         model, first = self.model, 0
         blocks: Any = model.blocks
         if self.split is None:
@@ -97,8 +100,48 @@ class Student(nn.Module):
             x, _ = model._run(blocks[index], x, None)
             if index in self.taken:
                 tokens.append(x)
+        return self._answer(x, tokens)
+
+    def _blended(self, x: Tensor, share: float) -> Answer:
+        """Every token drawn by `share` towards what its window is pooled to, and none dropped.
+
+        At a share of 1, tokens that are pooled together are equal and count in attention as often
+        as there are of them, as one token with log(size) does: nothing jumps when pooling takes
+        over, but where the model has no `proportional_attention`.
+        """
+        model, tokens = self.model, []
+        config, prefix = model.config, model.num_prefix_tokens
+        x = model._embed(x)
+        for index in range(config.depth):
+            block: Any = model.blocks[index]
+            x = block.unpooled(x)
+            if block.pool is not None:
+                grid, position = block.pool.grid, block.pos_embed
+                pooled = block.pool(x) + position
+                picture = as_picture(pooled[:, prefix:], block.pool.out_grid)
+                spread = as_tokens(F.interpolate(picture, grid, mode="nearest"))
+                x = torch.lerp(x, torch.cat((pooled[:, :prefix], spread), dim=1), share)
+            if index in self.taken:
+                tokens.append(averaged(x, index, config, config))
+        return self._answer(x, tokens)
+
+    def _answer(self, x: Tensor, tokens: list[Tensor]) -> Answer:
+        model = self.model
         x = model.norm(x)
         return Answer(model.forward_head(x), model.forward_head(x, pre_logits=True), tuple(tokens))
+
+
+def averaged(x: Tensor, index: int, whole: HVTConfig, student: HVTConfig) -> Tensor:
+    """Unpooled tokens after a block, averaged over the part of the picture of each of a student's.
+
+    `(B, N, D)` → `(B, N', D)`; prefix tokens stay.
+    """
+    prefix, stage = whole.num_prefix_tokens, sum(block <= index for block in student.pool_blocks)
+    patches = x[:, prefix:]
+    sequence = stage > 0 and student.pool_dims == 1
+    picture = as_picture(patches, (1, patches.shape[1]) if sequence else whole.grid)
+    parts = as_tokens(F.adaptive_avg_pool2d(picture, student.grids[stage]))
+    return torch.cat((x[:, :prefix], parts), dim=1)
 
 
 class Target(nn.Module):
@@ -121,17 +164,7 @@ class Target(nn.Module):
         for index, block in enumerate(source.blocks):
             x = block(x)
             if index in self.taken:
-                tokens.append(self._pool(x, index))
+                tokens.append(averaged(x, index, source.config, self.student))
         x = source.norm(x)
         logits, feature = source.forward_head(x), source.forward_head(x, pre_logits=True)
         return Answer(logits, feature, tuple(tokens))
-
-    def _pool(self, x: Tensor, index: int) -> Tensor:
-        """`(B, N, D)` → `(B, N', D)`: averages over the part of the picture of each token."""
-        config, prefix = self.source.config, self.source.num_prefix_tokens
-        stage = sum(block <= index for block in self.student.pool_blocks)
-        grid = self.student.grids[stage]
-        patches = x[:, prefix:]
-        sequence = stage > 0 and self.student.pool_dims == 1
-        picture = as_picture(patches, (1, patches.shape[1]) if sequence else config.grid)
-        return torch.cat((x[:, :prefix], as_tokens(F.adaptive_avg_pool2d(picture, grid))), dim=1)
