@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from pages import fill, table, write
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/export.md"
@@ -27,14 +28,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the measured tables of docs/export.md.")
     parser.add_argument("--check", action="store_true", help="only check; exit 1 if it is stale")
     args = parser.parse_args()
-    old = PAGE.read_text(encoding="utf-8")
-    new = filled(old)
-    if not args.check:
-        PAGE.write_text(new, encoding="utf-8")
-    elif new != old:
-        print("docs/export.md is stale: run python benchmarks/export_tables.py", file=sys.stderr)
-        return 1
-    return 0
+    text = filled(PAGE.read_text(encoding="utf-8"))
+    return write(PAGE, text, args.check, "python benchmarks/export_tables.py")
 
 
 def filled(page: str) -> str:
@@ -48,22 +43,13 @@ def filled(page: str) -> str:
         }
         for part, make in parts.items():
             if report.get(part):
-                page = between(page, f"int8-{part}", make(report[part]))
-        page = between(page, "int8-machine", by(report))
+                page = fill(page, f"int8-{part}", make(report[part]))
+        page = fill(page, "int8-machine", by(report))
     if GROWTH.exists():
         with GROWTH.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        page = between(page, "growth", growth(rows))
+        page = fill(page, "growth", growth(rows))
     return page
-
-
-def between(page: str, mark: str, content: str) -> str:
-    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
-    before, result, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not result or not closed:
-        raise SystemExit(f"docs/export.md must have the lines {begin} and {end}")
-    return f"{before}{begin}\n{content}\n{end}{after}"
 
 
 # ── int8 ────────────────────────────────────────────────────────────────────────────────────────
@@ -171,12 +157,6 @@ def _speed(row: Row) -> str:
 
 def _memory(row: Row) -> str:
     return f"{float(row['train_peak_memory_mb']):.0f} / {float(row['closed_form_memory_mb']):.0f}"
-
-
-def table(headings: list[str], rows: list[list[str]]) -> str:
-    """Markdown; all but the first column are numbers, set to the right."""
-    rule = ["---", *("--:" for _ in headings[1:])]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, rule, *rows])
 
 
 if __name__ == "__main__":

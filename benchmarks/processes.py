@@ -22,9 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pages import fill, table, write
+
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs/training.md", ROOT / "benchmarks/results/processes.json"
-BEGIN, END = "<!-- processes:begin -->", "<!-- processes:end -->"
 PROCESSES = 2
 
 SMALL = ["--holdout", "0.02"]
@@ -50,14 +51,8 @@ def main() -> int:
         measure(args)
     if args.out != RESULTS:
         return 0
-    old = PAGE.read_text(encoding="utf-8")
-    new = filled(old)
-    if args.check and new != old:
-        print("docs/training.md is stale: python benchmarks/processes.py --table", file=sys.stderr)
-        return 1
-    if new != old:
-        PAGE.write_text(new, encoding="utf-8")
-    return 0
+    text = fill(PAGE.read_text(encoding="utf-8"), "processes", measured())
+    return write(PAGE, text, args.check, "python benchmarks/processes.py --table")
 
 
 # ── measuring ───────────────────────────────────────────────────────────────────────────────────
@@ -138,22 +133,13 @@ def row(name: str, words: list[str], runs: dict[int, list[dict[str, Any]]]) -> d
 # ── the table ───────────────────────────────────────────────────────────────────────────────────
 
 
-def filled(page: str) -> str:
-    """The page with the table made anew."""
-    before, result, rest = page.partition(BEGIN)
-    _, closed, after = rest.partition(END)
-    if not result or not closed:
-        raise SystemExit(f"docs/training.md must have the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
-
-
-def table() -> str:
+def measured() -> str:
     if not RESULTS.exists():
         return "Not measured yet: `python benchmarks/processes.py --root DATA`."
     report = json.loads(RESULTS.read_text(encoding="utf-8"))
     headings = ["training", "images/s, 1 process", f"{PROCESSES} processes", "gain"]
     headings += ["whole command, 1 process", f"{PROCESSES} processes", "top-1", "losses apart by"]
-    lines = ["| " + " | ".join(headings) + " |", "| --- " + "| --: " * 7 + "|"]
+    rows = []
     for one in report["rows"]:
         alone, both = one["ways"]["1"], one["ways"][str(PROCESSES)]
         cells = [
@@ -165,14 +151,13 @@ def table() -> str:
         cells += [f"{alone['seconds']:.0f} s", f"{both['seconds']:.0f} s"]
         cells += [f"{alone['top1']:.2f} % and {both['top1']:.2f} %"]
         cells += [f"{100 * one['largest_relative_loss_difference']:.2g} %"]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += [
-        "",
+        rows.append(cells)
+    source = (
         f"By `{report['command']}` on {report['cpu']} ({report['cores']} cores), torch "
         f"{report['torch']}, {report['date']}. The last column is the largest difference of an "
-        "epoch's training loss, in per cent of it.",
-    ]
-    return "\n".join(lines)
+        "epoch's training loss, in per cent of it."
+    )
+    return f"{table(headings, rows)}\n\n{source}"
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import sys
 from pathlib import Path
+
+from pages import fill, table, write
 
 import hvt
 from hvt.costs import arrow
@@ -21,13 +22,14 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAPER = ROOT / "src/hvt/paper/tables.csv"
 SPEED = ROOT / "benchmarks/results/throughput.csv"
-BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
 BASELINE = "deit_small_patch16_224"
 POWER_NOTE = (
     "¹ The paper's accuracies of DeiT with PoWER, whose retention it does not print. The tokens "
     "beside them follow from a [rule](docs/power.md#the-named-models) that meets the paper's "
     "cost; a model with them has not been trained."
 )
+
+TEXTS = ("tokens", "from")
 
 Row = dict[str, str]
 
@@ -36,27 +38,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the table of models in README.md.")
     parser.add_argument("--check", action="store_true", help="only check; exit 1 if it is stale")
     args = parser.parse_args()
-    old = README.read_text()
-    new = filled(old)
-    if not args.check:
-        README.write_text(new)
-    elif new != old:
-        print("README.md is stale: run python benchmarks/readme_table.py", file=sys.stderr)
-        return 1
-    return 0
+    text = filled(README.read_text(encoding="utf-8"))
+    return write(README, text, args.check, "python benchmarks/readme_table.py")
 
 
 def filled(readme: str) -> str:
     """README's text with the block between the two marks made anew."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"README.md must have the lines {BEGIN} and {END}")
     speed = read(SPEED) if SPEED.exists() else []
     parts = [models_table(read(PAPER), speed), POWER_NOTE]
     if speed:
         parts += [machine_line(speed), beside_table(speed)]
-    return before + begin + "\n" + "\n\n".join(parts) + "\n" + end + after
+    return fill(readme, "models", "\n\n".join(parts))
 
 
 def read(path: Path) -> list[Row]:
@@ -88,7 +80,7 @@ def models_table(paper: list[Row], speed: list[Row]) -> str:
             r = timed.get(name)
             row += [speed_of(r), times(r)] if r else ["", ""]
         rows.append(row)
-    return table(headings, rows)
+    return table(headings, rows, TEXTS)
 
 
 def machine_line(speed: list[Row]) -> str:
@@ -118,7 +110,8 @@ def beside_table(speed: list[Row]) -> str:
         ]
         for r in train
     ]
-    return f"Beside models of timm, at batch {train[0]['batch']}:\n\n" + table(headings, rows)
+    beside = f"Beside models of timm, at batch {train[0]['batch']}:"
+    return f"{beside}\n\n{table(headings, rows, TEXTS)}"
 
 
 # ── the cells ───────────────────────────────────────────────────────────────────────────────────
@@ -156,13 +149,6 @@ def speed_of(row: Row) -> str:
 
 def times(row: Row) -> str:
     return f"{float(row['ratio_to_timm_deit_s']):.2f}"
-
-
-def table(headings: list[str], rows: list[list[str]]) -> str:
-    """Markdown; all but the texts on the left are numbers, set to the right."""
-    texts = ("model", "tokens", "from")
-    rule = ["---" if h in texts else "--:" for h in headings]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, rule, *rows])
 
 
 if __name__ == "__main__":

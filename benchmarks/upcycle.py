@@ -17,6 +17,7 @@ Confidence intervals are of the paired difference to the source. Timings, in tur
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import sys
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages import fill, table, write
 
 import hvt
 from hvt.bench.contenders import open_contender
@@ -42,12 +44,19 @@ from hvt.power import retention_for
 from hvt.upcycle.source import open_source
 from hvt.upcycle.student import pooled, resized
 
+ROOT = Path(__file__).parents[1]
+PAGE, RESULTS = ROOT / "docs/upcycle.md", ROOT / "benchmarks/results/upcycle/rivals"
+PARTS = ROOT / "benchmarks/results/upcycle/parts.csv"
 SPEEDS = [(mode, batch) for mode in ("eager", "onnx") for batch in (1, 16)]
 WORDS = {"eager": "PyTorch", "onnx": "ONNX"}
 
 
-def main() -> None:
+def main() -> int:
     args = parse()
+    if args.table:
+        return write(PAGE, page(args.out), args.check, "python benchmarks/upcycle.py --table")
+    if args.source is None or args.labelled is None or args.gflops is None:
+        raise SystemExit("name a source, --labelled and --gflops, or use --table")
     if args.threads:
         torch.set_num_threads(args.threads)
     device = find_device(args.device)
@@ -69,6 +78,7 @@ def main() -> None:
     with whole_file(args.out.with_suffix(".json")) as temporary:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
     draw(rows, machine, args.out.with_suffix(".png"))
+    return write(PAGE, page(args.out), False, "") if args.out == RESULTS else 0
 
 
 def parse() -> argparse.Namespace:
@@ -77,9 +87,9 @@ def parse() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("source", help="what hvt upcycle takes")
-    add("--labelled", required=True, help="one folder of pictures per class, in the logits' order")
-    add("--gflops", type=float, required=True, help="the budget, for PoWER's extraction")
+    add("source", nargs="?", help="what hvt upcycle takes")
+    add("--labelled", help="one folder of pictures per class, in the logits' order")
+    add("--gflops", type=float, help="the budget, for PoWER's extraction")
     add("--run", action="append", default=[], metavar="NAME=FOLDER", help="runs of hvt upcycle")
     add("--sizes", default="160,176,192", help="pictures of the untrained source, in pixels")
     add("--merge", default="8,12,16", help="ToMe's r")
@@ -90,7 +100,9 @@ def parse() -> argparse.Namespace:
     add("--workers", type=int, default=1, help="processes that read")
     add("--device", default="auto", help="auto, cpu, cuda, …")
     add("--work", type=Path, default=Path("runs/upcycle-benchmark"), help="where answers are kept")
-    add("--out", type=Path, default=Path("benchmarks/results/upcycle"), help="CSV, JSON and PNG")
+    add("--out", type=Path, default=RESULTS, help="CSV, JSON and PNG")
+    add("--table", action="store_true", help="only write the tables of docs/upcycle.md")
+    add("--check", action="store_true", help="with --table: only check that they are current")
     return parser.parse_args()
 
 
@@ -241,5 +253,65 @@ def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> Non
     save(figure, path)
 
 
+# ── the page ────────────────────────────────────────────────────────────────────────────────────
+
+
+def page(out: Path) -> str:
+    """docs/upcycle.md with its tables made anew, where there are results."""
+    text = PAGE.read_text(encoding="utf-8")
+    if out.with_suffix(".json").exists():
+        text = fill(text, "upcycle", rivals(json.loads(out.with_suffix(".json").read_text())))
+    if PARTS.exists():
+        with PARTS.open(newline="", encoding="utf-8") as file:
+            text = fill(text, "upcycle-parts", parts(list(csv.DictReader(file))))
+    return text
+
+
+def rivals(report: dict[str, Any]) -> str:
+    rows, machine = report["rows"], report["machine"]
+    timed = [(m, b) for m, b in SPEEDS if all(f"{m}_{b}" in one for one in rows)]
+    headings = ["model", "GFLOPs", "top-1", "top-5", "to the source"]
+    headings += [f"{WORDS[mode]}, batch {batch}" for mode, batch in timed]
+    cells = [
+        [
+            one["model"],
+            f"{one['gflops']:.3f}",
+            f"{one['top1']:.1f} %",
+            f"{one['top5']:.1f} %",
+            "" if one is rows[0] else interval(one),
+            *(f"{one[f'{mode}_{batch}']:.1f}" for mode, batch in timed),
+        ]
+        for one in rows
+    ]
+    return (
+        f"{table(headings, cells)}\n\n"
+        f"On {rows[0]['pictures']} labelled pictures. *To the source* is the paired difference in "
+        "points with its 95 % interval; the last columns are images/s, in turns. By\n"
+        f"`{report['command']}`\non {machine['cpu']}, {machine['threads']} threads, torch "
+        f"{machine['torch']}, {machine['date']}."
+    )
+
+
+def interval(one: dict[str, Any]) -> str:
+    return f"{one['difference']:+.1f} ({one['low']:+.1f} … {one['high']:+.1f})".replace("-", "−")
+
+
+def parts(rows: list[dict[str, str]]) -> str:
+    headings = ["run", "passes of the tail", "of all blocks", "batch", "rate", "agreement", "KL"]
+    cells = [
+        [
+            one["run"],
+            f"{float(one['tail_epochs']):g}",
+            f"{float(one['all_epochs']):g}",
+            one["batch_size"],
+            one["lr"],
+            f"{float(one['agreement']):.1f} %",
+            f"{float(one['kl']):.4f}",
+        ]
+        for one in rows
+    ]
+    return table(headings, cells)
+
+
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
