@@ -85,9 +85,8 @@ print(train(3) - train(1))
 """
 
 
-def cases(threads: int) -> dict[str, str]:
-    """Programs by their names."""
-    checkpoint = PROJECT / "src/hvt/assets/cifar100.safetensors"
+def cases(threads: int, checkpoint: Path) -> dict[str, str]:
+    """Programs by their names; both versions predict with the same checkpoint."""
     programs = {
         "inference, hvt_s_4, batch 16": INFERENCE.format(
             model="hvt_s_4", batch=16, threads=threads
@@ -139,7 +138,8 @@ def parse() -> argparse.Namespace:
 def measure(args: argparse.Namespace, sources: dict[str, Path]) -> dict[str, dict[str, Any]]:
     """For each case the median seconds of both versions, and their ratio."""
     rows: dict[str, dict[str, Any]] = {}
-    programs = cases(args.threads)
+    (checkpoint, *_) = sorted(sources["before"].glob("hvt/assets/*.safetensors"))
+    programs = cases(args.threads, checkpoint)
     for name in (*programs, *STARTS):
         if args.only and not any(word in name for word in args.only):
             continue
