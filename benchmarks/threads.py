@@ -6,8 +6,8 @@ A step of a small model is hundreds of short parallel regions, and each ends whe
 does. OpenMP's threads spin while they wait. Where another process has a core, the spinning thread
 uses up its time slice on nothing, and is not there when the other thread comes back: a region takes
 as long as a time slice of the scheduler. With `OMP_WAIT_POLICY=PASSIVE` they sleep instead, which
-is slow on an idle machine; `GOMP_SPINCOUNT=50000` lets them spin for a moment and then sleep,
-which collapses at times too.
+is slow on an idle machine; with a `GOMP_SPINCOUNT` they spin for a moment and then sleep, and the
+commands of hvt choose a short one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import subprocess
 import sys
 import time
 
-PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # what the commands of hvt set
-SHORT = {"GOMP_SPINCOUNT": "50000"}
+from hvt._openmp import SPIN
+
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+SPINS = (SPIN, 5 * SPIN, 50 * SPIN)  # the first is that of hvt's commands
 BUSY = "while True: pass"
 
 
@@ -76,7 +78,7 @@ def main() -> None:
         ("1 thread", 1, {}),
         (f"{many} threads", many, {}),
         (f"{many} threads, passive", many, PASSIVE),
-        (f"{many} threads, short spin", many, SHORT),
+        *((f"{many} threads, {s} spins", many, {"GOMP_SPINCOUNT": str(s)}) for s in SPINS),
     ):
         alone = in_a_process(threads, args.seconds, settings)
         others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(args.busy)]

@@ -123,6 +123,7 @@ def test_timms_counter_agrees_with_the_closed_form() -> None:
     assert gflops("deit_tiny_patch16_224") == pytest.approx(gflops("deit_ti"), rel=0.01)
 
 
+@pytest.mark.slow
 def test_peak_memory_of_an_exported_file(build: Build, tmp_path: Path) -> None:
     model = build("hvt_ti_1", depth=1, num_heads=6, head_dim=64)
     write(model, tmp_path / "model.onnx", "onnx")

@@ -200,7 +200,7 @@ def stop_under_load(onnx: Path, workers: int, clients: int = 16) -> collections.
     return count
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_service_that_stops_under_load_resets_no_request(onnx: Path, workers: int) -> None:
     count = stop_under_load(onnx, workers)
     assert set(count) == {"200", "refused"}, count

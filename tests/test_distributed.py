@@ -106,6 +106,7 @@ def assert_counted_once(folder: Path) -> None:
         assert score.loss == pytest.approx(row[f"{prefix}_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_started_again(single: Result, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     recipe = write_recipe(tiny(folder, checkpoint_minutes=0.0), tmp_path / "tiny.toml")

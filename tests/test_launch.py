@@ -88,6 +88,7 @@ def test_ctrl_c_and_one_process_that_resumes(
     assert_like(single, folder)
 
 
+@pytest.mark.slow
 @needs_gloo
 def test_two_processes_resume_a_run_of_one(single: Result, tmp_path: Path) -> None:
     folder = tmp_path / "run"

@@ -27,6 +27,7 @@ rand_augment = ""
 erase = 0.0
 repeats = 1
 ema = 0.0
+color_jitter = 0.0
 [overrides]
 img_size = 8
 patch_size = 2

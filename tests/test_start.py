@@ -3,6 +3,7 @@
 What an interpreter has imported cannot be taken back, so each case has one of its own.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hvt
-from hvt.cli import COMMANDS, build_parser
+from hvt.cli import COMMANDS, build_parser, main
 
 COMPAT = Path(__file__).parents[1] / "src" / "hvt" / "_compat.py"
 HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "sklearn", "matplotlib", "onnxruntime")
@@ -76,6 +77,20 @@ def test_no_command_imports_torch_before_it_computes(words: list[str], code: int
     assert "Traceback" not in done.stderr
 
 
+def test_threads_wait_briefly_unless_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert int(os.environ["GOMP_SPINCOUNT"]) < 5000
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
 def test_every_command_is_found_where_the_table_says() -> None:
     (commands,) = [a for a in build_parser()._actions if a.choices is not None]
     assert set(commands.choices) == set(COMMANDS)
@@ -111,8 +126,8 @@ for module in (torchvision, timm):
     [
         UNTOUCHED + KNOWN,
         ALONE + "from timm.layers import Mlp\nimport hvt\n" + KNOWN,
-        "import hvt.model\n" + KNOWN,
-        "import hvt.data.arrays, hvt.registry\n" + KNOWN,
+        pytest.param("import hvt.model\n" + KNOWN, marks=pytest.mark.slow),
+        pytest.param("import hvt.data.arrays, hvt.registry\n" + KNOWN, marks=pytest.mark.slow),
     ],
     ids=["hvt first", "timm first", "model first", "torchvision first"],
 )

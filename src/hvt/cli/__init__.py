@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from .._openmp import wait_briefly
 from .._version import __version__
 from ..errors import HVTError
 from ..terminal import printable
@@ -75,8 +76,7 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; bad input is one sentence on stderr and exit code 2."""
     words = sys.argv[1:] if argv is None else list(argv)
-    # Threads that spin while they wait collapse beside another busy process; read when torch loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_briefly()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

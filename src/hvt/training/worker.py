@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .._openmp import wait_briefly
 from ..errors import HVTError
 from ..files import whole_file
 from .interrupt import Interrupted
@@ -34,7 +35,7 @@ def main(job: dict[str, Any]) -> NoReturn:
     threading.Thread(target=_end_with, args=(job["parent"],), daemon=True).start()
     # Before torch is imported, which reads them then.
     os.environ["OMP_NUM_THREADS"] = str(job["threads"])
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_briefly()
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody else is to connect
     code, outcome = 0, {"kind": FINISHED}
