@@ -232,24 +232,34 @@ def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> Non
         for mode, batch in SPEEDS
         if all(f"{mode}_{batch}" in row for row in rows)
     ]
-    figure = new_figure(figsize=(4.4 * len(panels), 4.6), layout="constrained")
-    for axes, (key, label) in zip(
-        figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True
-    ):
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = new_figure(figsize=(4.4 * columns, 4.4 * lines), layout="constrained")
+    places = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
+    for (key, label), axes in zip(panels, places, strict=False):
         for one in rows:
             bars = [[one["difference"] - one["low"]], [one["high"] - one["difference"]]]
             plain = one["model"] == "source"
-            axes.errorbar(one[key], one["top1"], None if plain else bars, fmt="o", ms=4, lw=0.7)
+            trained = plain or one["model"].endswith((", tail", ", all"))
+            axes.errorbar(
+                one[key], one["top1"], None if plain else bars, fmt="o", ms=5, lw=0.6,
+                color="C3" if trained else "0.45", mfc="C3" if trained else "white",
+            )  # fmt: skip
             axes.annotate(
                 one["model"], (one[key], one["top1"]), xytext=(4, 3), textcoords="offset points",
                 fontsize=7, parse_math=False,
             )  # fmt: skip
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
-        axes.margins(0.15)
-    figure.axes[0].set_ylabel("top-1 (%); bars: 95 % of the paired difference to the source")
+        axes.margins(0.25, 0.1)
+    for axes in places:  # those left over
+        axes.remove()
+    figure.axes[0].set_ylabel("top-1 (%); bars: 95 % of the difference to the source")
     where = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
-    figure.suptitle(f"{where}, {machine['threads']} threads, {machine['date']}", fontsize=9)
+    figure.suptitle(
+        f"Filled: trained; hollow: not. {where}, {machine['threads']} threads, {machine['date']}",
+        fontsize=9,
+    )
     save(figure, path)
 
 
@@ -285,6 +295,8 @@ def rivals(report: dict[str, Any]) -> str:
     ]
     return (
         f"{table(headings, cells)}\n\n"
+        "![Top-1 against multiply-adds and against images/s of all models in the table]"
+        "(../benchmarks/results/upcycle/rivals.png)\n\n"
         f"On {rows[0]['pictures']} labelled pictures. *To the source* is the paired difference in "
         "points with its 95 % interval; the last columns are images/s, in turns. By\n"
         f"`{report['command']}`\non {machine['cpu']}, {machine['threads']} threads, torch "
