@@ -124,7 +124,8 @@ def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
             raise SystemExit(f"--run {text} should be NAME=FOLDER")
         result = json.loads((Path(folder) / "placement.json").read_text())["chosen"]
         placed = hvt.HVTConfig.from_dict(result)
-        models[f"{name}, untrained"] = pooled(resized(source, placed.image), placed)
+        if placed.pool_blocks:  # else it is the source on smaller pictures, a row already
+            models[f"{name}, untrained"] = pooled(resized(source, placed.image), placed)
         for phase in ("tail", "all"):
             path = Path(folder) / phase / "best.safetensors"
             if path.exists():

@@ -52,10 +52,11 @@ def _version(package: str) -> str:
 def portable_command(argv: Sequence[str]) -> str:
     """The command as a reader would type it: paths outside the project become DATA/name."""
     script, *arguments = argv
-    shown = [
-        f"DATA/{Path(a).name}" if Path(a).is_absolute() or a.startswith("..") else a
-        for a in arguments
-    ]
+    shown = []
+    for argument in arguments:
+        before, sign, path = argument.rpartition("=")  # NAME=FOLDER, --option=FILE
+        elsewhere = Path(path).is_absolute() or path.startswith("..")
+        shown.append(f"{before}{sign}DATA/{Path(path).name}" if elsewhere else argument)
     return shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
 
 
