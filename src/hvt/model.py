@@ -465,13 +465,12 @@ class HVT(nn.Module):
         The next pictures are `rows` of it, all without. The masks hold until the next call; after
         one with None, every forward draws its own.
         """
-        for module in self.modules():
-            if not isinstance(module, DropPath):
-                continue
-            module.keep = None
-            if total is not None and module.rate:
-                keep = module.draw(total, self.pos_embed.device)
-                module.keep = keep if rows is None else keep[rows]
+        blocks: Any = self.blocks
+        for path in (path for block in blocks for path in (block.drop_path1, block.drop_path2)):
+            path.keep = None
+            if total is not None and path.rate:
+                keep = path.draw(total, self.pos_embed.device)
+                path.keep = keep if rows is None else keep[rows]
 
     def __prepare_scriptable__(self) -> Any:
         """What `torch.jit.script` asks for first."""

@@ -98,7 +98,7 @@ def search(
     try:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
-        seed_all(recipe.seed, -1)
+        seed_all(recipe.seed, -1, device)
         model, data, match = _open(recipe, gflops, match_by_order)
         batches, val_batches = open_batches(recipe, model, data, processes, device)
         screen = (console or Console()) if processes.is_main_process else Console(quiet=True)

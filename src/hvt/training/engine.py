@@ -142,7 +142,7 @@ class Trainer:
         self.console = console or Console()
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
-        seed_all(recipe.seed, -1)
+        seed_all(recipe.seed, -1, device)
         self.learner = self._learner()
         self.batches = self.learner.batches
         self.steps = self.batches.steps

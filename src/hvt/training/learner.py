@@ -68,7 +68,9 @@ class Learner:
         self.processes, self.device = processes, device
         self.model = model.to(device)
         self.model.set_grad_checkpointing(recipe.grad_checkpointing)
-        self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema else None
+        self.ema: ModelEmaV3 | None = None
+        if recipe.ema:  # a model's buffers are constants
+            self.ema = ModelEmaV3(self.model, decay=recipe.ema, exclude_buffers=True)
         self.optimizer = make_optimizer(self.model, recipe, device)
         self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
         self.mixup = make_mixup(recipe, model.num_classes)
@@ -95,7 +97,8 @@ class Learner:
         `flags` are asked for once the gradients are there. They, the loss and the counts are one
         all-reduce and one transfer from the device: each makes the host wait.
         """
-        self.network.train()
+        if not self.model.training:  # only after an evaluation: it takes a millisecond
+            self.network.train()
         self.schedule.step_update(update)
         pieces = self.recipe.accumulate
         losses, broken = [], 0
@@ -129,12 +132,12 @@ class Learner:
         target = batch.labels.to(self.device, non_blocking=True)
         # Mixup and stochastic depth: all processes and pieces draw alike, for the whole batch, and
         # each uses its part. Dropout has too many numbers for that: each draws its own.
-        seed_all(recipe.seed, update)
+        seed_all(recipe.seed, update, self.device)
         rows = self.batches.rows(piece)
         self.model.draw_drop_path(recipe.batch_size, None if rows is None else rows.to(self.device))
         if self.mixup:
             images, target = self.mixup(images, target)
-        seed_dropout(recipe.seed, update, self.batches.share(piece))
+        seed_dropout(recipe.seed, update, self.batches.share(piece), self.device)
         with self._autocast():
             logits = self.network(images)
             loss = label_loss(logits, target, recipe.smoothing)

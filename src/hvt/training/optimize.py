@@ -72,16 +72,23 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
     return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def seed_all(seed: int, update: int) -> None:
+def seed_all(seed: int, update: int, device: torch.device) -> None:
     """Seed what mixup (numpy) and stochastic depth (torch) draw from, for one step."""
     mixed = _mixed(seed, update)
-    torch.manual_seed(mixed)
+    _manual_seed(mixed, device)
     np.random.seed(mixed % 2**32)
 
 
-def seed_dropout(seed: int, update: int, share: int) -> None:
+def seed_dropout(seed: int, update: int, share: int, device: torch.device) -> None:
     """Seed what dropout (torch) draws from, for one share of a step's batch."""
-    torch.manual_seed((_mixed(seed, update) + (share + 1) * 0x94D049BB133111EB) % 2**63)
+    mixed = _mixed(seed, update) + (share + 1) * 0x94D049BB133111EB
+    _manual_seed(mixed % 2**63, device)
+
+
+def _manual_seed(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed`, but that it takes a millisecond to seed devices that are not there."""
+    seeded = torch.default_generator if device.type == "cpu" else torch
+    seeded.manual_seed(seed)
 
 
 def _mixed(seed: int, update: int) -> int:

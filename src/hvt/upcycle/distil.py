@@ -103,8 +103,8 @@ class Distiller(Learner):
         return Student(self.model, None if self.layout is None else split_of(self.model.config))
 
     def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
-        seed_all(self.recipe.seed, update)
-        seed_dropout(self.recipe.seed, update, self.batches.share(piece))
+        seed_all(self.recipe.seed, update, self.device)
+        seed_dropout(self.recipe.seed, update, self.batches.share(piece), self.device)
         if self.layout is not None:
             rows = batch.images.to(self.device, non_blocking=True).float()
             x, target = self.layout.unpack(rows)
