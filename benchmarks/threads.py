@@ -21,7 +21,7 @@ import time
 from hvt._openmp import SPIN
 
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
-SPINS = (SPIN, 5 * SPIN, 50 * SPIN)  # the first is that of hvt's commands
+SPINS = (SPIN // 5, SPIN, 10 * SPIN)  # the second is that of hvt's commands
 BUSY = "while True: pass"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-SPIN = 1000
-"""Turns of libgomp's loop, some tens of microseconds: about what it costs to wake a thread."""
+SPIN = 5000
+"""Turns of libgomp's loop, about a tenth of a millisecond: as long as Python takes between two
+operations of a small model."""
 
 
 def wait_briefly() -> None:
