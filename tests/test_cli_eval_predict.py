@@ -190,7 +190,7 @@ def test_eval_of_a_class_the_model_does_not_know(
     )
 
 
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("held", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_failure_leaves_no_reading_process(animals: Path, folder: Path, held: bool) -> None:
     """The command ends at once, also where something still holds the error or the batches."""
     script = [

@@ -139,7 +139,7 @@ run(app)
 """
 
 
-@pytest.mark.parametrize("where", ["thread", "loop"])
+@pytest.mark.parametrize("where", [pytest.param("thread", marks=pytest.mark.slow), "loop"])
 def test_a_process_told_to_stop_ends_whatever_hangs(onnx: Path, where: str) -> None:
     pipe: Any = subprocess.PIPE
     command = [sys.executable, "-c", HANGS, str(onnx)]

@@ -6,7 +6,6 @@ import pickle
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -103,8 +102,8 @@ OTHERS = {
 }
 
 
-# These differ from others in a number alone, so a quick run leaves them out.
-ALIKE = ("hvt_ti_2", "hvt_ti_3", "deit_ti_power")
+# What these have, others have too, so a quick run leaves them out.
+ALIKE = ("hvt_ti_0", "hvt_ti_1", "hvt_ti_2", "hvt_ti_3", "hvt_s_2_2d", "deit_ti", "deit_ti_power")
 
 
 @pytest.mark.parametrize(
@@ -291,8 +290,8 @@ def test_int8_products_are_those_of_the_blocks(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("hvt_ti_2", {"depth": 4}),
-        ("hvt_ti_2", {"depth": 4, "pool": "conv"}),
+        ("hvt_ti_2", {"depth": 2}),
+        pytest.param("hvt_ti_2", {"depth": 2, "pool": "conv"}, marks=pytest.mark.slow),
         ("hvt_s_2_2d", {"depth": 2}),
         ("deit_ti", {"depth": 2}),
         ("deit_ti", {"depth": 2, "retention": (9, 5)}),
@@ -715,11 +714,3 @@ def test_commands_in_the_documentation_are_understood() -> None:
     assert len(matches) > 6
     for line in matches:
         parser.parse_args(shlex.split(line)[1:])
-
-
-def test_tables_in_the_documentation_are_current() -> None:
-    script = DOCS.parents[1] / "benchmarks/export_tables.py"
-    if not script.exists():
-        pytest.skip("a source distribution has no benchmarks/")
-    result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr

@@ -270,11 +270,3 @@ def test_the_error_that_tells_best_why(
     with pytest.raises(error) as raised:
         launch._result(left, ended, tmp_path)
     assert words in str(raised.value)
-
-
-def test_the_table_in_the_documentation_is_current() -> None:
-    script = Path(__file__).parents[1] / "benchmarks" / "processes.py"
-    if not script.exists():
-        pytest.skip("a source distribution has no benchmarks/")
-    checked = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stderr

@@ -334,14 +334,6 @@ def test_a_config_file_displaces_the_recipes_own_fields(tmp_path: Path) -> None:
 # The order
 
 
-def test_the_order_comes_from_the_committed_trainings() -> None:
-    script = ROOT / "benchmarks/fit_quality.py"
-    if not script.exists():
-        pytest.skip("a source distribution may have no benchmarks/")
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_fit_finds_what_matters_and_says_how_well() -> None:
     space = space_of({"depth": 6, "img_size": 32, "num_classes": 100, "head_dim": 8})
     (one,) = priced(space)

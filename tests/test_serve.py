@@ -706,6 +706,7 @@ def test_a_service_told_to_stop_answers_what_it_accepted(
     assert counted(said) == (answered, answered)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="workers are killed by SIGKILL")
 def test_a_killed_worker_is_replaced_and_the_others_go_on(
     onnx: Path, predictor: hvt.Predictor

@@ -7,8 +7,6 @@ import io
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -540,15 +538,6 @@ def test_settings_are_checked() -> None:
         Settings(pool="conv")
     with pytest.raises(hvt.HVTError, match="unknown setting 'gflop': did you mean gflops"):
         hvt.upcycle("x", "y.safetensors", "z", gflop=1)
-
-
-def test_tables_in_the_documentation_are_current() -> None:
-    script = Path(__file__).parents[1] / "benchmarks/upcycle.py"
-    if not script.exists():
-        pytest.skip("a source distribution has no benchmarks/")
-    command = [sys.executable, script, "--table", "--check"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
 
 
 def test_help_has_the_settings(capsys: Any) -> None:
