@@ -1,5 +1,6 @@
 """Shared by the test files: fixed randomness, and models small enough to run by the hundred."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ Command = Callable[..., tuple[int, str, str]]
 settings.register_profile("hvt", deadline=None, derandomize=True)
 settings.load_profile("hvt")
 
-# Tiny models gain nothing from threads, and lose much where the cores are busy.
+# Tiny models gain nothing from threads, and lose much where the cores are busy. The variable is for
+# ONNX Runtime and for what the tests start.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SMALL = {"img_size": 64, "patch_size": 8, "num_heads": 3, "head_dim": 8, "num_classes": 10}
 
