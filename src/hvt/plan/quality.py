@@ -32,9 +32,6 @@ MEASURES = ("width", "depth", "patches", "pooled")
 a block sees on average. Each has a square too, for a best value in between."""
 FLAGS = ("grid", "class_token", "average", "convolution")
 """2D pooling, a class token, and other kinds of pooling than the maximum."""
-CIRCUMSTANCES = ("epochs", "epochs²", "search")
-"""What else told trainings apart: the logarithm of their epochs, and whether the accuracy is that
-of pictures held out by a search. The same for all configs of a plan."""
 EXTRAPOLATED = 5.0
 """Points that a config loses for each factor of e by which it is below what was seen: a guess, to
 the safe side, where the nearest that was seen would be a free lunch."""

@@ -50,18 +50,18 @@ class Settings:
     kl: float = field(1.0, "weight of the logits' KL divergence", least=0)
     feature: float = field(1.0, "weight of the final feature", least=0)
     tokens: float = field(0.5, "weight of later blocks' tokens", least=0)
-    batch_size: int = field(64, "crops per step over all processes", least=2)
-    tail_lr: float = field(5e-4, "learning rate of the tail alone, at this batch", above=0)
+    batch_size: int = field(16, "crops per step over all processes", least=2)
+    tail_lr: float = field(2e-4, "learning rate of the tail alone, at this batch", above=0)
     lr: float = field(1e-4, "learning rate of all blocks, at this batch", above=0)
     layer_decay: float | None = field(
-        0.8, "rate of a block over that of the next one, where all learn", above=0, most=1
+        0.85, "rate of a block over that of the next one, where all learn", above=0, most=1
     )
     weight_decay: float = field(0.02, "AdamW's", least=0)
     gradual: float = field(
         0.0, "share of the passes of all blocks over which pooling is blended in", least=0, most=1
     )
     ema: float = field(0.0, "decay of averaged weights where all learn; 0 is off", least=0, below=1)
-    scale: float = field(0.2, "smallest share of a photo that a crop shows", above=0, most=1)
+    scale: float = field(0.5, "smallest share of a photo that a crop shows", above=0, most=1)
     holdout: int = field(500, "photos held out to measure by, at most a fifth of all", least=1)
     skip_broken: bool = field(False, "pass over unreadable photos and count them")
 
