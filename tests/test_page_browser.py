@@ -45,7 +45,7 @@ def address() -> Iterator[str]:
 @contextlib.contextmanager
 def serving(model: str) -> Iterator[str]:
     pytest.importorskip("fastapi", reason="the serve extra is not installed")
-    command = [sys.executable, "-m", "hvt", "serve", model, "--port", "0"]
+    command = [sys.executable, "-m", "hvt", "serve", model, "--port", "0", "--drain", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
