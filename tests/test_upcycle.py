@@ -546,3 +546,18 @@ def test_help_has_the_settings(capsys: Any) -> None:
     shown = capsys.readouterr().out
     for flag in ("--gflops", "--minutes", "--pool-after", "--eval", "--resume", "torchrun"):
         assert flag in shown
+
+
+def test_without_pooling_the_class_token_ends_alone(place: Path, tmp_path: Path) -> None:
+    """It costs less, and answers as the source does on such pictures."""
+    values = {"pool_after": (), "pool": None, "pool_dims": None}
+    result = run(place, tmp_path, quiet(), epochs=0.0, img_size=48, **values)
+    model = hvt.load(result.path)
+    whole = resized(hvt.load(place / "vit.safetensors"), (48, 48))
+    assert model.config.tokens == (*whole.config.tokens, 1)
+    assert hvt.cost(model).gflops < hvt.cost(whole).gflops
+    images = torch.randn(3, 3, 48, 48)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(images), whole.eval()(images))
+    trained = run(place, tmp_path / "again", quiet(), epochs=1.0, img_size=48, **values)
+    assert hvt.load(trained.path).config == model.config

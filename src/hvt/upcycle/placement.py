@@ -59,7 +59,8 @@ def describe(config: HVTConfig) -> str:
     height, width = config.image
     size = f"{height}" if height == width else f"{height}×{width}"
     if not config.pool_blocks:
-        return f"{size} px, whole"
+        alone = ", class token alone at the end" if config.retention else ""
+        return f"{size} px, whole{alone}"
     stride = config.pool_stride
     if config.pool_dims == 1:
         shape = f"1D {stride}"
@@ -94,7 +95,7 @@ def candidates(
             "smaller budget"
         )
     sizes = _sizes(base, fixed)
-    priced = [(config, cost(config).gflops) for config in placements(base, fixed)]
+    priced = [(config, cost(config).gflops) for config in map(_lean, placements(base, fixed))]
     within = [(config, price) for config, price in priced if price <= gflops]
     if not within:
         prices = [price for _, price in priced] or [whole]
@@ -202,9 +203,20 @@ def _kernel(
 
 def _rivals(base: HVTConfig, gflops: float, sizes: Iterable[tuple[int, int]]) -> list[HVTConfig]:
     """The whole source on the largest pictures that the budget allows."""
-    configs = [base.replace(img_size=size) for size in sizes]
+    configs = [_lean(base.replace(img_size=size)) for size in sizes]
     within = [config for config in configs if cost(config).gflops <= gflops]
     return within[-1:]
+
+
+def _lean(config: HVTConfig) -> HVTConfig:
+    """A model without pooling, without what no head reads.
+
+    Where the head reads the class token alone, the patches may go after the last block's attention:
+    its MLP is then for one token, and the answers are the same.
+    """
+    if config.pool_blocks or config.head_pool != "token" or config.num_prefix_tokens > 1:
+        return config
+    return config.replace(retention=(config.tokens[0],) * (config.depth - 1) + (1,))
 
 
 def _only(base: HVTConfig, fixed: dict[str, Any]) -> HVTConfig:
@@ -213,7 +225,7 @@ def _only(base: HVTConfig, fixed: dict[str, Any]) -> HVTConfig:
     )
     if config is None:
         raise HVTError("this placement leaves too few tokens: pool later, or less often")
-    return config
+    return _lean(config)
 
 
 # ── which is best ───────────────────────────────────────────────────────────────────────────────
