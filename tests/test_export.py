@@ -103,7 +103,10 @@ OTHERS = {
 
 
 # What these have, others have too, so a quick run leaves them out.
-ALIKE = ("hvt_ti_0", "hvt_ti_1", "hvt_ti_2", "hvt_ti_3", "hvt_s_2_2d", "deit_ti", "deit_ti_power")
+ALIKE = (
+    "hvt_ti_0", "hvt_ti_1", "hvt_ti_2", "hvt_ti_3", "hvt_s_2_2d", "deit_ti", "deit_ti_power",
+    "deit_s_power",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
