@@ -92,10 +92,10 @@ def draw_tokens(
     _write(figure, gap, round(0.45 * heading), title)
     rows, cols = sources[0].shares.shape
     _place(figure, gap, heading, seen, f"picture, {rows} × {cols} patches")
-    most = max(float(stage.shares.max()) for stage in sources) * patches
+    most = max(1.0, max(float(stage.shares.max()) for stage in sources) * patches)
     for column, stage in enumerate(sources, 1):
         shown = _grouped(seen, stage) if mixed else _shaded(seen, stage, most)
-        tokens = "1 token" if stage.tokens == 1 else f"{stage.tokens} tokens"
+        tokens = {0: "class token alone", 1: "1 token"}.get(stage.tokens, f"{stage.tokens} tokens")
         label = f"after block {stage.block}: {tokens}"
         _place(figure, gap + column * (cell + gap), heading, shown, label)
     if not mixed:
