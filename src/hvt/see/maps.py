@@ -95,6 +95,8 @@ def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:
     config = model.config
     ends = stage_ends(config)
     places = sorted({0, *ends, *(five_places(config.depth) if len(ends) < 3 else ())})
+    # Where the class token is left alone there is no map.
+    places = [place for place in places if model.feature_info[place]["tokens"]]
     maps = model.forward_intermediates(
         images, places, stop_early=True, intermediates_only=True, interpolate=True
     )
