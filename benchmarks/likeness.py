@@ -25,9 +25,9 @@ from hvt.upcycle.source import open_source
 def main() -> None:
     args = parse()
     source = open_source(args.source).eval()
-    held = open_photos(args.photos, 2, args.holdout, 0).val
+    held = open_photos(args.photos, 2, args.holdout).val
     if args.within:
-        others = open_photos(args.within, 2, args.within_holdout, 0).val.paths
+        others = open_photos(args.within, 2, args.within_holdout).val.paths
         known = {path.relative_to(args.within) for path in others}
         names = [path.relative_to(args.photos) for path in held.paths]
         held = held.subset([i for i, name in enumerate(names) if name in known])

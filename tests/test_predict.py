@@ -612,6 +612,16 @@ def test_links_in_a_circle_end(album: Path) -> None:
     assert {"album/a.png", "album/more/deep/d.gif"} < set(find_pictures(["album"]))
 
 
+def test_links_to_folders_are_followed(album: Path) -> None:
+    (album.parent / "elsewhere").mkdir()
+    (album / "a.png").rename(album.parent / "elsewhere/e.png")
+    (album / "more/link").symlink_to(album.parent / "elsewhere", target_is_directory=True)
+    assert "album/more/link/e.png" in find_pictures(["album"])
+    (album / "more/up").symlink_to(album.parent, target_is_directory=True)
+    with pytest.raises(HVTError, match=r"more/up is a link to .*, a folder above it"):
+        find_pictures(["album"])
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [

@@ -27,7 +27,7 @@ from hvt.data.keyed import transform_by_key
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
 from hvt.upcycle.cache import Layout
-from hvt.upcycle.distil import Weights, compare, distillation_loss
+from hvt.upcycle.distil import Weights, compare, distillation_loss, mixed
 from hvt.upcycle.photos import Crops, Normalise, open_photos, read_views, unpack
 from hvt.upcycle.placement import Judge, candidates, describe, variants
 from hvt.upcycle.run import resume, upcycle
@@ -80,6 +80,26 @@ def run(place: Path, folder: Path, console: Console | None = None, **values: Any
         console=console or quiet(),
         **QUICK | values,
     )
+
+
+def test_mixed_crops_are_alike_at_every_size() -> None:
+    views = [torch.randint(0, 256, (4, 3, size, size), dtype=torch.uint8) for size in (8, 6)]
+    kept = torch.tensor([1.0, 0.0, 0.25, 1.0])
+    for view, blend in zip(views, mixed(views, kept), strict=True):
+        assert torch.equal(blend[0], view[0].float())
+        assert torch.equal(blend[1], view[2].float())
+        assert torch.allclose(blend[2], 0.25 * view[2] + 0.75 * view[1])
+
+
+def test_a_run_that_mixes_crops(place: Path, tmp_path: Path) -> None:
+    """By the share that is asked for: none, some, all; drawn alike when it is run again."""
+    shares = {"none": 0.0, "some": 0.5, "all": 1.0, "again": 1.0}
+    kl = {
+        name: run(place, tmp_path / name, tail_epochs=0, mixup=share).rows[-1].kl
+        for name, share in shares.items()
+    }
+    assert len(set(kl.values())) == 3
+    assert kl["all"] == kl["again"]
 
 
 # ── the student ─────────────────────────────────────────────────────────────────────────────────
@@ -219,7 +239,7 @@ def test_a_budget_or_place_that_cannot_be(gflops: Any, fixed: Any, match: str) -
 
 def test_the_judge_is_as_exact_as_whole_models(place: Path) -> None:
     source = hvt.load(place / "vit.safetensors")
-    photos = open_photos(place / "photos", 8, 500, 0).train
+    photos = open_photos(place / "photos", 8, 500).train
     configs = candidates(source.config, 0.6 * hvt.cost(source).gflops, {})[0]
     configs = [config for config in configs if config.image in ((48, 48), (64, 64))][:4]
     judge = Judge(source, photos, CPU, workers=0, skip=False)
@@ -240,19 +260,17 @@ def test_the_judge_is_as_exact_as_whole_models(place: Path) -> None:
 
 
 def test_the_held_out_part_is_stable(place: Path, tmp_path: Path) -> None:
-    before = open_photos(place / "photos", 8, 500, 0)
+    before = open_photos(place / "photos", 8, 500)
     assert len(before.val) == 8
     assert not {*before.train.paths} & {*before.val.paths}
     shutil.copytree(place / "photos", tmp_path / "photos")
-    copied = open_photos(tmp_path / "photos", 8, 500, 0)
+    copied = open_photos(tmp_path / "photos", 8, 500)
     assert [p.name for p in copied.val.paths] == [p.name for p in before.val.paths]
     assert copied.digest == before.digest
     shutil.copy(place / "photos/a/1.png", tmp_path / "photos/new.png")
-    more = open_photos(tmp_path / "photos", 8, 500, 0)
+    more = open_photos(tmp_path / "photos", 8, 500)
     assert len({p.name for p in more.val.paths} & {p.name for p in before.val.paths}) >= 7
     assert more.digest != before.digest
-    other = open_photos(place / "photos", 8, 500, 1)
-    assert other.val.paths != before.val.paths
 
 
 def test_source_and_student_see_the_same_crop(place: Path) -> None:

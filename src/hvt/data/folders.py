@@ -122,7 +122,7 @@ def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
                 f"remove it; {nearest(name, places)}"
             )
         before = len(result.paths)
-        for path in _files(folder / name):
+        for path in files_below(folder / name, f"would be of the class {name}"):
             (result.paths if _is_picture(path) else result.ignored).append(path)
         count = len(result.paths) - before
         if not count:
@@ -135,13 +135,15 @@ def _is_picture(path: str) -> bool:
     return os.path.splitext(path)[1].lower() in picture_extensions()  # noqa: PTH122 - 10× faster
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """The files below a class folder in order; links are followed, into each folder once.
+def files_below(folder: Path, harm: str = "would be taken too") -> Iterator[str]:
+    """The files below a folder in order, without what is hidden; links are followed, each once.
 
-    A link to a folder above is refused: all other classes would be in this one.
+    A link to a folder above is refused; `harm` says what it would do to the pictures there.
     """
-    above = {_identity(parent): parent for parent in folder.parent.resolve().parents}
-    above[_identity(folder.parent)] = folder.parent
+    place = Path(os.path.abspath(folder))  # noqa: PTH100 - where a link is, not where it leads
+    parents = (*place.parent.resolve().parents, place.parent)
+    above = {_identity(parent): parent for parent in parents}
+    above.pop(_identity(place), None)  # the root's parent is the root
     seen: set[tuple[int, int]] = set()
 
     def enter(path: str) -> Iterator[os.DirEntry[str]]:
@@ -149,7 +151,7 @@ def _files(folder: Path) -> Iterator[str]:
         if here in above:
             raise HVTError(
                 f"{path} is a link to {above[here]}, a folder above it, so that all pictures there "
-                f"would be of the class {folder.name}: remove the link"
+                f"{harm}: remove the link"
             )
         if here in seen:
             return iter(())

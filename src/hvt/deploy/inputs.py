@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from ..data.folders import files_below
 from ..data.pictures import (
     BrokenPicture,
     mode_of,
@@ -220,9 +221,8 @@ def _short(text: str) -> str:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Every picture below a folder, without what is hidden."""
-    paths = sorted(path for path in folder.rglob("*") if _looks_like_one(path))
-    return [path for path in paths if not _hidden(path.relative_to(folder))]
+    """Every picture below a folder, without what is hidden, through links to folders too."""
+    return sorted(path for path in map(Path, files_below(folder)) if _looks_like_one(path))
 
 
 def _hidden(path: Path) -> bool:

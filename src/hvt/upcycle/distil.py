@@ -70,6 +70,16 @@ def distillation_loss(answer: Answer, target: Answer, weights: Weights, head: bo
     return loss
 
 
+def mixed(views: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
+    """Mixup of bytes: each crop blended with its opposite in the batch, alike at every size.
+
+    `(B, C, H, W)` each, and `(B,)` → float of the same shapes. The source answers what it is shown,
+    so the blends need no labels, and few photos make many pictures that no one has learnt by heart.
+    """
+    keep = kept.view(-1, 1, 1, 1)
+    return [torch.lerp(view.flip(0).float(), view.float(), keep) for view in views]
+
+
 class Distiller(Learner):
     """A learner whose teacher is the source of its own weights.
 
@@ -90,9 +100,10 @@ class Distiller(Learner):
         weights: Weights,
         layout: Layout | None,
         gradual: float = 0.0,
+        mixup: float = 0.0,
     ) -> None:
         self.target, self.sizes = target.to(device), sizes
-        self.weights, self.layout = weights, layout
+        self.weights, self.layout, self.mixup_share = weights, layout, mixup
         self.blending = round(gradual * recipe.epochs * batches.steps)
         self.normalise = Normalise(model, device)
         if layout is not None:
@@ -104,12 +115,15 @@ class Distiller(Learner):
 
     def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
         seed_all(self.recipe.seed, update, self.device)
+        kept = self._kept(piece) if self.mixup_share and self.layout is None else None
         seed_dropout(self.recipe.seed, update, self.batches.share(piece), self.device)
         if self.layout is not None:
             rows = batch.images.to(self.device, non_blocking=True).float()
             x, target = self.layout.unpack(rows)
         else:
             views = unpack(batch.images, self.model.config.in_chans, self.sizes)
+            if kept is not None:
+                views = mixed(views, kept)
             theirs = self.normalise(views[0])
             x = theirs if len(views) == 1 else self.normalise(views[-1])
             with self._autocast():
@@ -118,6 +132,13 @@ class Distiller(Learner):
         with self._autocast():
             answer = self.network(x, blend)
         return distillation_loss(answer, target, self.weights, self.model.num_classes > 0)
+
+    def _kept(self, piece: int) -> Tensor:
+        """How much of each crop of this piece stays when crops are mixed, drawn for all pieces."""
+        size = self.recipe.batch_size
+        kept = torch.where(torch.rand(size) < self.mixup_share, torch.rand(size), 1.0)
+        rows = self.batches.rows(piece)
+        return kept if rows is None else kept[rows]
 
     def _trial(self, size: int) -> Tensor:
         """As long as a step: on rows, or with the source's part, of zeros."""

@@ -125,6 +125,7 @@ class Phase(Trainer):
             weights=Weights(settings.kl, settings.feature, settings.tokens),
             layout=self.layout,
             gradual=settings.gradual if self.layout is None else 0.0,
+            mixup=settings.mixup,
         )
 
     def _evaluate(self, model: HVT) -> Score:

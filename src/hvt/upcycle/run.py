@@ -196,7 +196,6 @@ class Upcycling:
             self.data,
             settings.batch_size,
             settings.holdout,
-            settings.seed,
             self.source.config.in_chans,
         )
         self.labelled = report.open_labelled(settings, self.source)

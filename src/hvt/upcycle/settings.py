@@ -61,6 +61,9 @@ class Settings:
         0.0, "share of the passes of all blocks over which pooling is blended in", least=0, most=1
     )
     ema: float = field(0.0, "decay of averaged weights where all learn; 0 is off", least=0, below=1)
+    mixup: float = field(
+        0.0, "share of the crops that are blended with another, where all learn", least=0, most=1
+    )
     scale: float = field(0.5, "smallest share of a photo that a crop shows", above=0, most=1)
     holdout: int = field(500, "photos held out to measure by, at most a fifth of all", least=1)
     skip_broken: bool = field(False, "pass over unreadable photos and count them")
@@ -79,7 +82,7 @@ class Settings:
     )
     workers: int = field(-1, "processes that read photos; -1 chooses", least=-1)
     threads: int | None = field(None, "CPU threads of each process", least=1)
-    seed: int = field(0, "seed of the held-out part, crops and order", least=0)
+    seed: int = field(0, "seed of crops and order", least=0)
     checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", least=0)
 
     def __post_init__(self) -> None:
