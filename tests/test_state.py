@@ -59,7 +59,7 @@ DAMAGES = [truncate, empty, zero, garbage, zero_in_the_middle]
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
-    path = write_state(tmp_path, 2, state(2))
+    path = write_state(tmp_path, 2, state(2), "hvt train --resume RUN")
     result, read, passed = newest_state(tmp_path)
     assert result == path
     assert passed == {}
@@ -69,7 +69,7 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_two_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
     for step in (9, 10, 11, 100):  # by number, not by text
-        write_state(tmp_path, step, state(step))
+        write_state(tmp_path, step, state(step), "hvt train --resume RUN")
     assert [path.name for path in states(tmp_path)] == ["state-000000011.pt", "state-000000100.pt"]
     assert newest_state(tmp_path)[1]["progress"]["step"] == 100
 
@@ -78,8 +78,8 @@ def test_two_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
 def test_a_damaged_newest_falls_back_with_a_sentence(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    write_state(tmp_path, 1, state(1))
-    newest = write_state(tmp_path, 2, state(2))
+    write_state(tmp_path, 1, state(1), "hvt train --resume RUN")
+    newest = write_state(tmp_path, 2, state(2), "hvt train --resume RUN")
     damage(newest)
     path, read, passed = newest_state(tmp_path)
     assert path == tmp_path / "state-000000001.pt"
@@ -93,7 +93,7 @@ def test_where_all_are_damaged_there_is_none(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     for step in (2, 2000):
-        damage(write_state(tmp_path, step, state(2)))
+        damage(write_state(tmp_path, step, state(2), "hvt train --resume RUN"))
     path, read, passed = newest_state(tmp_path)
     assert path is None
     assert read == {}
@@ -101,7 +101,7 @@ def test_where_all_are_damaged_there_is_none(
 
 
 def test_no_code_is_run_by_reading(tmp_path: Path) -> None:
-    write_state(tmp_path, 1, state(1))
+    write_state(tmp_path, 1, state(1), "hvt train --resume RUN")
     newest = tmp_path / "state-000000002.pt"
     torch.save({"weight": Path("anything that is not plain data")}, newest)
     path, _, passed = newest_state(tmp_path)
@@ -150,19 +150,19 @@ def test_files_of_other_names_are_no_states(tmp_path: Path) -> None:
         path.write_text("a backup")
     (tmp_path / "state-000000009.pt").mkdir()
     for step in (1, 2, 3):
-        write_state(tmp_path, step, state(step))
+        write_state(tmp_path, step, state(step), "hvt train --resume RUN")
     assert [path.name for path in states(tmp_path)] == ["state-000000002.pt", "state-000000003.pt"]
     assert all(path.exists() for path in others)
 
 
 def test_damaged_states_do_not_push_out_new_ones(tmp_path: Path) -> None:
     for step in (1000, 2000):
-        empty(write_state(tmp_path, step, state(2)))
+        empty(write_state(tmp_path, step, state(2), "hvt train --resume RUN"))
     path, _, passed = newest_state(tmp_path)
     assert path is None
     set_aside(passed)
     for step in (1, 2, 3):
-        write_state(tmp_path, step, state(step))
+        write_state(tmp_path, step, state(step), "hvt train --resume RUN")
         assert newest_state(tmp_path)[1]["progress"]["step"] == step
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "state-000000002.pt",
@@ -176,8 +176,8 @@ def test_where_only_misfits_are_left_nothing_begins_anew(tmp_path: Path) -> None
     def refuse(path: Path, state: dict[str, Any]) -> None:
         raise Misfit("it was written with another lr")
 
-    write_state(tmp_path, 1, state(1))
-    empty(write_state(tmp_path, 2, state(2)))
+    write_state(tmp_path, 1, state(1), "hvt train --resume RUN")
+    empty(write_state(tmp_path, 2, state(2), "hvt train --resume RUN"))
     with pytest.raises(HVTError, match=r"1\.pt does not fit this run: .* another lr; put recipe"):
         newest_state(tmp_path, refuse)
     assert len(states(tmp_path)) == 2
@@ -187,9 +187,12 @@ def test_a_full_disk_is_a_sentence_and_the_state_before_stays(tmp_path: Path) ->
     with small_disk(tmp_path / "disk", "1m") as disk:
         folder = disk / "checkpoints"
         folder.mkdir()
-        write_state(folder, 1, {"weight": torch.ones(150_000)})
-        with pytest.raises(HVTError, match=rf"cannot write .*2\.pt.* --resume {disk}") as caught:
-            write_state(folder, 2, {"weight": torch.ones(150_000)})
+        resume = f"hvt upcycle --resume {disk}"
+        write_state(folder, 1, {"weight": torch.ones(150_000)}, resume)
+        with pytest.raises(
+            HVTError, match=rf"cannot write .*2\.pt.* with hvt upcycle --resume {disk}"
+        ) as caught:
+            write_state(folder, 2, {"weight": torch.ones(150_000)}, resume)
         assert "\n" not in str(caught.value)
         assert [path.name for path in folder.iterdir()] == ["state-000000001.pt"]
         assert torch.equal(read_state(states(folder)[0])["weight"], torch.ones(150_000))

@@ -96,7 +96,8 @@ class HVTConfig:
 
     @property
     def mlp_width(self) -> int:
-        return int(self.width * self.mlp_ratio)
+        # A ratio that was found by dividing two widths may be just below what gives them back.
+        return int(self.width * self.mlp_ratio + 1e-6)
 
     @property
     def num_prefix_tokens(self) -> int:

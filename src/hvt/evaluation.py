@@ -100,6 +100,8 @@ def evaluate(
         model.eval()
     # right, right among five, loss, pictures, skipped: float64 sums are exact counts
     sums = torch.zeros(5, dtype=torch.float64)
+    weights = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    dtype = torch.float32 if weights is None else weights.dtype  # of one in half precision too
     confusion: Counter[tuple[int, int]] = Counter()
     start = time.perf_counter()
     for batch in batches:
@@ -109,7 +111,7 @@ def evaluate(
         for label in (int(batch.labels.min()), int(batch.labels.max())):
             if not 0 <= label < num_classes:
                 raise HVTError(f"the data has the label {label}, the model {num_classes} classes")
-        images, labels = batch.images.to(device), batch.labels.to(device)
+        images, labels = batch.images.to(device, dtype), batch.labels.to(device)
         with torch.autocast(device.type, amp, enabled=amp is not None):
             logits = model(images)
         logits = logits.float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from .errors import HVTError
@@ -14,3 +15,14 @@ def new_figure(**kwargs: Any) -> Any:
     except ImportError as error:
         raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
     return Figure(**kwargs)
+
+
+def png_path(path: str | Path) -> Path:
+    """A file to draw into, refused before the work where it could not be written."""
+    new_figure()  # or the sentence that says what to install
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise HVTError(f"{path} cannot be written: only PNG is, so name it {path.stem}.png")
+    if not path.parent.is_dir():
+        raise HVTError(f"cannot write {path}: the folder {path.parent} does not exist")
+    return path

@@ -289,7 +289,8 @@ _TRANSFORMERS = (
     (r"\.intermediate\.dense\.", ".mlp.fc1."),
     (r"(?<!attention)\.output\.dense\.", ".mlp.fc2."),
     (r"^layernorm\.", "norm."),
-    (r"^classifier\.", "head."),
+    (r"^(?:cls_)?classifier\.", "head."),
+    (r"^distillation_classifier\.", "head_dist."),
 )
 
 
@@ -302,6 +303,10 @@ def from_transformers(state: State, path: Path) -> State:
         for pattern, ours in _TRANSFORMERS:
             name = re.sub(pattern, ours, name)
         renamed[name] = tensor
+    # Its DeiTs have the token whether or not a head reads it; one that none reads is a register.
+    distilled = renamed.pop("embeddings.distillation_token", None)
+    if distilled is not None:
+        renamed["dist_token" if "head_dist.weight" in renamed else "reg_token"] = distilled
     for name in [n for n in renamed if ".attention.attention.query." in n]:
         names = [name.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
         try:
@@ -313,15 +318,16 @@ def from_transformers(state: State, path: Path) -> State:
 
 
 def transformers_config(config: dict[str, Any]) -> tuple[dict[str, Any], list[Any] | None]:
-    """The number of heads and the class names of a transformers `config.json`."""
+    """What a transformers `config.json` knows and weights do not tell, and the class names."""
     if config.get("hidden_act", "gelu") != "gelu":
         raise ValueError(f"hidden_act={config['hidden_act']!r}, where this family has gelu")
     labels = {int(index): name for index, name in (config.get("id2label") or {}).items()}
-    heads = config.get("num_attention_heads")
+    known = {"num_heads": config.get("num_attention_heads")}
+    known["norm_eps"] = config.get("layer_norm_eps")
     if sorted(labels) != list(range(len(labels))):
         raise ValueError("id2label does not number the classes from 0")
     names = [labels[index] for index in range(len(labels))]
-    return {} if heads is None else {"num_heads": heads}, names or None
+    return {name: value for name, value in known.items() if value is not None}, names or None
 
 
 # PIL's numbers, and timm's names for them.
@@ -338,6 +344,9 @@ def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
     known = {name: value for name, value in theirs.items() if value is not None}
     if known:
         known["crop_pct"] = 1.0
+        size = processor.get("size")
+        if size is not None and not (isinstance(size, dict) and "shortest_edge" in size):
+            known["crop_mode"] = "squash"  # to height × width, whatever shape the picture has
         if processor.get("do_center_crop"):
             known["crop_pct"] = _side(processor["crop_size"]) / _side(processor["size"])
     return known

@@ -26,8 +26,7 @@ _HUB_ERRORS = Exception
 _CARD = """\
 ---
 library_name: hvt
-license: apache-2.0
-pipeline_tag: image-classification
+{license}pipeline_tag: image-classification
 tags: [hvt, timm, vision-transformer]
 ---
 # {title}
@@ -142,7 +141,9 @@ def _card(model: HVT, directory: Path, repo_id: str | None) -> str:
             "from transformers import pipeline",
             f'classify = pipeline("image-classification", model={source})',
         ]
+    licence = (model.pretrained_cfg.get("origin") or {}).get("license")
     return _CARD.format(
+        license=f"license: {json.dumps(licence)}\n" if licence else "",
         title=repo_id or name,
         gflops=priced.gflops,
         params_m=priced.params_m,

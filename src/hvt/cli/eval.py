@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -58,7 +57,9 @@ def register(commands: Any) -> None:
 def run_eval(args: argparse.Namespace) -> int:
     from ..deploy.evaluate import evaluate
     from ..evaluation import draw_confusion
+    from ..plot import png_path
 
+    drawing = None if args.confusion is None else png_path(args.confusion)
     score = evaluate(
         args.checkpoint,
         args.data,
@@ -74,8 +75,8 @@ def run_eval(args: argparse.Namespace) -> int:
         return 0
     names, match = score.class_names, score.match
     assert match is not None
-    if args.confusion:
-        draw_confusion(Path(args.confusion), score, names)
+    if drawing:
+        draw_confusion(drawing, score, names)
     if args.json:
         described = {
             "checkpoint": args.checkpoint,

@@ -176,26 +176,24 @@ def run_cost(args: argparse.Namespace) -> None:
 def _models_and_picture(args: argparse.Namespace) -> tuple[list[str | None], str]:
     """The last word is the picture; a picture that is not there may be a model's name."""
     from ..data.pictures import read_picture
-    from ..see.subject import names_model
+    from ..see.subject import has_own_weights, names_model
 
     *models, picture = args.others
     if not Path(picture).is_file() and names_model(picture):
         words = " ".join(args.others)
         raise HVTError(f"no picture is given: use {args.parser.prog} {words} PICTURE")
+    if args.pretrained and all(map(has_own_weights, models or [None])):
+        which = " and ".join(models) or "the built-in model"
+        raise HVTError(f"{which} has its own weights: leave --pretrained out, or name a model")
     read_picture(picture)  # a broken one is refused before any weights are fetched
     return models or [None], picture
 
 
 def _output(args: argparse.Namespace, default: str, picture: str | None = None) -> Path:
     """Where to write, refused before the work where it cannot be right."""
-    from ..see.draw import new_figure
+    from ..plot import png_path
 
-    new_figure(1, 1)  # or the sentence that says what to install
-    path = Path(args.output or default)
-    if path.suffix.lower() != ".png":
-        raise HVTError(f"{path} cannot be written: only PNG is, so name it {path.stem}.png")
-    if not path.parent.is_dir():
-        raise HVTError(f"cannot write {path}: the folder {path.parent} does not exist")
+    path = png_path(args.output or default)
     if picture is not None and path.resolve() == Path(picture).resolve():
         raise HVTError(f"{path} is the picture itself: name another file with --output")
     return path

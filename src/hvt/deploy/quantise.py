@@ -67,12 +67,17 @@ def quantise(
         scale, zero = scale_and_zero(ranges[layer])
         constants[f"{layer}.scale"] = np.array(scale, np.float32)
         constants[f"{layer}.zero"] = np.array(zero, np.uint8)
-        last = addition = additions[product.output[0]]  # of the bias, which the operators add too
+        addition = additions.get(product.output[0])  # of the bias, which the operators add too
+        last, bias = product, f"{layer}.no_bias"
+        if addition is None:
+            constants[bias] = np.zeros(len(scales), np.float32)
+        else:
+            last, bias = addition, addition.input[1]
         attention = heads is not None and layer.endswith("attn.qkv")
         if attention:
             last = makers[nodes[layers[layer.replace("qkv", "proj")]].input[0]]
         replaced[last.name] = _in_range(
-            layer, product.input[0], addition.input[1], last.output[0], heads if attention else None
+            layer, product.input[0], bias, last.output[0], heads if attention else None
         )
     changed = [one for node in quantised.graph.node for one in replaced.get(node.name, [node])]
     del quantised.graph.node[:]

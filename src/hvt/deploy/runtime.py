@@ -51,7 +51,7 @@ class OnnxModel:
         self.int8 = metadata.get("precision") == "int8"
         """Whether `hvt export --int8` wrote it."""
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0) or 0)
+        options.intra_op_num_threads = threads or _asked_threads()
         options.log_severity_level = 3  # errors come as exceptions
         providers = _providers(runtime, str(device))
         try:
@@ -123,6 +123,12 @@ def import_extra(name: str) -> Any:
         raise HVTError(
             f"exported models need {name.partition('.')[0]}: pip install 'hvt[export]'"
         ) from error
+
+
+def _asked_threads() -> int:
+    """OpenMP's own setting, of which a list is one number for each level; 0 leaves it open."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
 
 
 def _providers(runtime: Any, device: str) -> list[str]:

@@ -70,9 +70,10 @@ def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0)
     """
     if not 0 <= seed < 2**63:
         raise HVTError(f"seed={seed} must be a whole number from 0 to 2⁶³ - 1")
-    if name is None or _is_path(name):
+    if has_own_weights(name):
         path, label = _checkpoint(name)
         return _ours(label, "", load(path).float())
+    assert name is not None
     weights = "published weights" if pretrained else f"random weights, seed {seed}"
     if name in MODELS:
         with _seeded(seed):
@@ -90,9 +91,10 @@ def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0)
 
 def open_price(name: str | None = None) -> tuple[str, Cost]:
     """A title and what the model costs, without building it; names as in `open_model`."""
-    if name is None or _is_path(name):
+    if has_own_weights(name):
         path, label = _checkpoint(name)
         return label, cost(read(path).config)
+    assert name is not None
     plain = name.removeprefix(TIMM)
     if plain in MODELS:
         return plain, cost(get_config(plain))
@@ -115,8 +117,13 @@ def _ours(name: str, note: str, model: HVT) -> Subject:
     return Subject(name, note, model.eval(), eval_transform(model), model.config.in_chans)
 
 
-def _is_path(name: str) -> bool:
-    """Names win over files of the same name, which `./` before them asks for."""
+def has_own_weights(name: str | None) -> bool:
+    """Whether it is the built-in model or a checkpoint.
+
+    Names win over files of the same name, which `./` before them asks for.
+    """
+    if name is None:
+        return True
     if name in MODELS or name.startswith(TIMM):
         return False
     return is_checkpoint(name) or "/" in name or (Path(name).exists() and not timm.is_model(name))

@@ -402,7 +402,7 @@ class Trainer:
         progress = vars(self.progress)
         step = self.progress.epoch * self.steps + self.progress.step
         state = self.learner.state() | {"progress": progress, "run": self._identity()}
-        write_state(self.folder / "checkpoints", step, state)
+        write_state(self.folder / "checkpoints", step, state, self._resume_command())
 
     def _restore(self) -> None:
         path: Path | None = None

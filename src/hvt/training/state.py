@@ -51,16 +51,18 @@ class Progress:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-def write_state(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write the state after so many steps, then drop all but the newest two."""
+def write_state(folder: Path, step: int, state: dict[str, Any], resume: str) -> Path:
+    """Write the state after so many steps, then drop all but the newest two.
+
+    `resume` is the command that goes on, for the sentence where the disk is full.
+    """
     path = folder / f"state-{step:09d}.pt"
     with whole_file(path) as temporary:
         try:
             torch.save(state, temporary)
         except RuntimeError as error:  # how torch reports a failed write, for whatever reason
             raise HVTError(
-                f"cannot write {path}, the disk may be full: make room, then resume with "
-                f"hvt train --resume {folder.parent}"
+                f"cannot write {path}, the disk may be full: make room, then resume with {resume}"
             ) from error
     for old in states(folder)[:-KEEP]:
         old.unlink(missing_ok=True)

@@ -157,6 +157,7 @@ class Cache:
     def build(self, chunks: int, note: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Make the chunks that are missing; with several processes, each makes its part."""
         missing = [n for n, path in enumerate(self.paths(chunks)) if not path.exists()]
+        missing = self.processes.broadcast(missing)  # a shared disk need not look alike to all
         mine = missing[self.processes.rank :: self.processes.world_size]
         done = chunks - len(missing)
         for epoch in sorted({number // self.batches.steps for number in mine}):

@@ -229,5 +229,5 @@ def compare(answers: Tensor, target: Tensor, head: bool) -> Tensor:
 
 
 def merit(loss: float) -> float:
-    """A figure in (0, 100] that is the higher the smaller the loss is."""
-    return 100 * math.exp(-max(0.0, loss))
+    """A figure in [0, 100] that is the higher the smaller the loss is; 0 for one that is none."""
+    return 100 * math.exp(-max(0.0, loss)) if math.isfinite(loss) else 0.0

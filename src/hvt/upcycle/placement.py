@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,10 +111,18 @@ def candidates(
 
 
 def placements(base: HVTConfig, fixed: dict[str, Any]) -> list[HVTConfig]:
-    """A config for each picture size, stride and place to pool after."""
+    """A config for each picture size, stride and place to pool after; one at least is possible."""
+    configs: list[HVTConfig] = []
+    impossible: HVTError | None = None
     options = itertools.product(_sizes(base, fixed), _strides(fixed), _places(base, fixed))
-    configs = (_config(base, fixed, size, stride, after) for size, stride, after in options)
-    return list(dict.fromkeys(config for config in configs if config is not None))
+    for size, stride, after in options:
+        try:
+            configs.append(_config(base, fixed, size, stride, after))
+        except HVTError as error:
+            impossible = error
+    if not configs and impossible is not None:
+        raise impossible
+    return list(dict.fromkeys(configs))
 
 
 def variants(config: HVTConfig, fixed: dict[str, Any]) -> list[HVTConfig]:
@@ -140,6 +149,11 @@ def _sizes(base: HVTConfig, fixed: dict[str, Any]) -> list[tuple[int, int]]:
 
 def _strides(fixed: dict[str, Any]) -> list[tuple[int, int] | int]:
     dims, stride = fixed.get("pool_dims"), fixed.get("pool_stride")
+    if dims == 1 and isinstance(stride, tuple):
+        raise HVTError(
+            f"pool_stride={stride[0]}x{stride[1]} has rows and columns, and pool_dims=1 pools the "
+            "sequence: use pool_dims=2, or one number"
+        )
     if stride is not None:
         if dims == 2 and isinstance(stride, int):
             stride = (stride, stride)
@@ -165,8 +179,8 @@ def _config(
     size: tuple[int, int],
     stride: tuple[int, int] | int,
     after: tuple[int, ...],
-) -> HVTConfig | None:
-    """The architecture of a placement; None where too few tokens would be left."""
+) -> HVTConfig:
+    """The architecture of a placement, or an error where there is none."""
     if not after:
         return base.replace(img_size=size)
     values: dict[str, Any] = {
@@ -178,13 +192,10 @@ def _config(
         "proportional_attention": fixed.get("proportional_attention", True),
     }
     values["pool_kernel"] = fixed.get("pool_kernel", _kernel(base, size, stride, len(after)))
-    try:
-        config = base.replace(**values)
-    except HVTError:
-        if "pool_after" in fixed and "img_size" in fixed:
-            raise
-        return None
-    return config if min(config.grids[-1]) * max(config.grids[-1]) >= 2 else None
+    config = base.replace(**values)
+    if math.prod(config.grids[-1]) < 2:
+        raise HVTError("this placement leaves too few tokens: pool later, or less often")
+    return config
 
 
 def _kernel(
@@ -220,12 +231,8 @@ def _lean(config: HVTConfig) -> HVTConfig:
 
 
 def _only(base: HVTConfig, fixed: dict[str, Any]) -> HVTConfig:
-    config = _config(
-        base, fixed, _sizes(base, fixed)[0], _strides(fixed)[0], _places(base, fixed)[0]
-    )
-    if config is None:
-        raise HVTError("this placement leaves too few tokens: pool later, or less often")
-    return _lean(config)
+    size, stride, after = _sizes(base, fixed)[0], _strides(fixed)[0], _places(base, fixed)[0]
+    return _lean(_config(base, fixed, size, stride, after))
 
 
 # ── which is best ───────────────────────────────────────────────────────────────────────────────

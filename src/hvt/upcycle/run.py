@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import json
 import shlex
 import sys
@@ -39,7 +40,7 @@ from ..training.state import states
 from ..training.watch import clock
 from . import report
 from .cache import CHUNK, Cache
-from .distil import Held
+from .distil import Held, merit
 from .phase import Phase, Work, phase_recipe
 from .photos import Photos, open_photos, read_views
 from .placement import Judge, Ranked, candidates, describe, rank
@@ -52,6 +53,8 @@ TAIL_SHARE, CACHE_SHARE = 0.3, 0.6
 FEWEST = 4
 """Chunks of a cache below which the tail would only learn them by heart."""
 SHOWN = 12  # rows of the printed table of placements
+LEFT_OUT = "left-out.json"
+"""In a phase's folder where the minutes were too few for it, so that a resumed run knows."""
 
 
 @dataclass
@@ -86,19 +89,16 @@ def upcycle(
         if name not in names:
             raise HVTError(f"unknown setting {name!r}: {nearest(name, names)}")
     chosen = Settings(**settings)
+    if chosen.cache is not None:  # the same one if the run is resumed elsewhere
+        place = str(Path(chosen.cache).expanduser().absolute())
+        chosen = dataclasses.replace(chosen, cache=place)
     name = type(source).__name__ if isinstance(source, nn.Module) else Path(source).stem
     folder = Path(run_folder or f"runs/upcycle-{name}")
     processes, device = distributed.init_process_group(chosen.device)
     try:
         restarted = any(processes.any(device, distributed.restarted()))
-        described = folder / "upcycle.json"
-        if processes.broadcast(described.exists()) and not restarted:
-            raise HVTError(
-                f"{folder} already contains a run: resume it with hvt upcycle --resume {folder}, "
-                "or choose another --run-folder"
-            )
         work = Upcycling(chosen, Path(output), str(data), folder, processes, device, console)
-        work.begin(source)
+        work.begin(source, restarted)
         return work.run()
     finally:
         distributed.destroy_process_group()
@@ -149,16 +149,20 @@ class Upcycling:
 
     # ── what is asked ───────────────────────────────────────────────────────────────────────────
 
-    def begin(self, source: str | Path | nn.Module) -> None:
-        """See that everything fits before anything is written, then open the folder."""
+    def begin(self, source: str | Path | nn.Module, restarted: bool = False) -> None:
+        """See that everything fits before anything is written, then open the folder.
+
+        One that torchrun `restarted` finds its own there, and goes on with it.
+        """
+        if self.processes.broadcast((self.folder / "upcycle.json").exists()) and not restarted:
+            raise self._taken()
         if self.output.suffix != ".safetensors":
             better = self.output.with_suffix(".safetensors").name
             raise HVTError(f"{self.output} should end in .safetensors, as {better} does")
         if self.output.exists():
             raise HVTError(f"{self.output} already exists: choose another file, or remove it")
-        if not self.output.parent.is_dir():
-            folder = self.output.parent
-            raise HVTError(f"cannot write {self.output}: the folder {folder} does not exist")
+        self._check_folder()
+        self._check_settings()
         self.source = open_source(source)
         origin = self.source.pretrained_cfg["origin"]
         origin["command"] = _command()
@@ -166,22 +170,64 @@ class Upcycling:
             origin["license"] = self.settings.license
         self._open_data()
         candidates(self.source.config, self.settings.gflops, self.settings.fixed)
+        asked = json.loads(json.dumps(self._asked()))
+        if restarted and self.processes.broadcast(self._read_asked() not in (None, asked)):
+            raise self._taken()
         if self.processes.is_main_process:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise HVTError(f"cannot write {self.folder}: {error.strerror}") from error
             save(self.source, self.folder / "source.safetensors")
-            asked = {
-                "settings": self.settings.to_dict(),
-                "output": str(self.output),
-                "data": self.data,
-                "photos": self.photos.digest,
-            }
             self._write("upcycle.json", asked)
         self.processes.barrier()
 
+    def _asked(self) -> dict[str, Any]:
+        """What tells this run from another; paths as they are from any folder."""
+        return {
+            "settings": self.settings.to_dict(),
+            "output": str(self.output.absolute()),
+            "data": str(Path(self.data).expanduser().absolute()),
+            "photos": self.photos.digest,
+            "weights": _digest(self.source),
+        }
+
+    def _read_asked(self) -> Any:
+        """What the folder's run was asked; None where there is none."""
+        try:
+            return json.loads((self.folder / "upcycle.json").read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            return "unreadable"
+
+    def _taken(self) -> HVTError:
+        return HVTError(
+            f"{self.folder} already contains a run: resume it with hvt upcycle --resume "
+            f"{self.folder}, or choose another --run-folder"
+        )
+
+    def _check_folder(self) -> None:
+        if not self.output.parent.is_dir():
+            folder = self.output.parent
+            raise HVTError(f"cannot write {self.output}: the folder {folder} does not exist")
+
+    def _check_settings(self) -> None:
+        """What would otherwise be found wrong once much is done, in a folder that is then taken."""
+        settings, unit = self.settings, 2 * self.processes.world_size
+        if settings.batch_size % unit:
+            raise HVTError(
+                f"batch_size={settings.batch_size} must be a multiple of {unit} (2 × processes)"
+            )
+        after = settings.pool_after
+        if settings.gradual and after is not None and len(after) != 1:
+            raise HVTError(
+                f"gradual blends one pooling in, and pool_after={after} has {len(after)}: leave "
+                "one of the two out, or name one block"
+            )
+
     def go_on(self, digest: str) -> None:
+        self._check_folder()
         self.source = load(self.folder / "source.safetensors").float()
         self._open_data()
         if self.photos.digest != digest:
@@ -217,11 +263,6 @@ class Upcycling:
             f"{describe(chosen)}: {cost(chosen).gflops:.3g} GFLOPs, tokens "
             f"{arrow(list(chosen.tokens))}"
         )
-        if self.settings.gradual and len(chosen.pool_blocks) != 1:
-            raise HVTError(
-                f"gradual blends one pooling in, and {describe(chosen)} has "
-                f"{len(chosen.pool_blocks)}: leave it out, or fix --pool-after to one block"
-            )
         held = self._hold(student)
         untrained = _own_copy(student)
         scores = {"untrained": held.measure(untrained)}
@@ -234,10 +275,10 @@ class Upcycling:
             ("tail", tail_epochs, self._tail),
             ("all", all_epochs, self._all),
         ):
-            if not epochs:
-                continue
-            best = min(scores, key=lambda key: scores[key].loss)
             path = self.folder / name
+            if not epochs or self.processes.broadcast((path / LEFT_OUT).exists()):
+                continue
+            best = _best(scores)
             if not self.processes.broadcast((path / "model.safetensors").exists()):
                 phase(work, _own_copy(models[best]), path, epochs)
                 self.processes.barrier()  # for the main process, which writes
@@ -246,7 +287,7 @@ class Upcycling:
             models[name] = load(path / "best.safetensors", self.device).float()
             scores[name] = held.measure(models[name])
             self._describe_score(name, scores[name])
-        best = min(scores, key=lambda key: scores[key].loss)
+        best = _best(scores)
         return self._finish(models, scores, best, held, table)
 
     def _tail(self, work: Work, model: HVT, path: Path, epochs: float) -> None:
@@ -259,6 +300,9 @@ class Upcycling:
             if chunks < min(most, FEWEST):
                 self._say("the minutes are too few for a cache: all blocks learn from the start")
                 self._drop(cache)
+                if self.processes.is_main_process:
+                    path.mkdir(exist_ok=True)
+                    self._write(f"{path.name}/{LEFT_OUT}", {"minutes": settings.minutes})
                 return
         if self.processes.is_main_process:
             cache.check_room(chunks)
@@ -303,7 +347,7 @@ class Upcycling:
             return Phase(work, model, recipe, path, self.processes, self.device, self.console)
 
         if settings.minutes is not None and not (path / "phase.json").exists():
-            share = TAIL_SHARE if (self.folder / "tail").exists() else 0.0
+            share = TAIL_SHARE if (self.folder / "tail" / "phase.json").exists() else 0.0
             epochs = self._epochs_for(make(1.0), 60 * settings.minutes * (1 - share))
         self._train(make(epochs))
 
@@ -340,16 +384,22 @@ class Upcycling:
         return float(self.processes.broadcast(round(epochs, 4)))
 
     def _affordable(self, cache: Cache, most: int) -> int:
-        """Chunks that can be made in the cache's part of the minutes, by the time of the first."""
-        written = cache.folder / "chunks.json"
+        """Chunks for the cache's part of the minutes: those that are there, and by the time of one
+        more as many as can be made."""
+        written = self.folder / "chunks.json"
         if self.processes.broadcast(written.exists()):
             return min(most, int(json.loads(written.read_text())))
         budget = 60 * (self.settings.minutes or 0) * TAIL_SHARE * CACHE_SHARE
-        began = time.monotonic()
-        if self.processes.is_main_process:
-            cache.check_room(1)
-        cache.build(1)
-        chunks = int(budget / max(1e-3, time.monotonic() - began)) * self.processes.world_size
+        missing = [n for n, path in enumerate(cache.paths(most)) if not path.exists()]
+        first = self.processes.broadcast(missing[0] if missing else most)
+        chunks = most
+        if first < most:
+            if self.processes.is_main_process:
+                cache.check_room(first + 1)
+            began = time.monotonic()
+            cache.build(first + 1)
+            each = max(1e-3, time.monotonic() - began)
+            chunks = first + int(budget / each) * self.processes.world_size
         chunks = self.processes.broadcast(max(1, min(most, chunks)))
         if self.processes.is_main_process:
             with whole_file(written) as temporary:
@@ -369,9 +419,15 @@ class Upcycling:
             workers=self.workers,
             skip_broken=settings.skip_broken,
         )
-        assert least <= batches.steps * settings.crops
+        if least > batches.steps * settings.crops:
+            raise HVTError(
+                f"{settings.crops} crops of each of {len(train)} photos are too few for a batch of "
+                f"{settings.batch_size}: use more --crops or a smaller --batch-size"
+            )
+        preprocessing = ("mean", "std", "interpolation")
         identity = {
-            "source": self.source.pretrained_cfg["origin"]["source"],
+            "source": _digest(self.source),
+            "preprocessing": {name: self.source.pretrained_cfg[name] for name in preprocessing},
             "config": model.config.to_dict(),
             "photos": work.photos.digest,
             "sizes": work.sizes,
@@ -399,7 +455,9 @@ class Upcycling:
             chosen = pooled_ones[0]
             if len(pooled_ones) > 1 or rivals:
                 table = self._rank(pooled_ones, rivals)
-                free = [row for row in table if row.config not in rivals] or table
+                free = [row for row in table if row.config.pool_blocks] or table
+                if settings.gradual:  # which blends one in
+                    free = [row for row in free if len(row.config.pool_blocks) == 1] or free
                 chosen = free[0].config
             placement = {"chosen": chosen.to_dict(), "ranked": [row.to_dict() for row in table]}
             self._write("placement.json", placement)
@@ -428,7 +486,7 @@ class Upcycling:
         self.console.print(shown)
         if len(table) > len(rows):
             self._say(f"and {len(table) - len(rows)} more in {self.folder / 'placement.json'}")
-        if rivals and table[0].config in rivals:
+        if table[0].config in rivals and settings.pool_after != ():
             self._say(
                 "untrained, the whole source on smaller pictures is nearer to itself than any "
                 "placement: --pool-after '()' takes it"
@@ -524,6 +582,20 @@ class Upcycling:
             temporary.write_text(json.dumps(values, indent=2) + "\n")
 
 
+def _best(scores: dict[str, Score]) -> str:
+    """The least loss; one that is not a number is none."""
+    return max(scores, key=lambda name: merit(scores[name].loss))
+
+
+def _digest(model: HVT) -> str:
+    """Another one for other weights, whatever their file is called."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _own_copy(model: HVT) -> HVT:
     """A copy that shares no weight with the source."""
     return copy.deepcopy(model)
@@ -531,5 +603,11 @@ def _own_copy(model: HVT) -> HVT:
 
 def _command() -> str:
     """How this was started, paths without their folders."""
-    program, *words = [Path(word).name if "/" in word else word for word in sys.argv]
+    program, *words = map(_without_folder, sys.argv)
     return shlex.join(["hvt" if program == "__main__.py" else program, *words])
+
+
+def _without_folder(word: str) -> str:
+    """A path's last part, also of `--flag=PATH`."""
+    flag, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return flag + sign + (Path(value).name if "/" in value else value)

@@ -14,6 +14,8 @@ PLACEMENT = (
     "proportional_attention",
 )  # fmt: skip
 """The fields of `HVTConfig` that may be fixed by hand."""
+EPOCHS = 10.0
+"""Of each phase, where neither epochs nor minutes are asked for."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,10 @@ class Settings:
     )
     rank_photos: int = field(256, "photos that the best placements are ranked by", least=1)
 
-    epochs: float = field(
-        10.0, "passes of each phase: the tail over its crops, all over the photos", least=0
+    epochs: float | None = field(
+        None,
+        "passes of each phase, if not 10: the tail over its crops, all over the photos",
+        least=0,
     )
     minutes: float | None = field(
         None, "bound the training by about so many minutes instead of by epochs", least=0
@@ -89,6 +93,14 @@ class Settings:
         check_values(self)
         if self.batch_size % 2:
             raise HVTError(f"batch_size={self.batch_size} must be even")
+        if self.minutes is not None:
+            for name in ("epochs", "tail_epochs", "all_epochs"):
+                value = getattr(self, name)
+                if value or (name == "epochs" and value is not None):
+                    raise HVTError(
+                        f"minutes={self.minutes:g} bounds the training instead of {name}="
+                        f"{value:g}: leave one of the two out"
+                    )
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -98,7 +110,9 @@ class Settings:
 
     def passes(self) -> tuple[float, float]:
         """Epochs of the tail and of all blocks; under `minutes`, whether there are any."""
-        each = self.epochs if self.minutes is None else float(self.minutes > 0)
+        each = EPOCHS if self.epochs is None else self.epochs
+        if self.minutes is not None:
+            each = float(self.minutes > 0)
         asked = (self.tail_epochs, self.all_epochs)
         tail, whole = (each if epochs is None else epochs for epochs in asked)
         return tail, whole

@@ -9,6 +9,7 @@ from typing import Any
 import timm
 from torch import nn
 
+from ..builtin import BUILT_IN
 from ..checkpoint.save_load import load
 from ..checkpoint.timm_vit import from_timm, is_timm_name, named_config
 from ..config import HVTConfig
@@ -39,7 +40,7 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
         return copy.deepcopy(source)
     if isinstance(source, nn.Module):
         return from_timm(source, name)
-    if Path(source).exists():
+    if name in BUILT_IN or Path(source).exists():
         return load(source)
     if name in MODELS:
         return create_model(name, pretrained=True)
