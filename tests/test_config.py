@@ -256,6 +256,7 @@ REFUSALS = [
     ),
     ({"mlp_ratio": 0}, "mlp_ratio=0", "above 0"),
     ({"mlp_ratio": float("inf")}, "mlp_ratio=inf", "finite number"),
+    ({"mlp_ratio": 1e308}, "mlp_ratio=1e+308", "at most 10000"),
     ({"mlp_ratio": 0.001}, "mlp_ratio=0.001", "no width at 384"),
 ]
 

@@ -418,6 +418,9 @@ def test_no_budget_for_what_is_no_deit() -> None:
         retention_for("hvt_s_0", 2.0)
     with pytest.raises(HVTError, match="the model pools its tokens"):
         budget_range(hvt.get_config("hvt_s_1"))
+    for other in ({"dist_token": True}, {"reg_tokens": 1}):
+        with pytest.raises(HVTError, match="has other tokens beside the class token: use a deit_"):
+            retention_for(hvt.get_config("deit_s", **other), 2.7)
 
 
 # ── wherever a config goes ──────────────────────────────────────────────────────────────────────

@@ -211,7 +211,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "bad", "good"),
     [
-        ("epochs", (0, -1), (0.3, 1)),
+        ("epochs", (0, -1, 2e9), (0.3, 1)),
         ("batch_size", (1, 0), (2,)),
         ("accumulate", (0,), (1,)),
         ("repeats", (0,), (1,)),
@@ -224,7 +224,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         ("lr", (0, -1e-3), (1e-9,)),
         ("warmup_lr", (-1e-9,), (0,)),
         ("min_lr", (-1e-9,), (0,)),
-        ("warmup_epochs", (-1,), (0, 0.5)),
+        ("warmup_epochs", (-1, 2e9), (0, 0.5)),
         ("weight_decay", (-0.1,), (0,)),
         ("layer_decay", (0, 1.5), (None, 1, 0.5)),
         ("clip_grad", (0, -1), (None, 0.1)),
@@ -278,6 +278,7 @@ def test_replace_merges_overrides_and_checks() -> None:
     assert changed.epochs == 3
     assert recipe.overrides == {"depth": 6, "img_size": 64}  # as it was
     assert recipe.replace() == recipe
+    assert recipe.replace({"pool_after": [0]}).overrides["pool_after"] == (0,)
     with pytest.raises(HVTError, match="unknown override 'deph': did you mean depth"):
         recipe.replace({"deph": 3})
     with pytest.raises(HVTError, match="depth='3' must be a whole number"):

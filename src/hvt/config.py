@@ -15,7 +15,7 @@ from .files import open_regular, whole_file
 from .lengths import KINDS, padding, pooled_length, window
 
 MOST = 10_000
-"""Blocks, and tokens of a pooling window. Checking a config takes time in proportion to its depth,
+"""Blocks, tokens of a pooling window, and the MLP's ratio. Checking a config takes time in proportion to its depth,
 and the config may come from a file that was made to take for ever."""
 
 
@@ -250,6 +250,8 @@ class HVTConfig:
         self._check_share("drop_path_rate")
         if not isinstance(self.mlp_ratio, (int, float)) or not 0 < self.mlp_ratio < math.inf:
             raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be a finite number above 0")
+        if self.mlp_ratio > MOST:
+            raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be at most {MOST}")
         for name in (
             "class_token", "dist_token", "proportional_attention", "fc_norm", "no_embed_class",
             "pre_norm", "qkv_bias",

@@ -20,8 +20,14 @@ Mass = Sequence[float]
 
 def check_deit(config: HVTConfig, what: str = "the model") -> None:
     """Refuse what PoWER cannot be put on."""
-    if not config.class_token or config.pool_blocks:
-        reason = "pools its tokens" if config.pool_blocks else "has no class token"
+    reason = None
+    if config.pool_blocks:
+        reason = "pools its tokens"
+    elif not config.class_token:
+        reason = "has no class token"
+    elif config.num_prefix_tokens > 1:
+        reason = "has other tokens beside the class token"
+    if reason:
         raise HVTError(f"PoWER needs a DeiT, and {what} {reason}: use a deit_* model")
 
 

@@ -20,6 +20,8 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parents[1] / "recipes"
+MOST = 10**9
+"""Epochs; with 1e308 of them the steps would have no number."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Recipe:
     output: str | None = field(None, "the run's folder (default: runs/RECIPE-MODEL)")
 
     epochs: float = field(
-        300, "passes over the training data, of which the last may be a part", above=0
+        300, "passes over the training data, of which the last may be a part", above=0, most=MOST
     )
     batch_size: int = field(1024, "pictures per step over all processes", least=2)
     accumulate: int = field(
@@ -65,7 +67,7 @@ class Recipe:
     lr: float = field(5e-4, "learning rate at a batch of 512; scales with the batch", above=0)
     warmup_lr: float = field(1e-6, "learning rate at the first step", least=0)
     min_lr: float = field(1e-5, "learning rate at the last step", least=0)
-    warmup_epochs: float = field(5, "epochs of linear warm-up", least=0)
+    warmup_epochs: float = field(5, "epochs of linear warm-up", least=0, most=MOST)
     weight_decay: float = field(0.025, "AdamW's; none on biases, norms and positions", least=0)
     layer_decay: float | None = field(
         None, "rate of a block over that of the next one", above=0, most=1
@@ -150,9 +152,10 @@ class Recipe:
         for name in values:
             if name not in RECIPE_FIELDS:
                 raise HVTError(f"unknown field {name!r}: {_place_of(name)}")
-        merged = self.overrides | (overrides or {})
+        overrides = _tuples(overrides or {})
+        merged = self.overrides | overrides
         if is_config_file(values.get("model") or ""):
-            values["model"], merged = _from_file(values["model"], overrides or {})
+            values["model"], merged = _from_file(values["model"], overrides)
         return dataclasses.replace(self, overrides=merged, **values)
 
 
@@ -209,14 +212,18 @@ def from_dict(values: dict[str, Any], where: str) -> Recipe:
             if name in RECIPE_FIELDS:
                 hint = "it is the recipe's, so it belongs above [overrides]"
             raise HVTError(f"{where} has an unknown override {name!r}: {hint}")
-    # TOML and JSON have lists where the model's fields are tuples.
-    tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in overrides.items()}
+    overrides = _tuples(overrides)
     try:
         if isinstance(values.get("model"), str) and is_config_file(values["model"]):
-            values["model"], tuples = _from_file(values["model"], tuples)
-        return Recipe(**values, overrides=tuples)
+            values["model"], overrides = _from_file(values["model"], overrides)
+        return Recipe(**values, overrides=overrides)
     except HVTError as error:
         raise HVTError(f"{where}: {error}") from error
+
+
+def _tuples(overrides: dict[str, Any]) -> dict[str, Any]:
+    """TOML, JSON and people have lists where the model's fields are tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in overrides.items()}
 
 
 def _from_file(path: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]]:
