@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hvt
+from hvt.cli import build_parser
 from hvt.config import HVTConfig, read_config, write_config
 from hvt.plan.answer import limit
 from hvt.plan.best import _scores
 from hvt.plan.latency import Latency, cache_file, get_latency, measure
 from hvt.plan.price import Priced, memory_mb, priced
 from hvt.plan.quality import Run, fit, flags_of, load_quality, measures_of, spearman
+from hvt.plan.rivals import paper_ways
 from hvt.plan.space import Space, space_of
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +62,7 @@ def configs(space: Space, one: Priced, count: int) -> list[tuple[tuple[int, int,
         {"depth": 12, "class_token": True, "num_classes": 0},
         {"depth": 8, "stages": 2, "pool_kernel": (2, 3), "pool_stride": (1, 2)},
         {"depth": 7, "pool_after": (1, 4), "head_dim": 12, "img_size": 32},
+        {"depth": 3, "mlp_ratio": 453 / 448, "num_heads": 7, "head_dim": 64},
     ],
 )
 def test_every_cost_is_that_of_the_closed_form(fixed: dict[str, Any]) -> None:
@@ -120,6 +124,11 @@ def test_a_budget_is_met_to_the_printed_digit() -> None:
     assert planned.deit is not None
     assert planned.deit.config == hvt.get_config("deit_ti")  # 1.2537 G
     assert (limit(4.6), limit(0.02)) == pytest.approx((4.605, 0.02005))
+
+
+def test_more_blocks_are_offered_though_they_do_not_double() -> None:
+    ways = paper_ways(space_of({}), lambda config: hvt.cost(config).gflops <= 1.75)
+    assert ways["16 blocks"] == hvt.get_config("hvt_s_4", depth=16)
 
 
 def test_several_budgets_and_fixed_fields() -> None:
@@ -193,6 +202,15 @@ def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
         (("--latency-ms", "5", "--device", "gpu"), "the device 'gpu' is not"),
         (("--latency-ms", "5", "--mode", "onx"), "unknown mode 'onx': did you mean onnx?"),
         (("--gflops", "1", "--device", "cpu"), "bound it by latency_ms, or leave them out"),
+        (("--gflops", "1", "--remeasure"), "bound it by latency_ms, or leave them out"),
+        (("--gflops", "1", "--choice", "3"), "--choice says which of the best --save writes"),
+        (("--latency-ms", "5", "--pool", "conv"), "pool='conv' has no latency"),
+        (("--latency-ms", "5", "--pool", "conv", "--from", "x"), "pool='conv' has no latency"),
+        (("--gflops", "1", "--pool", "conv", "--from", "x"), "pool='conv' must be max or avg"),
+        (
+            ("--gflops", "1", "--img-size", "32", "--patch-size", "16", "--stages", "4"),
+            "no config of the space has tokens enough for its poolings: use fewer stages",
+        ),
         (("--gflops", "1", "--img-size", "100", "--patch-size", "16"), "does not divide"),
         (("--gflops", "1", "--embed-dim", "100", "--num-heads", "3"), "embed_dim=100 is not"),
         (("--gflops", "1", "--depth", "7", "--stages", "2"), "stages=2 does not divide depth=7"),
@@ -209,6 +227,33 @@ def test_nonsense_is_refused(command: Command, words: tuple[str, ...], message: 
     code, out, err = command("plan", *words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("fixed", "message"),
+    [
+        ({"embed_dim": -64}, "embed_dim=-64 must be a whole number of at least 1"),
+        ({"embed_dim": "96"}, "embed_dim='96' must be a whole number of at least 1"),
+        ({"patch_size": 0}, "patch_size=0 must be a whole number of at least 1"),
+        ({"pool_after": 3}, "pool_after=3 must be a list of blocks"),
+        ({"pool_after": (64,)}, "pool_after=(64,) must name blocks from 0 to 63"),
+        ({"stages": "a"}, "stages='a' must be a whole number"),
+        ({"stages": -1}, "stages=-1 must be a whole number of at least 0"),
+        ({"stages": 11}, "stages=11 divides no depth of the plan"),
+        ({"img_size": 100_000, "depth": 64}, "gflops=1 cannot be met: the least"),
+    ],
+)
+def test_a_field_that_nothing_has_is_named(fixed: dict[str, Any], message: str) -> None:
+    with pytest.raises(hvt.HVTError, match=re.escape(message)):
+        hvt.plan(gflops=1, **fixed)
+
+
+def test_lists_are_tuples() -> None:
+    fixed = {"pool_after": [0], "img_size": [192, 128], "pool_kernel": [3, 2]}
+    (choice,) = hvt.plan(gflops=1, count=1, depth=4, **fixed).best
+    assert choice.config.pool_blocks == (0,)
+    assert choice.config.image == (192, 128)
+    assert choice.config.pool_kernel == (3, 2)
 
 
 def test_what_a_plan_does_not_vary() -> None:
@@ -275,9 +320,26 @@ def test_a_plan_for_upcycling(command: Command, tmp_path: Path, build: Any) -> N
         "plan", "--gflops", 0.6 * whole, "--from", tmp_path / "deit.safetensors"
     )
     assert code == 0, err
-    assert "hvt upcycle deit.safetensors" in out
+    assert "hvt upcycle" in out
     with pytest.raises(hvt.HVTError, match=r"the least that any placement of deit.safetensors"):
         hvt.plan(gflops=1e-6, source=tmp_path / "deit.safetensors")
+
+
+def test_the_command_for_upcycling_keeps_what_was_asked(
+    command: Command, tmp_path: Path, build: Any
+) -> None:
+    path = tmp_path / "my models" / "d.safetensors"
+    path.parent.mkdir()
+    hvt.save(build("deit_ti", depth=4), path)
+    fixed = ("--img-size", "64", "--pool-after", "1", "--no-proportional-attention")
+    words = ("plan", "--from", path, "--params", 6, *fixed)
+    _, out, _ = command(*words)
+    printed = shlex.split(out.split("train it: ")[1])
+    args = build_parser(["upcycle"]).parse_args(printed[1:])
+    assert args.source == str(path)
+    assert (args.img_size, args.pool_after, args.proportional_attention) == (64, (1,), False)
+    best = json.loads(command(*words, "--json")[1])["best"]
+    assert args.gflops >= max(choice["gflops"] for choice in best)
 
 
 # Config files
@@ -383,6 +445,20 @@ def test_a_models_time_is_the_sum_of_its_layers() -> None:
     expected = 2e-4 + 1e-11 * 196 * 768 * 384 + 1e-9 * 3 * 224**2
     expected += latency.block(196, 384) + 11 * latency.block(97, 384) + 1e-5 + 1e-9 * 196 * 384
     assert latency.seconds(config) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("fixed", [{"mlp_ratio": 1.0}, {"mlp_ratio": 8.0}])
+def test_the_ratio_of_the_mlp_takes_its_time(fixed: dict[str, Any]) -> None:
+    latency, space = made_up(), space_of({"depth": 4, "img_size": 224} | fixed)
+    (one,) = priced(space)
+    seconds = latency.of_space(one, space)
+    for place, config in configs(space, one, 10):
+        assert seconds[place] == pytest.approx(latency.seconds(config))
+        usual = latency.seconds(config.replace(mlp_ratio=4.0))
+        assert (latency.seconds(config) > usual) == (config.mlp_ratio > 4)
+    # At a large width nearly all of the time is in the linear layers.
+    share = float(latency.block(4, 4096, 8.0) / latency.block(4, 4096))
+    assert share == pytest.approx((4 + 2 * 8) / 12, rel=0.05)
 
 
 def test_a_missing_point_takes_its_neighbours_place() -> None:

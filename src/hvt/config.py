@@ -15,8 +15,8 @@ from .files import open_regular, whole_file
 from .lengths import KINDS, padding, pooled_length, window
 
 MOST = 10_000
-"""Blocks, tokens of a pooling window, and the MLP's ratio. Checking a config takes time in proportion to its depth,
-and the config may come from a file that was made to take for ever."""
+"""Blocks, tokens of a pooling window, and the MLP's ratio. Checking a config takes time in
+proportion to its depth, and the config may come from a file that was made to take for ever."""
 
 
 @dataclass(frozen=True)

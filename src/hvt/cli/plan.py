@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,6 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--choice",
         type=converter("choice", int, least=1),
-        default=1,
         metavar="N",
         help="which of the best --save writes (default: 1)",
     )
@@ -104,6 +104,10 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.choice is not None and not args.save:
+        raise HVTError(
+            "--choice says which of the best --save writes: use --save FILE.json, or leave it out"
+        )
     for path in filter(None, (args.save, args.plot)):
         if not Path(path).parent.is_dir():
             raise HVTError(f"cannot write {path}: the folder {Path(path).parent} does not exist")
@@ -131,7 +135,7 @@ def run(args: argparse.Namespace) -> None:
         **given_fields(args, HVTConfig),
     )
     if args.save:
-        planned.save(args.save, args.choice)
+        planned.save(args.save, args.choice or 1)
     if args.plot:
         planned.draw(args.plot)
     if args.json:
@@ -139,7 +143,7 @@ def run(args: argparse.Namespace) -> None:
         return
     _print(planned)
     if args.save:
-        print(f"{args.save} has choice {args.choice}: hvt train RECIPE --model {args.save}")
+        print(f"{args.save} has choice {args.choice or 1}: hvt train RECIPE --model {args.save}")
 
 
 def _print(planned: Plan) -> None:
@@ -216,8 +220,13 @@ def _figure(value: float) -> str:
 
 
 def _upcycle(planned: Plan) -> str:
-    gflops = planned.budgets.get("gflops", planned.best[0].gflops)
-    return (
-        f"To measure which is best, and train it: hvt upcycle {planned.source} OUT.safetensors "
-        f"--gflops {gflops:.3g} --data PHOTOS"
-    )
+    """The command; its budget holds what is printed, which may be half a digit above the plan's."""
+    from ..plan.answer import rounded_up
+
+    most = max(planned.budgets.get("gflops", 0.0), *(choice.gflops for choice in planned.best))
+    words = ["hvt", "upcycle", str(planned.source), "OUT.safetensors", "--gflops", rounded_up(most)]
+    for name, value in planned.fixed.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words += [f"--{name.replace('_', '-')}", text]
+    command = shlex.join([*words, "--data", "PHOTOS"])
+    return f"To measure which is best, and train it: {command}"

@@ -79,6 +79,7 @@ class Plan:
     frontier: Frontier
     train_batch: int
     source: str | None = None
+    """The checkpoint to upcycle, as it was named."""
     machine: dict[str, Any] = field(default_factory=dict)
     """Where the latency was measured."""
 
@@ -185,19 +186,24 @@ class Nearest:
 
     def refuse(self, budgets: Mapping[str, float], what: str = "config of the space") -> HVTError:
         """Which budget cannot be met, and what could be."""
+        if not self.costs:
+            return HVTError(
+                f"no {what} has tokens enough for its poolings: use fewer stages, a larger image "
+                "or smaller patches"
+            )
         for name, most in budgets.items():
             if self.least[name] > limit(most):
                 return HVTError(
                     f"{name}={most:g} cannot be met: the least that any {what} takes "
-                    f"is {_digits(self.least[name])} {BUDGETS[name]}"
+                    f"is {rounded_up(self.least[name])} {BUDGETS[name]}"
                 )
         binding = max(budgets, key=lambda name: self.costs[name] / budgets[name])
         wanted = " with ".join(f"{name}={most:g}" for name, most in budgets.items())
-        takes = ", ".join(f"{_digits(self.costs[n])} {BUDGETS[n]}" for n in budgets)
+        takes = ", ".join(f"{rounded_up(self.costs[n])} {BUDGETS[n]}" for n in budgets)
         return HVTError(f"{wanted} cannot be met: {binding} binds, and the nearest takes {takes}")
 
 
-def _digits(value: float) -> str:
-    """Three digits, rounded up so that what is offered can be met."""
+def rounded_up(value: float) -> str:
+    """Three digits, so that what is offered can be met."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / unit - 1e-9) * unit:.6g}"

@@ -93,10 +93,14 @@ class Latency:
             ratios[missing, column] = ratios[missing, column - 1]
         return np.log(tokens), np.log(widths), ratios
 
-    def block(self, tokens: Any, width: Any) -> Any:
-        """Seconds of a block, by numbers or arrays that broadcast."""
+    def block(self, tokens: Any, width: Any, mlp_ratio: float = 4.0) -> Any:
+        """Seconds of a block, by numbers or arrays that broadcast.
+
+        The table has blocks of a ratio of 4: how much longer they took than fitted is taken for
+        that of other ratios too.
+        """
         n, d = np.broadcast_arrays(np.asarray(tokens, float), np.asarray(width, float))
-        fitted = np.moveaxis(_parts(n, d), 0, -1) @ self._base
+        fitted = np.moveaxis(_parts(n, d, mlp_ratio), 0, -1) @ self._base
         return fitted * np.exp(_interpolate(*self._table, np.log(n), np.log(d)))
 
     def seconds(self, config: HVTConfig) -> float:
@@ -108,7 +112,7 @@ class Latency:
                 total += self.patches[0] * layer.macs
                 total += self.patches[1] * config.in_chans * height * columns
             elif layer.name.endswith(".attn"):
-                total += float(self.block(layer.tokens_in, width))
+                total += float(self.block(layer.tokens_in, width, config.mlp_ratio))
             elif layer.name.endswith(".pool"):
                 once, each = self.pools[str(config.pool_dims)]
                 total += once + each * layer.tokens_in * width
@@ -118,7 +122,8 @@ class Latency:
         """The same for all configs of a depth, (P, Q, W)."""
         widths = np.array([heads * dim for heads, dim in space.widths])
         lengths = one.lengths
-        blocks = self.block(np.maximum(lengths.tokens, 1)[:, :, None], widths)  # (Q, stages, W)
+        tokens = np.maximum(lengths.tokens, 1)[:, :, None]
+        blocks = self.block(tokens, widths, space.base.mlp_ratio)  # (Q, stages, W)
         total = np.einsum("ps,qsw->pqw", one.counts, blocks)
         pixels = np.array([p.size[0] * p.size[1] for p in lengths.pictures]) * space.base.in_chans
         total += self.start + pixels[:, None] * (self.patches[0] * widths + self.patches[1])
@@ -128,11 +133,15 @@ class Latency:
         return total + (entering * pools[:, 1])[:, :, None] * widths
 
 
-def _parts(tokens: Any, width: Any) -> Any:
-    """What a block's time follows: nothing, weights, linear layers, attention, activations."""
+def _parts(tokens: Any, width: Any, mlp_ratio: float = 4.0) -> Any:
+    """What a block's time follows: nothing, weights, linear layers, attention, activations.
+
+    Weights and linear layers are 4 d² of the attention and 2 d² times the ratio of the MLP.
+    """
     n, d = np.asarray(tokens, float), np.asarray(width, float)
-    macs, attention = 12e-9 * n * d * d, 2e-9 * n * n * d
-    return np.stack([np.ones_like(n), 1e-6 * d * d, macs, attention, 1e-6 * n * d])
+    linear = d * d * (4 + 2 * mlp_ratio) / 12
+    macs, attention = 12e-9 * n * linear, 2e-9 * n * n * d
+    return np.stack([np.ones_like(n), 1e-6 * linear, macs, attention, 1e-6 * n * d])
 
 
 def _nonnegative(x: Floats, y: Floats) -> Floats:

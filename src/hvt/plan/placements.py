@@ -12,6 +12,7 @@ from ..checkpoint.save_load import read
 from ..config import HVTConfig
 from ..errors import HVTError
 from ..upcycle.placement import describe, placements
+from ..upcycle.settings import from_dict
 from ..upcycle.source import check_plain
 from .answer import Frontier, Judge, Nearest, Plan, limit
 
@@ -36,6 +37,7 @@ def plan_source(
                 f"{name} is the source's own where {source} is upcycled: fix one of "
                 f"{', '.join(FIXED)}, or leave --from out"
             )
+    fixed = from_dict(fixed).fixed  # refuses what upcycling does
     config = read(source, {}).config
     check_plain(config, source)
     base = config.replace(drop_path_rate=0.0)
@@ -65,7 +67,7 @@ def plan_source(
         order=ORDER,
         frontier=Frontier([], []),
         train_batch=judge.train_batch,
-        source=Path(source).name,
+        source=source,
         machine={} if judge.latency is None else judge.latency.machine,
     )
 

@@ -2,7 +2,8 @@
 
 A block's cost is a polynomial of its tokens, so that of a model follows from sums over its blocks:
 how many see each length. These are matrix products over the places to pool and the lengths, and
-the widths are one axis more. `tests/test_plan.py` holds every figure to `hvt.cost`'s.
+the widths are one axis more. Costs are float64: an int64 overflows at very large
+pictures. `tests/test_plan.py` holds every figure to `hvt.cost`'s.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Lengths:
 
     pictures: list[Picture]
     poolings: list[Pooling]
-    tokens: Ints
+    tokens: Floats
     """(Q, stages + 1) with prefix tokens; 0 where a stage would leave too few."""
     prefix: int
 
@@ -58,7 +59,7 @@ class Lengths:
         return (self.tokens > 0).sum(axis=1) - 1
 
     @cached_property
-    def summed(self) -> Ints:
+    def summed(self) -> Floats:
         """(Q, stages + 1), tokens of all stages up to each."""
         return self.tokens.cumsum(axis=1)
 
@@ -101,7 +102,7 @@ class Priced:
         return (poolings <= self.lengths.stages) & ((poolings > 0) | first)
 
     @cached_property
-    def macs(self) -> Ints:
+    def macs(self) -> Floats:
         """(P, Q, W), multiply-adds of a picture."""
         base, d = self.space.base, self._widths
         squares = self.counts @ (self.lengths.tokens**2).T
@@ -115,10 +116,10 @@ class Priced:
         return macs
 
     @cached_property
-    def params(self) -> Ints:
+    def params(self) -> Floats:
         """(P, Q, W)"""
         base, d, hidden = self.space.base, self._widths, self._hidden
-        patch = np.array([p.patch**2 * base.in_chans for p in self.lengths.pictures], np.int64)
+        patch = np.array([p.patch**2 * base.in_chans for p in self.lengths.pictures], float)
         blocks = self.depth * (4 * d * d + 6 * d + 2 * d * hidden + 3 * d + hidden)
         rest = (patch[:, None] + 1 + self.lengths.prefix) * d
         rest = rest + blocks + 2 * d + (d + 1) * base.num_classes
@@ -128,10 +129,10 @@ class Priced:
         return params
 
     @cached_property
-    def training_bytes(self) -> Ints:
+    def training_bytes(self) -> Floats:
         """(P, Q, W), as `training_bytes` of one config."""
         base, d, last = self.space.base, self._widths, self._last[:, :, None]
-        heads = np.array([heads for heads, _ in self.space.widths], np.int64)
+        heads = np.array([heads for heads, _ in self.space.widths], float)
         entering = self._positions - self._last
         held = (
             self._summed[:, :, None] * (8 * d + 2 * self._hidden + 4 + heads)
@@ -149,44 +150,44 @@ class Priced:
     # (W,)
 
     @cached_property
-    def _widths(self) -> Ints:
-        return np.array([heads * dim for heads, dim in self.space.widths], np.int64)
+    def _widths(self) -> Floats:
+        return np.array([heads * dim for heads, dim in self.space.widths], float)
 
     @cached_property
-    def _hidden(self) -> Ints:
+    def _hidden(self) -> Floats:
         ratio = self.space.base.mlp_ratio
-        return np.array([int(width * ratio) for width in self._widths.tolist()], np.int64)
+        return np.array([int(width * ratio + 1e-6) for width in self._widths.tolist()], float)
 
     # (Q,)
 
     @cached_property
-    def _values(self) -> Ints:
+    def _values(self) -> Floats:
         sizes = [p.size[0] * p.size[1] for p in self.lengths.pictures]
-        return np.array(sizes, np.int64) * self.space.base.in_chans
+        return np.array(sizes, float) * self.space.base.in_chans
 
     @cached_property
-    def _area(self) -> Ints:
+    def _area(self) -> Floats:
         windows = [window(pooling[0], pooling[1]) for pooling in self.lengths.poolings]
-        return np.array([rows * cols for rows, cols in windows], np.int64)
+        return np.array([rows * cols for rows, cols in windows], float)
 
     # (P, Q)
 
     @cached_property
-    def _summed(self) -> Ints:
+    def _summed(self) -> Floats:
         """Tokens of all blocks."""
         return self.counts @ self.lengths.tokens.T
 
     @cached_property
-    def _last(self) -> Ints:
+    def _last(self) -> Floats:
         return self.lengths.tokens[:, self.poolings].T
 
     @cached_property
-    def _positions(self) -> Ints:
+    def _positions(self) -> Floats:
         """Tokens of all stages."""
         return self.lengths.summed[:, self.poolings].T
 
     @cached_property
-    def _outputs(self) -> Ints:
+    def _outputs(self) -> Floats:
         """Patches that all poolings give."""
         leaving = self._positions - self.lengths.tokens[:, 0]
         return leaving - self.poolings[:, None] * self.lengths.prefix
@@ -207,7 +208,7 @@ def sequences(space: Space) -> Lengths:
             pictures.append(picture)
             poolings.append(pooling)
             rows.append(counts + [0] * (stages + 1 - len(counts)))
-    return Lengths(pictures, poolings, np.array(rows, np.int64), prefix)
+    return Lengths(pictures, poolings, np.array(rows, float), prefix)
 
 
 def priced(space: Space, batch: int = 1) -> Iterator[Priced]:

@@ -35,7 +35,8 @@ def paper_ways(space: Space, fits: Fits) -> dict[str, HVTConfig]:
         if wider := _last(heads, fits):
             ways[f"{wider.num_heads} heads"] = wider
     if "depth" not in fixed:
-        depths = range(2 * base.depth, MOST["depth"] + 1, base.stages or 1)
+        step = base.stages or 1
+        depths = range(base.depth + step, MOST["depth"] + 1, step)
         if deeper := _last((_try(base, depth=n) for n in depths), fits):
             ways[f"{deeper.depth} blocks"] = deeper
     half = base.patch_size // 2

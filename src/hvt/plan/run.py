@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError, nearest
+from ..fields import check_whole
 from .answer import Judge, Plan
 from .best import plan_space
 from .quality import load_quality
@@ -46,15 +47,21 @@ def plan(
     its width and depth are kept. `note` is told what takes time.
     """
     budgets = _budgets(gflops=gflops, params=params, latency_ms=latency_ms, memory=memory)
-    _check_whole(batch=batch, train_batch=train_batch, count=count)
+    check_whole(batch=batch, train_batch=train_batch, count=count)
     if threads is not None:
-        _check_whole(threads=threads)
+        check_whole(threads=threads)
     if mode not in MODES:
         raise HVTError(f"unknown mode {mode!r}: {nearest(mode, MODES)}")
-    if latency_ms is None and (mode, device, threads, batch) != ("eager", "auto", None, 1):
+    measured = (mode, device, threads, batch, remeasure)
+    if latency_ms is None and measured != ("eager", "auto", None, 1, False):
         raise HVTError(
-            "mode, device, threads and batch say where a latency is measured: bound it by "
+            "mode, device, threads, batch and remeasure say how a latency is measured: bound it by "
             "latency_ms, or leave them out"
+        )
+    if latency_ms is not None and fixed.get("pool") == "conv":
+        raise HVTError(
+            "pool='conv' has no latency, for the table has the timings of max and avg: fix one of "
+            "these, or leave latency_ms out"
         )
     space = space_of(fixed) if source is None else None
     latency: Latency | None = None
@@ -84,9 +91,3 @@ def _budgets(**asked: float | None) -> dict[str, float]:
     if not budgets:
         raise HVTError("no budget is named: use gflops, params, latency_ms or memory")
     return budgets
-
-
-def _check_whole(**values: int) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise HVTError(f"{name}={value!r} must be a whole number of at least 1")

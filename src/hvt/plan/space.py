@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config import FIELDS, HVTConfig
 from ..errors import HVTError, nearest
+from ..fields import check_type, check_whole
 from ..lengths import Grid, padding, pooled_length, window
 
 WIDTHS = (
@@ -38,6 +39,8 @@ KEPT = (
 )  # fmt: skip
 """Fields that can be fixed beside those that are searched."""
 
+PLAIN = HVTConfig(stages=0)
+
 Pooling = tuple[int, int | Grid, int | Grid]
 """Dimensions, kernel and stride."""
 
@@ -64,12 +67,14 @@ class Space:
     depths: tuple[int, ...]
     pictures: tuple[Picture, ...]
     poolings: tuple[Pooling, ...]
+    around: HVTConfig = PLAIN
+    """What is neither searched nor fixed."""
 
     @property
     def base(self) -> HVTConfig:
         """The fields that are not searched, in a config that is right by itself."""
         kept = {name: value for name, value in self.fixed.items() if name in KEPT}
-        return HVTConfig(stages=0, **kept)
+        return self.around.replace(**kept)
 
     def places(self, depth: int) -> list[tuple[int, ...]]:
         """The blocks to pool after: none, the paper's even stages, and steps of equal length.
@@ -155,7 +160,11 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
             raise HVTError(
                 f"a plan has no {name}: leave it out, and price such a model by hvt cost"
             )
-    fixed = {name: value for name, value in fixed.items() if value is not None}
+    fixed = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in fixed.items()
+        if value is not None
+    }
     _check_alone(fixed)
     space = Space(
         fixed=fixed,
@@ -165,30 +174,31 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
         poolings=_poolings(fixed),
     )
     if not any(space.places(depth) for depth in space.depths):
-        stages = fixed.get("stages", fixed.get("pool_after"))
-        raise HVTError(f"depth={fixed.get('depth')} has no room for the poolings of {stages}")
+        raise HVTError(
+            f"stages={fixed.get('stages')} divides no depth of the plan: fix fewer, or a depth"
+        )
     return space
 
 
 def _check_alone(fixed: dict[str, Any]) -> None:
     """Refuse values that no config has, whatever the others are."""
-    alone = {k: v for k, v in fixed.items() if k not in ("embed_dim", "pool_after", "stages")}
-    for name, value in alone.items():
-        if name in ("img_size", "patch_size"):
+    check_whole(**{k: v for k, v in fixed.items() if k in ("patch_size", "embed_dim")})
+    together = ("img_size", "patch_size", "embed_dim", "pool_after", "stages")
+    for name, value in fixed.items():
+        if name in together:
             continue
         extra = {"pool_dims": 2} if isinstance(value, tuple) else {}
         HVTConfig(**{name: value, **extra})
     if "img_size" in fixed:
         HVTConfig(img_size=fixed["img_size"], patch_size=1)
-    if "patch_size" in fixed:
-        HVTConfig(img_size=fixed["patch_size"], patch_size=fixed["patch_size"])
-    depth = fixed.get("depth")
-    for name in ("stages", "pool_after"):
-        if name in fixed:
-            value = fixed[name]
-            blocks = depth or (max(1, value) if name == "stages" else max((*value, 0)) + 1)
-            HVTConfig(img_size=4096, patch_size=1, pool_kernel=1, pool_stride=1, depth=blocks,
-                      **{name: value})  # fmt: skip
+    endless = HVTConfig(img_size=4096, patch_size=1, pool_kernel=1, pool_stride=1)
+    if "stages" in fixed:
+        stages = fixed["stages"]
+        check_type("stages", stages, int)
+        endless.replace(stages=stages, depth=fixed.get("depth", max(1, stages)))
+    if "pool_after" in fixed:
+        depth = fixed.get("depth", DEPTHS[-1])
+        endless.replace(pool_after=fixed["pool_after"], depth=depth)
     if "stages" in fixed and "pool_after" in fixed and fixed["stages"] != len(fixed["pool_after"]):
         raise HVTError("stages and pool_after disagree: fix one of them")
 
