@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from hvt.plan.answer import limit
 from hvt.search.halving import Score, frontier, goes_on, rungs
 from hvt.search.report import importance, render
 from hvt.search.run import Worker, _identity, _recipe
-from hvt.search.study import _without_password, open_study, rows_of
+from hvt.search.study import _join, _without_password, import_optuna, open_study, rows_of
 from hvt.search.suggest import choices_of, place
+from hvt.training.recipe import Recipe
 
 optuna = pytest.importorskip("optuna", reason="the search extra is not installed")
 
@@ -77,6 +79,45 @@ def test_what_is_fixed_is_not_searched() -> None:
         config = choices.suggest(study.ask())
         assert config is not None
         assert (config.depth, config.image, config.pool_blocks) == (6, (32, 32), (0, 3))
+
+
+def test_the_cheapest_config_is_pooled() -> None:
+    base = hvt.get_config("hvt_ti_4", img_size=32, patch_size=4, head_dim=12)
+    never, free = (choices_of(base, 1.0, fixed).cheapest() for fixed in ({"stages": 0}, {}))
+    assert never is not None
+    assert free is not None
+    assert free < never
+    for fixed in ({}, {"stages": 3}, {"pool_after": (0, 1)}):
+        cheapest = choices_of(base, 1.0, fixed).cheapest()
+        assert cheapest is not None
+        choices = choices_of(base, 10 * cheapest, fixed)
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        configs = [choices.suggest(study.ask()) for _ in range(20)]
+        prices = [hvt.cost(config).gflops for config in configs if config is not None]
+        assert min(prices) >= cheapest
+
+
+def test_a_number_of_heads_keeps_their_width() -> None:
+    base = hvt.get_config("hvt_ti_4", img_size=32, patch_size=4, head_dim=12)
+    assert choices_of(base, 0.01, {"num_heads": 3}).space.widths == ((3, 12),)
+    assert choices_of(base, 0.01, {"embed_dim": 96}).space.widths == ((3, 32),)
+
+
+def test_what_is_not_searched_is_the_recipes() -> None:
+    kept = {
+        "drop_rate": 0.1, "attn_drop_rate": 0.2, "init_values": 0.1, "act_layer": "gelu_tanh",
+        "proportional_attention": True, "reg_tokens": 1, "class_token": True, "pool": "avg",
+        "mlp_ratio": 2.0, "in_chans": 1,
+    }  # fmt: skip
+    base = hvt.get_config("hvt_ti_4", img_size=32, patch_size=4, head_dim=12, **kept)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    config = choices_of(base, 1.0, {"drop_rate": 0.3}).suggest(study.ask())
+    assert config is not None
+    expected = kept | {"drop_rate": 0.3}
+    assert {name: getattr(config, name) for name in expected} == expected
+    merged = hvt.get_config("deit_ti", merge=2)
+    with pytest.raises(hvt.HVTError, match="cannot keep the recipe's merge: leave it out"):
+        choices_of(merged, 1.0, {})
 
 
 # Halving
@@ -141,6 +182,81 @@ def test_a_search_goes_on_and_ends(found: Any) -> None:
         hvt.search("digits", 0.003, trials=3, output=found.folder, quiet=True, **TINY)
 
 
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    """The recipes of the trainings, none of which is done."""
+    recipes: list[Recipe] = []
+
+    def train(recipe: Recipe, console: Console) -> Any:
+        recipes.append(recipe)
+        return SimpleNamespace(top1=50.0)
+
+    monkeypatch.setattr("hvt.search.run.engine.train", train)
+    monkeypatch.setattr("hvt.search.run.write_report", lambda *_: None)
+    return recipes
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"depth": 5}, {"stages": 3}, {"stages": 4}, {"embed_dim": 64}, {"patch_size": 4},
+        {"pool_after": [0, 8]}, {"pool_kernel": (3, 3)},
+    ],
+)  # fmt: skip
+def test_what_is_fixed_need_not_go_with_the_recipes_shape(
+    fixed: dict[str, Any], trained: list[Recipe], tmp_path: Path
+) -> None:
+    found = hvt.search("digits", 0.01, trials=1, output=tmp_path, quiet=True, **fixed)
+    (name, value), = fixed.items()  # fmt: skip
+    stated = {"embed_dim": "width", "pool_after": "pool_blocks"}.get(name, name)
+    if name == "pool_kernel":  # one number says the same of a square
+        assert found.best.pool_kernel == 3
+    else:
+        assert getattr(found.best, stated) == (tuple(value) if name == "pool_after" else value)
+    assert len(trained) == 3
+
+
+def test_the_seed_is_that_of_the_trainings(trained: list[Recipe], tmp_path: Path) -> None:
+    hvt.search("digits", 0.002, trials=2, seed=2**40, output=tmp_path, quiet=True, **TINY)
+    assert {recipe.seed for recipe in trained} == {2**40}
+
+
+def test_studies_do_not_share_a_folder(
+    trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = hvt.search("digits", 0.002, trials=1, study="my/first", quiet=True, **TINY)
+    assert mine.folder == Path("runs/search-my-first")
+    names = {Path(str(recipe.output)).name.rpartition("-rung")[0] for recipe in trained}
+    assert names == {"my-first-0000-0"}
+    (mine.folder / "trials.json").write_text(json.dumps({"study": "my/first"}))
+    with pytest.raises(hvt.HVTError, match="has the results of the study my/first: use another"):
+        hvt.search("digits", 0.002, trials=1, output=mine.folder, quiet=True, **TINY)
+
+
+def test_a_study_that_another_process_is_making(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [
+        RuntimeError("table studies already exists"),
+        RuntimeError("UNIQUE constraint failed: v"),
+    ]
+
+    def join(*arguments: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return _join(*arguments)
+
+    monkeypatch.setattr("hvt.search.study.PAUSE", 0)
+    monkeypatch.setattr("hvt.search.study._join", join)
+    assert open_study("s", f"sqlite:///{tmp_path}/study.db", {}).study_name == "s"
+    assert not errors
+
+
+def test_optuna_does_not_tell_of_an_interruption() -> None:
+    assert import_optuna().logging.get_verbosity() == optuna.logging.ERROR
+
+
 def test_the_trial_of_a_process_that_died_is_taken_up(tmp_path: Path) -> None:
     """Its finished rungs are not trained again."""
 
@@ -156,7 +272,7 @@ def test_the_trial_of_a_process_that_died_is_taken_up(tmp_path: Path) -> None:
     study._storage.record_heartbeat(trial._trial_id)
     _age_heartbeats(tmp_path / "study.db")
     choices = choices_of(config, 0.002, fixed)
-    Worker(base, choices, study, tmp_path, 1, 0, Console(quiet=True)).work()
+    Worker(base, choices, study, tmp_path, 1, Console(quiet=True)).work()
     (row,) = rows_of(study)
     assert row["again"] == trial.number
     assert row["params"] == trial.params
@@ -219,7 +335,11 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
         (("digits", "--gflops", "nan"), "gflops=nan must be a finite number above 0"),
         (("digit", "--gflops", "1"), "unknown recipe 'digit'"),
         (("digits", "--gflops", "1e-9"), "gflops=1e-09 cannot be met: the least"),
-        (("digits", "--gflops", "1", "--init", "x.pth"), "leave init out"),
+        (("digits", "--gflops", "1", "--holdout", "0"), "holdout=0 leaves a search nothing to"),
+        (("digits", "--gflops", "1", "--epochs", "0.0001"), "epochs=0.0001 is too short for a"),
+        (("digits", "--gflops", "1", "--seed", "-1"), "seed=-1 must be at least 0"),
+        (("digits", "--gflops", "1", "--model", "deit_s_power"), "cannot keep the recipe's retent"),
+        (("digits", "--gflops", "1", "--stages", "18"), "no config of the search has blocks and"),
         (("folder", "--gflops", "1", "--data", "nowhere"), "nowhere"),
     ],
 )
@@ -232,10 +352,44 @@ def test_nonsense_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("words", [("digits",), ("digits", "--gflops", "1", "--trials", "0")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("digits",),
+        ("digits", "--gflops", "1", "--trials", "0"),
+        # What a search could only fail by, or pass over.
+        *(
+            ("digits", "--gflops", "1", flag, "2")
+            for flag in (
+                "--init", "--pretrained", "--teacher", "--distill", "--processes", "--eval-every",
+                "--checkpoint-minutes", "--tensorboard",
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_flags_are_checked_first(command: Command, words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command("search", *words)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"init": "x.pth"}, "leave init out"),
+        ({"teacher": "x.pth"}, "leave teacher out"),
+        ({"pretrained": True}, "leave pretrained out"),
+        ({"processes": 2}, "leave processes out"),
+    ],
+)
+def test_what_a_trial_cannot_have(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(hvt.HVTError, match=message):
+        hvt.search("digits", 1, **values)
+    if "processes" not in values:  # in a file it is for hvt train, and trials have one each
+        name, value = next(iter(values.items()))
+        path = tmp_path / "mine.toml"
+        path.write_text(f"data = 'digits'\n{name} = {json.dumps(value)}\n")
+        with pytest.raises(hvt.HVTError, match=message):
+            hvt.search(path, 1)
 
 
 def test_a_storage_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:

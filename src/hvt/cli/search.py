@@ -22,6 +22,12 @@ examples:
   hvt train cifar100-cpu --root DATA --model runs/search-cifar100-cpu/best.json
 """
 
+_NOT_SEARCHES = (
+    "overrides", "init", "pretrained", "teacher", "distill", "distill_alpha", "distill_tau",
+    "processes", "eval_every", "checkpoint_minutes", "tensorboard", "output", "holdout",
+)  # fmt: skip
+"""Fields of a recipe that a search sets itself or has no use for, and two with other defaults."""
+
 
 def register(commands: Any) -> None:
     """Add the command."""
@@ -55,8 +61,18 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--storage", metavar="URL", help="Optuna's storage (default: study.db in the output folder)"
     )
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="folder of the results (default: runs/search-STUDY)"
+    )
+    parser.add_argument(
+        "--holdout",
+        type=converter("holdout", float),
+        default=argparse.SUPPRESS,
+        metavar="X",
+        help="compare on this share of the training pictures (default: the recipe's, or 0.1)",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=("overrides",))
+    add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=_NOT_SEARCHES)
     skipped = [name for name in FIELDS if name not in (*SEARCHED, *KEPT) or name == "num_classes"]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
     parser.set_defaults(run=run, parser=parser)
@@ -64,8 +80,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     values = given_fields(args, Recipe)
-    output = values.pop("output", None)
-    seed = values.pop("seed", 0)
+    values.pop("output")
 
     from ..search.run import search
     from ..training.interrupt import Interrupted
@@ -77,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
             args.trials,
             study=args.study,
             storage=args.storage,
-            output=output,
-            seed=seed,
+            output=args.output,
             heartbeat=args.heartbeat,
             quiet=args.json,
             **values,

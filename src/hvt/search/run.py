@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ from rich.console import Console
 from ..config import FIELDS, HVTConfig
 from ..costs import arrow, cost
 from ..errors import HVTError, nearest
-from ..plan.answer import limit
+from ..fields import check_whole
+from ..plan.answer import limit, rounded_up
 from ..terminal import printable
 from ..training import engine
 from ..training.interrupt import Interrupted
@@ -63,7 +66,7 @@ def search(
     study: str | None = None,
     storage: str | None = None,
     output: str | Path | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     heartbeat: int = HEARTBEAT,
     quiet: bool = False,
     **values: Any,
@@ -74,16 +77,17 @@ def search(
     unless it is set) is held out to compare by; the test pictures are not touched. `values` are
     fields of the recipe, or fields of `HVTConfig` that are not to be searched. `trials` are those
     of the whole study: a study that has some goes on, and several processes with the same
-    `storage` and `study` share the work. `output` is the folder for the report.
+    `storage` and `study` share the work. `output` is the folder for the report. `seed`, the
+    recipe's unless it is set, is that of the trainings and of what is suggested.
     """
     if isinstance(gflops, bool) or not isinstance(gflops, (int, float)) or not 0 < gflops < 1e9:
         raise HVTError(f"gflops={gflops!r} must be a finite number above 0")
-    for name, number in (("trials", trials), ("heartbeat", heartbeat)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise HVTError(f"{name}={number!r} must be a whole number of at least 1")
+    check_whole(trials=trials, heartbeat=heartbeat)
     import_optuna()  # says what to install before anything else is done
-    base, fixed, name = _recipe(recipe, values)
-    folder = Path(output or f"runs/search-{name}")
+    base, fixed, name = _recipe(recipe, values | ({} if seed is None else {"seed": seed}))
+    name = study or name
+    folder = Path(output or f"runs/search-{_file_name(name)}")
+    _check_folder(folder, name)
     console = Console(quiet=quiet)
     model, data = build_model(base)  # refuses a recipe or data that no trial could use
     choices = choices_of(model.config, float(gflops), fixed)
@@ -101,10 +105,10 @@ def search(
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
     settings = {
         "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": rungs(base.epochs),
-        "seed": seed,
+        "seed": base.seed,
     }  # fmt: skip
-    opened = open_study(study or name, storage or default_storage(folder), settings, heartbeat)
-    worker = Worker(base, choices, opened, folder, trials, seed, console)
+    opened = open_study(name, storage or default_storage(folder), settings, heartbeat)
+    worker = Worker(base, choices, opened, folder, trials, console)
     try:
         worker.work()
     finally:
@@ -121,21 +125,44 @@ def search(
 def _recipe(
     recipe: str | Path | Recipe, values: dict[str, Any]
 ) -> tuple[Recipe, dict[str, Any], str]:
-    """The recipe of every trial, the fields that are fixed, and a name."""
+    """The recipe of every trial, the fields that are fixed, and a name.
+
+    What is fixed may not go with the recipe's own shape, which is searched, so it is not in it.
+    """
     for field in values:
         if field not in RECIPE_FIELDS and field not in FIELDS:
             hint = nearest(field, [*RECIPE_FIELDS, *FIELDS])
             raise HVTError(f"unknown field {field!r}: {hint}")
-    for field in ("init", "teacher", "pretrained"):
-        if values.get(field):
-            raise HVTError(f"a search trains new weights: leave {field} out")
     base = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).name.removesuffix(".toml")
     fixed = {field: value for field, value in values.items() if field in FIELDS}
     base = base.replace(**{k: v for k, v in values.items() if k in RECIPE_FIELDS})
-    if base.init or base.pretrained:
-        raise HVTError(f"the recipe {name} starts from a checkpoint, and a search from new weights")
-    return base.replace(fixed, holdout=base.holdout or HOLDOUT), fixed, name
+    for field in ("init", "pretrained", "teacher"):
+        if getattr(base, field):
+            raise HVTError(f"a search trains new weights by labels alone: leave {field} out")
+    if values.get("processes") not in (None, 1):
+        raise HVTError("a trial has one process: leave processes out, and start the search twice")
+    if values.get("holdout") == 0:
+        raise HVTError("holdout=0 leaves a search nothing to compare by: leave it out, or raise it")
+    if not rungs(base.epochs)[0]:
+        raise HVTError(
+            f"epochs={base.epochs:g} is too short for a search, whose first trainings are a ninth "
+            "of it: use at least 0.001"
+        )
+    read = {field: value for field, value in fixed.items() if field == "in_chans"}  # by the data
+    return base.replace(read, holdout=base.holdout or HOLDOUT, processes=None), fixed, name
+
+
+def _check_folder(folder: Path, study: str) -> None:
+    """Refuse a folder with the results of another study, which would be written over."""
+    try:
+        theirs = json.loads((folder / "trials.json").read_text())["study"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # none, or none of ours
+        return
+    if theirs != study:
+        raise HVTError(
+            f"{folder} has the results of the study {theirs}: use another --output, or its --study"
+        )
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
@@ -147,24 +174,23 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
     return {k: v for k, v in recipe.to_dict().items() if k not in elsewhere and v is not None}
 
 
+def _file_name(study: str) -> str:
+    """A study's name as that of a folder."""
+    return re.sub(r"[^\w.-]+", "-", study)
+
+
 def _check_budget(choices: Choices) -> None:
     """Refuse a budget that no config of the space meets."""
-    space = choices.space
-    narrow = min(space.widths, key=lambda pair: pair[0] * pair[1])
-    least = []
-    for picture in space.pictures:
-        for depth in (min(space.depths),):
-            try:
-                places = space.places(depth)
-                after = places[-1] if space.fixed.get("stages") else ()
-                least.append(cost(space.config(narrow, depth, picture, space.poolings[0], after)))
-            except HVTError:
-                continue
-    cheapest = min((price.gflops for price in least), default=None)
-    if cheapest is not None and cheapest > limit(choices.gflops):
+    cheapest = choices.cheapest()
+    if cheapest is None:
+        raise HVTError(
+            "no config of the search has blocks and tokens enough for the poolings that are fixed: "
+            "fix fewer, or a larger depth or picture"
+        )
+    if cheapest > limit(choices.gflops):
         raise HVTError(
             f"gflops={choices.gflops:g} cannot be met: the least that any config of the search "
-            f"takes is about {cheapest:.3g}"
+            f"takes is {rounded_up(cheapest)}"
         )
 
 
@@ -172,7 +198,7 @@ class Worker:
     """One process's part in a study."""
 
     def __init__(
-        self, recipe: Recipe, choices: Choices, study: Any, folder: Path, trials: int, seed: int,
+        self, recipe: Recipe, choices: Choices, study: Any, folder: Path, trials: int,
         console: Console,
     ) -> None:  # fmt: skip
         self.recipe, self.choices, self.study = recipe, choices, study
@@ -181,7 +207,7 @@ class Worker:
         # Processes that begin alike must not suggest alike.
         self.number = int(study.user_attrs.get("workers", 0))
         study.set_user_attr("workers", self.number + 1)
-        self.seed = seed + 7919 * self.number
+        self.seed = recipe.seed + 7919 * self.number
         self.began = time.monotonic()
         self.done = self.empty = 0
 
@@ -200,7 +226,7 @@ class Worker:
                 time.sleep(WAIT)  # others are at the last ones, and may yet fail
                 continue
             self.study.sampler = optuna.samplers.TPESampler(
-                seed=self.seed + len(states),
+                seed=(self.seed + len(states)) % 2**32,  # numpy's bound
                 n_startup_trials=max(5, self.trials // 4),
                 constant_liar=True,  # the trials of other processes count as what they may become
             )
@@ -247,12 +273,13 @@ class Worker:
 
     def _train(self, config: HVTConfig, number: int, rung: int) -> float:
         """Top-1 on the pictures held out; 0 where the loss was not finite."""
-        run = self.folder / "trials" / f"{number:04d}-{self.number}-rung{rung}"
+        name = f"{_file_name(self.study.study_name)}-{number:04d}-{self.number}-rung{rung}"
+        run = self.folder / "trials" / name
         shutil.rmtree(run, ignore_errors=True)
-        name = "deit_s" if config.class_token else "hvt_s_0"
+        model = "deit_s" if config.class_token else "hvt_s_0"
         overrides = {field: getattr(config, field) for field in FIELDS if field != "num_classes"}
         recipe = self.recipe.replace(
-            overrides, model=name, epochs=self.rungs[rung], output=str(run), tensorboard=False,
+            overrides, model=model, epochs=self.rungs[rung], output=str(run), tensorboard=False,
             eval_every=10**6, checkpoint_minutes=1e9,
         )  # fmt: skip
         try:

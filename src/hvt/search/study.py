@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,10 @@ HEARTBEAT = 30
 """Seconds between signs of life of a process."""
 SILENT = 4
 """Heartbeats that may be missed before a trial is given to somebody else."""
+TRIES, PAUSE = 10, 0.2
+"""How often a study is opened while another process makes its tables, and seconds between."""
+TAKEN = ("already exists", "unique constraint")
+"""What databases say of a table or a row that another process has just made."""
 SETTINGS = "hvt"
 """The study's attribute with what it is of."""
 
@@ -31,7 +36,7 @@ def import_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise HVTError("a search needs Optuna: pip install 'hvt[search]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return optuna
 
@@ -48,28 +53,18 @@ def open_study(
     name: str, storage: str, settings: dict[str, Any], heartbeat: int = HEARTBEAT
 ) -> Any:
     """Create a study, or join it; with other settings its trials would not compare: refused."""
-    optuna = import_optuna()
-    try:
-        with quietly():
-            kept = optuna.storages.RDBStorage(
-                storage,
-                # SQLite gives up at once where another process writes, unless it may wait.
-                engine_kwargs=_engine(storage),
-                heartbeat_interval=heartbeat,
-                grace_period=SILENT * heartbeat,
-                heartbeat_stale_trial_callback=_queue_again,
-            )
-        study = optuna.create_study(
-            study_name=name,
-            storage=kept,
-            directions=["maximize", "minimize"],
-            load_if_exists=True,
-        )
-    except Exception as error:  # SQLAlchemy's, the driver's and Optuna's own, which share no class
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise HVTError(
-            f"the study cannot be opened in {_without_password(storage)}: {reason}"
-        ) from error
+    for left in reversed(range(TRIES)):
+        try:
+            study = _join(name, storage, heartbeat)
+            break
+        except Exception as error:  # SQLAlchemy's, the driver's and Optuna's, which share no class
+            if left and any(text in str(error).lower() for text in TAKEN):
+                time.sleep(PAUSE)
+                continue
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise HVTError(
+                f"the study cannot be opened in {_without_password(storage)}: {reason}"
+            ) from error
     theirs = study.user_attrs.get(SETTINGS)
     plain = json.loads(json.dumps(settings))
     if theirs is None:
@@ -82,6 +77,25 @@ def open_study(
             "or another --study"
         )
     return study
+
+
+def _join(name: str, storage: str, heartbeat: int) -> Any:
+    optuna = import_optuna()
+    with quietly():
+        kept = optuna.storages.RDBStorage(
+            storage,
+            # SQLite gives up at once where another process writes, unless it may wait.
+            engine_kwargs=_engine(storage),
+            heartbeat_interval=heartbeat,
+            grace_period=SILENT * heartbeat,
+            heartbeat_stale_trial_callback=_queue_again,
+        )
+    return optuna.create_study(
+        study_name=name,
+        storage=kept,
+        directions=["maximize", "minimize"],
+        load_if_exists=True,
+    )
 
 
 def _engine(storage: str) -> dict[str, Any]:

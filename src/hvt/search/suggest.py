@@ -6,6 +6,8 @@ the budget. So every trial is within it, and spends what it was told to.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +15,7 @@ from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
 from ..plan.answer import limit
-from ..plan.space import DEPTHS, MOST_STAGES, Picture, Pooling, Space, lengths, space_of
+from ..plan.space import DEPTHS, KEPT, MOST_STAGES, Picture, Pooling, Space, lengths, space_of
 
 LEAST_SPENT = 0.5
 """The smallest share of the budget that a trial is given."""
@@ -45,21 +47,25 @@ class Choices:
     def windows(self) -> dict[str, Pooling]:
         return {f"{p[0]}D {p[1]}/{p[2]}": p for p in self.space.poolings}
 
+    @property
+    def placed(self) -> bool:
+        """Whether it is fixed where to pool."""
+        return not {"pool_after", "stages"}.isdisjoint(self.space.fixed)
+
     def suggest(self, trial: Trial) -> HVTConfig | None:
         """The config of a trial; None where not even the narrowest is within the budget."""
-        depths, fixed = self.space.depths, self.space.fixed
+        depths = self.space.depths
         depth = depths[trial.suggest_int("depth", 0, len(depths) - 1)]
         picture = self.pictures[trial.suggest_categorical("picture", list(self.pictures))]
         window = self.windows[trial.suggest_categorical("window", list(self.windows))]
-        if fixed.get("pool_after") is not None or fixed.get("stages") is not None:
+        if self.placed:
             places = self.space.places(depth)
             after = places[0] if places else None
         else:
             stages = trial.suggest_int("stages", 0, MOST_STAGES)
             first = trial.suggest_float("first", 0.0, 1.0)
             gap = trial.suggest_float("gap", 0.0, 1.0)
-            after = place(depth, stages, first, gap)
-            after = after[: len(lengths(picture.grid, window, len(after))) - 1]
+            after = _as_far(place(depth, stages, first, gap), picture, window)
         spent = trial.suggest_float("spent", LEAST_SPENT, 1.0)
         if after is None:
             return None
@@ -75,6 +81,23 @@ class Choices:
                 break
             best = config
         return best
+
+    def cheapest(self) -> float | None:
+        """GFLOPs of the cheapest config; None where no config can have the poolings."""
+        space, prices = self.space, []
+        heads = min(space.widths, key=lambda pair: pair[0] * pair[1])
+        depth = min((depth for depth in space.depths if space.places(depth)), default=0)
+        places = space.places(depth) if depth else []
+        if not self.placed:
+            places = [place(depth, stages, 0.0, 0.0) for stages in range(MOST_STAGES + 1)]
+        for picture, window, after in itertools.product(space.pictures, space.poolings, places):
+            kept = after if self.placed else _as_far(after, picture, window)
+            try:
+                config = space.config(heads, depth, picture, window, kept)
+            except HVTError:
+                continue
+            prices.append(cost(config).gflops)
+        return min(prices, default=None)
 
 
 def place(depth: int, stages: int, first: float, gap: float) -> tuple[int, ...]:
@@ -94,25 +117,31 @@ def place(depth: int, stages: int, first: float, gap: float) -> tuple[int, ...]:
     return tuple(begin + m * step for m in range(stages))
 
 
+def _as_far(after: tuple[int, ...], picture: Picture, window: Pooling) -> tuple[int, ...]:
+    """The poolings that a picture has tokens enough for."""
+    return after[: len(lengths(picture.grid, window, len(after))) - 1]
+
+
 def choices_of(config: HVTConfig, gflops: float, fixed: dict[str, Any]) -> Choices:
     """The space around a recipe's model: its kind of heads, pictures near its size, any shape.
 
-    Widths are multiples of the recipe's head, and there is no class token, as in the paper.
-    `fixed` fields are as they are.
+    Widths are multiples of the recipe's head. `fixed` fields are as they are, and those that are
+    neither searched nor fixed are the recipe's.
     """
-    around = {
-        "head_dim": config.head_dim, "num_classes": config.num_classes,
-        "in_chans": config.in_chans, "pool": config.pool, "mlp_ratio": config.mlp_ratio,
-        "drop_path_rate": config.drop_path_rate,
-    }  # fmt: skip
-    if "embed_dim" in fixed or "num_heads" in fixed:
-        around.pop("head_dim")
-    if "img_size" not in fixed and config.image[0] != config.image[1]:
+    for name in ("retention", "merge"):
+        if getattr(config, name) is not None:
+            raise HVTError(f"a search pools, and cannot keep the recipe's {name}: leave it out")
+    around: dict[str, Any] = {}
+    if fixed.get("embed_dim") is None:
+        around["head_dim"] = config.head_dim
+    if config.image[0] != config.image[1]:
         around["img_size"] = config.img_size
     unit = max(1, config.patch_size)
     sizes = sorted({max(unit, round(config.image[0] * a / unit) * unit) for a in AROUND})
     space = space_of(around | fixed, sizes)
     if "depth" not in fixed:
         depths = tuple(depth for depth in DEPTHS if depth <= max(MOST_DEPTH, config.depth))
-        space = Space(space.fixed, space.widths, depths, space.pictures, space.poolings)
-    return Choices(space, gflops)
+        space = dataclasses.replace(space, depths=depths)
+    kept = {name: value for name, value in space.fixed.items() if name in KEPT}
+    base = config.replace(stages=0, embed_dim=None, **kept)
+    return Choices(dataclasses.replace(space, around=base), gflops)
