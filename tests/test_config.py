@@ -94,6 +94,12 @@ def test_embed_dim_may_be_stated() -> None:
     assert HVTConfig(embed_dim=384).width == 384
 
 
+@pytest.mark.parametrize(("width", "mlp"), [(448, 1840), (192, 768), (1152, 4304)])
+def test_a_ratio_of_two_widths_gives_them_back(width: int, mlp: int) -> None:
+    config = HVTConfig(num_heads=width // 64, head_dim=64, mlp_ratio=mlp / width)
+    assert config.mlp_width == mlp
+
+
 def test_frozen_and_hashable() -> None:
     config = HVTConfig(img_size=[64, 32], pool_after=[0, 6])
     with pytest.raises(dataclasses.FrozenInstanceError):

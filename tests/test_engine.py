@@ -708,6 +708,31 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
         resume(first.folder, epochs=2)
 
 
+def test_a_run_can_be_made_shorter_in_its_recipe(tmp_path: Path) -> None:
+    """To an epoch after which no evaluation was due; what was learnt after it is left out."""
+    train(tiny(tmp_path, epochs=2, eval_every=2), console=quiet())
+    states = sorted((tmp_path / "checkpoints").iterdir())
+    assert len(states) == 2
+    described = json.loads((tmp_path / "recipe.json").read_text())
+    (tmp_path / "recipe.json").write_text(json.dumps(described | {"epochs": 1}))
+    console = quiet()
+    result = resume(tmp_path, console=console)
+    assert [row["epoch"] for row in result.rows] == [1]
+    assert result.top1 == max(result.rows[0]["val_top1"], result.rows[0]["ema_top1"])
+    assert "steps behind it, of" in said(console)
+
+
+def test_circumstances_of_a_resumed_run_may_differ(done: Result, tmp_path: Path) -> None:
+    shutil.copytree(done.folder, tmp_path / "run")
+    again = resume(tmp_path / "run", quiet(), eval_every=3, workers=1)
+    assert again.rows == done.rows
+
+
+def test_tokens_alone_cannot_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match="global_pool='' leaves the tokens as they are"):
+        train(tiny(tmp_path, overrides={"global_pool": ""}), console=quiet())
+
+
 def test_a_run_that_ended_within_an_epoch_stays_as_it_is(tmp_path: Path) -> None:
     first = run(tmp_path / "run", epochs=1.5, batch_size=400, **PLAIN)
     before = (first.folder / "recipe.json").read_bytes()

@@ -40,7 +40,7 @@ from hvt.deploy.calibrate import (
 )
 from hvt.deploy.export import MAX_ERROR, TOLERANCE, export, to_onnx, write
 from hvt.deploy.quantise import linear_nodes, quantise
-from hvt.deploy.runtime import OnnxModel, open_model
+from hvt.deploy.runtime import OnnxModel, _asked_threads, open_model
 from hvt.errors import CheckpointError, HVTError
 from hvt.extraction import best, significance
 
@@ -358,6 +358,16 @@ def test_balancing_changes_rounding_alone(build: Build, name: str, fields: dict[
     )
     assert before.layer == after.layer == "blocks.0.attn.qkv"
     assert after.error < before.error / 2
+
+
+def test_int8_of_layers_without_a_bias(tmp_path: Path, build: Build) -> None:
+    model = build("deit_ti", depth=2, qkv_bias=False)
+    images = drawn_pictures(4, 3, model.config.image)
+    with torch.inference_mode():
+        expected = model(images)
+    write(model, tmp_path / "int8.onnx", "int8", plainly(model, images))
+    got = OnnxModel(tmp_path / "int8.onnx", threads=1)(images)
+    assert (got - expected).norm() <= MAX_ERROR * expected.norm()
 
 
 def test_rounding_is_onnx_runtimes(tmp_path: Path, build: Build) -> None:
@@ -717,3 +727,11 @@ def test_commands_in_the_documentation_are_understood() -> None:
     assert len(matches) > 6
     for line in matches:
         parser.parse_args(shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize(("asked", "threads"), [("3,2", 3), ("", 0), ("many", 0), (" 4 ", 4)])
+def test_openmp_s_setting_may_be_a_list(
+    monkeypatch: pytest.MonkeyPatch, asked: str, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert _asked_threads() == threads

@@ -361,13 +361,15 @@ def test_transformers_config_tells_heads_classes_and_preprocessing(tmp_path: Pat
     assert ours.pretrained_cfg["std"] == (0.2, 0.2, 0.2)
     assert ours.pretrained_cfg["interpolation"] == "bilinear"
     assert ours.pretrained_cfg["crop_pct"] == 0.875
+    assert ours.pretrained_cfg["crop_mode"] == "center"
 
 
 def test_transformers_without_a_crop_use_the_whole_picture(tmp_path: Path) -> None:
     folder = transformers_directory(tmp_path / "vit", timm_vit())
     processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 224}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    assert hvt.load(folder).pretrained_cfg["crop_pct"] == 1.0
+    cfg = hvt.load(folder).pretrained_cfg
+    assert (cfg["crop_pct"], cfg["crop_mode"]) == (1.0, "squash")
 
 
 @pytest.mark.parametrize(

@@ -472,3 +472,42 @@ def test_an_upload_that_is_refused_is_one_sentence(hub: type[Hub], model: HVT) -
         model.push_to_hub("me/mine", token="hf_none")
     assert "\n" not in str(caught.value)
     assert hub.files == {}
+
+
+SIZES: dict[str, Any] = {
+    "image_size": 32, "patch_size": 8, "hidden_size": 24, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("ViT", {"layer_norm_eps": 0.1}),
+        ("DeiT", {}),
+        ("DeiTWithTeacher", {}),
+    ],
+)
+@torch.inference_mode()
+def test_we_open_what_transformers_writes(
+    transformers: ModuleType, tmp_path: Path, name: str, fields: dict[str, Any]
+) -> None:
+    """With its norms' epsilon, and DeiT's second token whether or not a head reads it."""
+    kind, _, teacher = name.partition("With")
+    config = getattr(transformers, f"{kind}Config")(**SIZES | fields)
+    head = f"{kind}ForImageClassification{'With' if teacher else ''}{teacher}"
+    theirs = getattr(transformers, head)(config).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.allclose(hvt.load(tmp_path)(images), theirs(images).logits, atol=1e-4)
+
+
+def test_the_card_has_the_licence_of_the_origin_alone(tmp_path: Path) -> None:
+    model = hvt.create_model("hvt_ti_1", depth=1, stages=1)
+    model.save_pretrained(tmp_path / "own")
+    assert "license:" not in (tmp_path / "own/README.md").read_text()
+    model.pretrained_cfg["origin"] = {"source": "a stranger's", "license": "cc-by-nc-4.0"}
+    model.save_pretrained(tmp_path / "theirs")
+    assert 'license: "cc-by-nc-4.0"' in (tmp_path / "theirs/README.md").read_text()

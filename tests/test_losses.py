@@ -184,6 +184,26 @@ def test_a_file_that_is_no_model_is_no_teacher(student: hvt.HVT, tmp_path: Path)
         find_teacher(str(tmp_path / "teacher.pth"), student, "soft", 3.0)
 
 
+def test_classes_in_another_order_are_found_by_name(
+    build: Build, student: hvt.HVT, images: Tensor, tmp_path: Path
+) -> None:
+    model, path = build("hvt_ti_2"), tmp_path / "teacher.safetensors"
+    hvt.save(model, path, class_names=list("jihgfedcba"))
+    student.pretrained_cfg["label_names"] = tuple("abcdefghij")
+    assert torch.equal(find_teacher(str(path), student, "soft", 1.0)(images), model(images).flip(1))
+    student.pretrained_cfg["label_names"] = tuple("abcdefghix")
+    with pytest.raises(HVTError, match=r"calls its classes otherwise than the data, 'j' … and 'a'"):
+        find_teacher(str(path), student, "soft", 1.0)
+
+
+def test_a_built_in_model_may_teach(build: Build) -> None:
+    student = build("hvt_ti_1", num_classes=100)
+    assert find_teacher("cifar100", student, "soft", 1.0)(torch.rand(1, 3, 64, 64)).shape == (
+        1,
+        100,
+    )
+
+
 def test_a_teacher_says_what_it_is() -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4))
     normal = ((0.5,) * 3, (0.5,) * 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import shutil
 import signal
 from collections import namedtuple
@@ -27,7 +28,7 @@ from hvt.data.keyed import transform_by_key
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
 from hvt.upcycle.cache import Layout
-from hvt.upcycle.distil import Weights, compare, distillation_loss, mixed
+from hvt.upcycle.distil import Weights, compare, distillation_loss, merit, mixed
 from hvt.upcycle.photos import Crops, Normalise, open_photos, read_views, unpack
 from hvt.upcycle.placement import Judge, candidates, describe, variants
 from hvt.upcycle.run import resume, upcycle
@@ -230,6 +231,9 @@ def test_no_row_of_an_odd_grid_is_left_out() -> None:
         (None, {"img_size": 48}, "no budget is given"),
         (None, FIXED | {"pool_after": (9,)}, "must name blocks from 0 to 3"),
         (None, FIXED | {"img_size": 50}, "does not divide"),
+        (0.001, {"pool_after": (9,)}, "must name blocks from 0 to 3"),
+        (0.001, {"pool_after": (2, 1)}, "pool_after"),
+        (0.001, {"pool_dims": 1, "pool_stride": (2, 1)}, "has rows and columns, and pool_dims=1"),
     ],
 )
 def test_a_budget_or_place_that_cannot_be(gflops: Any, fixed: Any, match: str) -> None:
@@ -398,7 +402,7 @@ def test_no_epochs_give_the_untrained_model(place: Path, tmp_path: Path) -> None
 
 
 def test_minutes_bound_a_run(place: Path, tmp_path: Path) -> None:
-    result = run(place, tmp_path, minutes=0.02, tail_epochs=0.0)
+    result = run(place, tmp_path, minutes=0.02, tail_epochs=0.0, epochs=None)
     assert [row.name for row in result.rows] == ["source", "untrained", "all"]
     recipe = json.loads((result.folder / "all/phase.json").read_text())
     assert recipe["epochs"] < 100  # a second's worth
@@ -406,9 +410,64 @@ def test_minutes_bound_a_run(place: Path, tmp_path: Path) -> None:
 
 def test_minutes_too_few_for_a_cache_go_to_all_blocks(place: Path, tmp_path: Path) -> None:
     console = quiet()
-    result = run(place, tmp_path, console, minutes=1e-6)
+    result = run(place, tmp_path, console, minutes=1e-6, epochs=None)
     assert [row.name for row in result.rows] == ["source", "untrained", "all"]
     assert "the minutes are too few for a cache" in said(console)
+    console = quiet()
+    again = resume(result.folder, console)  # which does not try once more
+    assert [row.name for row in again.rows] == ["source", "untrained", "all"]
+    assert "too few" not in said(console)
+
+
+@pytest.mark.parametrize("name", ["epochs", "tail_epochs", "all_epochs"])
+def test_minutes_and_epochs_are_two_bounds(name: str) -> None:
+    with pytest.raises(hvt.HVTError, match=f"minutes=3 bounds the training instead of {name}=2"):
+        Settings(minutes=3.0, **{name: 2.0})
+
+
+def test_no_pooling_within_a_budget_is_the_best_of_the_sizes(place: Path, tmp_path: Path) -> None:
+    """Also where several sizes are near it: 46 and 44 of 48 pixels here."""
+    source = small(img_size=48, patch_size=2, head_dim=64)
+    values: dict[str, Any] = {"img_size": None, "pool_after": (), "pool": None, "pool_dims": None}
+    values |= {"epochs": 0.0, "gflops": 0.81 * hvt.cost(source).gflops}
+    result = upcycle(
+        source, tmp_path / "out.safetensors", place / "photos", run_folder=tmp_path / "run",
+        console=quiet(), **QUICK | values,
+    )  # fmt: skip
+    assert len(result.ranked) > 1
+    assert result.model.config.image[0] == result.ranked[0]["img_size"]
+
+
+def test_a_restart_does_not_go_on_in_a_stranger_s_folder(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(place, tmp_path, epochs=0.0)
+    first.path.unlink()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    asked = (first.folder / "upcycle.json").read_bytes()
+    with pytest.raises(hvt.HVTError, match="run already contains a run"):
+        run(place, tmp_path, epochs=0.0, pool="max")
+    assert (first.folder / "upcycle.json").read_bytes() == asked
+    run(place, tmp_path, epochs=0.0)  # its own
+
+
+def test_a_resumed_run_writes_where_it_was_told(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = upcycle(
+        place / "vit.safetensors", "out.safetensors", place / "photos", run_folder="run",
+        console=quiet(), **QUICK | {"epochs": 0.0},
+    )  # fmt: skip
+    first.path.unlink()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    resume("../run", quiet())
+    assert (tmp_path / "out.safetensors").exists()
+
+
+def test_a_loss_that_is_none_is_not_the_best() -> None:
+    assert merit(math.nan) == merit(math.inf) == 0 < merit(5.0) < merit(0.1)
 
 
 def test_a_run_with_a_gradual_start(place: Path, tmp_path: Path) -> None:
@@ -419,6 +478,7 @@ def test_a_run_with_a_gradual_start(place: Path, tmp_path: Path) -> None:
     assert blended.kl != plain.kl
     with pytest.raises(hvt.HVTError, match=r"blends one pooling in, and .* has 0"):
         run(place, tmp_path / "rival", pool_after=(), pool=None, pool_dims=None, gradual=0.5)
+    assert not (tmp_path / "rival/run").exists()
 
 
 def test_the_rival_is_distilled_alike(place: Path, tmp_path: Path) -> None:
@@ -459,6 +519,16 @@ def test_a_cache_is_kept_used_again_and_not_mistaken(place: Path, tmp_path: Path
     assert path.read_bytes() == content  # crops follow from their number
     with pytest.raises(hvt.HVTError, match="is the cache of another source, placement or folder"):
         run(place, tmp_path / "4", all_epochs=0.0, cache=str(cache), img_size=64)
+    other = hvt.load(place / "vit.safetensors")  # of the same name, with other weights
+    torch.nn.init.normal_(other.head.weight)
+    (tmp_path / "other").mkdir()
+    hvt.save(other, tmp_path / "other/vit.safetensors")
+    with pytest.raises(hvt.HVTError, match="is the cache of another source, placement or folder"):
+        upcycle(
+            tmp_path / "other/vit.safetensors", tmp_path / "5.safetensors", place / "photos",
+            run_folder=tmp_path / "5", console=quiet(),
+            **QUICK | {"all_epochs": 0.0, "cache": str(cache)},
+        )  # fmt: skip
 
 
 def test_rows_come_back_as_they_were(place: Path) -> None:

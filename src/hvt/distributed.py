@@ -9,6 +9,7 @@ import os
 import time
 import uuid
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from torch.distributed.rendezvous import rendezvous
 from .device import find_device
 from .errors import HVTError
 
+PATIENCE = timedelta(hours=12)
+"""How long processes wait for the main one, which ranks and measures some things alone: torch's ten
+minutes would end that. One that dies is noticed by torchrun, whatever this is."""
 TIMEOUT = 30 * 60
 """Seconds to wait for the other processes, which is torch's default too."""
 
@@ -88,7 +92,9 @@ def init_process_group(device: str) -> tuple[Processes, torch.device]:
         backend = "nccl" if place.type == "cuda" else "gloo"
         rank = int(os.environ["RANK"])
         store = _unused_store(rank, world_size)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=PATIENCE
+        )
     return Processes(dist.get_rank(), local_rank, world_size), place
 
 

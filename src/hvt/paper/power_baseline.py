@@ -30,7 +30,7 @@ def search_and_retrain(
     A search that was stopped begins anew, as it is short; its result is kept for the training.
     """
     if (folder / "recipe.json").exists():
-        return resume(folder, console), None
+        return resume(folder, console, **circumstances), None
     steps = training.power
     assert steps is not None
     # The architecture is the checkpoint's from here on.

@@ -169,7 +169,7 @@ def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Fin
 def _train(job: Job, place: Place, console: Console) -> Result:
     folder = place.runs / job.name
     if has_begun(job, place):
-        return resume(folder, console)
+        return resume(folder, console, **place.recipe)
     recipe = job.training.recipe.replace(seed=job.seed, output=str(folder), tensorboard=False)
     return train(recipe.replace(**place.recipe), console=console)
 

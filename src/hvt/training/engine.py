@@ -23,6 +23,7 @@ from ..files import open_regular, whole_file
 from ..model import HVT
 from ..terminal import print_line
 from ..zoo import MODELS
+from .claim import Claim, discard_empty, holds_run, newest_folder, unused_folder
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all
@@ -75,25 +76,35 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
                 "out here; hvt train and hvt.train start them"
             )
         restarted = any(processes.any(device, distributed.restarted()))
-        folder = processes.broadcast(new_folder(recipe, name, new=not restarted))
+        mine = new_folder(recipe, name, not restarted) if processes.is_main_process else None
+        folder = processes.broadcast(mine)
         goes_on = restarted and processes.broadcast(bool(states(folder / "checkpoints")))
         if not goes_on and processes.broadcast(holds_run(folder)):
             raise taken(folder)
-        return Trainer(recipe, folder, processes, device, console).run(goes_on)
+        try:
+            return Trainer(recipe, folder, processes, device, console).run(goes_on)
+        finally:
+            if recipe.output is None and processes.is_main_process:
+                discard_empty(folder)
     finally:
         distributed.destroy_process_group()
 
 
 def resume(
-    folder: str | Path, console: Console | None = None, epochs: float | None = None
+    folder: str | Path,
+    console: Console | None = None,
+    epochs: float | None = None,
+    **circumstances: Any,
 ) -> Result:
     """Go on with a run where its newest good checkpoint left it.
 
     `epochs` makes it longer, a finished one too. The learning rate is then that of a run of so many
-    epochs, so a finished one goes on with a higher rate than it ended with.
+    epochs, so a finished one goes on with a higher rate than it ended with. `circumstances` are
+    fields of the recipe that change nothing of what is learnt: root, device, threads …
     """
     folder = Path(folder)
-    longer = recipe = read_recipe(folder)
+    assert set(circumstances) <= set(_MAY_CHANGE)
+    longer = recipe = read_recipe(folder).replace(**circumstances)
     if epochs is not None:
         if epochs < recipe.epochs:
             raise HVTError(
@@ -200,6 +211,16 @@ class Trainer:
 
     def run(self, resume: bool, planned: float | None = None) -> Result:
         """Train until the last epoch, or until asked to stop; a run may be longer than planned."""
+        claim = Claim(self.folder)
+        refusal = self.processes.broadcast(claim.take() if self.processes.is_main_process else None)
+        if refusal is not None:
+            raise refusal
+        try:
+            return self._run(resume, planned)
+        finally:
+            claim.release()
+
+    def _run(self, resume: bool, planned: float | None) -> Result:
         if resume:
             self._restore()
             if planned is not None and planned != self.recipe.epochs:
@@ -280,17 +301,7 @@ class Trainer:
             "broken": progress.broken,
         }
         if (epoch + 1) % recipe.eval_every == 0 or epoch + 1 == self.epochs:
-            for prefix, model in self.learner.candidates().items():
-                score = self._evaluate(model)
-                row[f"{prefix}_loss"], row[f"{prefix}_top1"] = score.loss, score.top1
-                row[f"{prefix}_top5"] = score.top5
-                if score.skipped and prefix == "val":
-                    self._say(f"{score.skipped} unreadable validation pictures were passed over")
-                merit = self._merit(row, prefix)
-                if merit > progress.best_top1:
-                    progress.best_top1 = merit
-                    if self.processes.is_main_process:
-                        save(model, self.folder / "best.safetensors")
+            self._measure(row)
         progress.rows.append(row)
         progress.epoch, progress.step = epoch + 1, 0
         progress.loss_sum, progress.loss_steps = 0.0, 0
@@ -303,11 +314,28 @@ class Trainer:
         if epoch + 1 < self.epochs and any(self.processes.any(self.device, self.signals.asked)):
             raise self._stopped(f"epoch {epoch + 1}")
 
+    def _measure(self, row: Row) -> None:
+        """Evaluate into a row of the table, and keep the weights if they are the best so far."""
+        progress = self.progress
+        for prefix, model in self.learner.candidates().items():
+            score = self._evaluate(model)
+            row[f"{prefix}_loss"], row[f"{prefix}_top1"] = score.loss, score.top1
+            row[f"{prefix}_top5"] = score.top5
+            if score.skipped and prefix == "val":
+                self._say(f"{score.skipped} unreadable validation pictures were passed over")
+            merit = self._merit(row, prefix)
+            if merit > progress.best_top1:
+                progress.best_top1 = merit
+                if self.processes.is_main_process:
+                    save(model, self.folder / "best.safetensors")
+
     def _stopped(self, where: str) -> Interrupted:
         return Interrupted(f"stopped after {where}; resume with: {self._resume_command()}")
 
     def _finish(self, seconds: float, speed: float) -> Result:
         rows, candidates = self.progress.rows, self.learner.candidates()
+        if rows and rows[-1]["val_top1"] == "":  # a run that was made shorter, to where none is due
+            self._measure(rows[-1])
         # the first of equals: the last weights
         best = max(candidates, key=lambda prefix: self._merit(rows[-1], prefix))
         model, top1 = candidates[best].eval(), rows[-1][f"{best}_top1"]
@@ -437,7 +465,7 @@ class Trainer:
                 now = f", which is {value} now" if len(value) < 100 else ""
                 raise Misfit(f"it was written with another {name}{now}")
         self.learner.check(state)
-        check_progress(state.get("progress"), step_of(path), self.steps, self.epochs)
+        check_progress(state.get("progress"), step_of(path), self.steps, self.total)
 
 
 def new_folder(recipe: Recipe, name: str, new: bool = True) -> Path:
@@ -445,23 +473,8 @@ def new_folder(recipe: Recipe, name: str, new: bool = True) -> Path:
     if recipe.output is not None:
         return Path(recipe.output)
     model_name = recipe.model or Path(recipe.init or "model").stem
-    return _numbered(Path(f"runs/{name}-{model_name}"), new)
-
-
-def _numbered(folder: Path, new: bool) -> Path:
-    """A folder that holds no run: this one, or it with -2, -3 …; else the newest that does."""
-    number, last = 1, folder
-    path = folder
-    while holds_run(path):
-        last, number = path, number + 1
-        path = folder.with_name(f"{folder.name}-{number}")
-    return path if new else last
-
-
-def holds_run(folder: Path) -> bool:
-    """Whether a run has left something that a new one would replace."""
-    results = [folder / f"{name}.safetensors" for name in ("best", "model")]
-    return bool(states(folder / "checkpoints")) or any(path.exists() for path in results)
+    folder = Path(f"runs/{name}-{model_name}")
+    return unused_folder(folder) if new else newest_folder(folder)
 
 
 def taken(folder: Path) -> HVTError:

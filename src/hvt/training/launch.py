@@ -30,6 +30,7 @@ from ..data.sources import Pictures
 from ..device import find_device
 from ..errors import HVTError
 from . import engine
+from .claim import discard_empty, holds_run
 from .engine import Result, Trainer
 from .interrupt import Interrupted
 from .recipe import Recipe
@@ -70,14 +71,18 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
     if _launched() or wanted in (None, 1):
         return engine.train(recipe, name, console)
     folder = engine.new_folder(recipe, name)
-    if engine.holds_run(folder):
+    if holds_run(folder):
         raise engine.taken(folder)
-    recipe = recipe.replace(output=str(folder))
+    named, recipe = recipe.output is not None, recipe.replace(output=str(folder))
     job: dict[str, Any] = {"recipe": recipe.to_dict(), "name": name}
-    if wanted != "auto":
-        return _run(job, int(wanted), folder, console)
-    alone = recipe.replace(processes=1)
-    return _if_faster(job, recipe, folder, console) or engine.train(alone, name, console)
+    try:
+        if wanted != "auto":
+            return _run(job, int(wanted), folder, console)
+        alone = recipe.replace(processes=1)
+        return _if_faster(job, recipe, folder, console) or engine.train(alone, name, console)
+    finally:
+        if not named:
+            discard_empty(folder)
 
 
 def resume(

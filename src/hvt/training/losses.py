@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
+from ..builtin import BUILT_IN
 from ..checkpoint.save_load import load
 from ..errors import HVTError, nearest
 from ..model import HVT
@@ -34,6 +35,7 @@ class Teacher(nn.Module):
     There is no distillation token: the student's own head, on its averaged tokens, is taught.
     `size` is that of the teacher's pictures. `normal` and `student_normal` are the mean and
     standard deviation, channel by channel, that teacher and student want pictures normalised by.
+    `order` says which of the teacher's classes each of the student's is, where they differ.
     """
 
     scale: Tensor
@@ -47,8 +49,10 @@ class Teacher(nn.Module):
         size: tuple[int, int],
         normal: Normal,
         student_normal: Normal,
+        order: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
+        self.order = order
         self.model = model.float().eval().requires_grad_(False)
         self.kind, self.tau, self.size = kind, tau, size
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in normal)
@@ -66,7 +70,8 @@ class Teacher(nn.Module):
         images = images * self.scale + self.shift
         if tuple(images.shape[-2:]) != self.size:
             images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
-        return self.model(images)
+        logits: Tensor = self.model(images)
+        return logits if self.order is None else logits[:, self.order]
 
     def loss(self, logits: Tensor, images: Tensor) -> Tensor:
         """How far the student's logits are from the teacher's opinion of the same pictures."""
@@ -87,8 +92,8 @@ def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
 
     timm's names may have its prefixes `hf-hub:` and `local-dir:`.
     """
-    if Path(name).exists():
-        model: nn.Module = load(name)
+    if name in BUILT_IN or Path(name).exists():
+        model: nn.Module = load(name).float()
     elif name.startswith(("hf-hub:", "local-dir:")) or timm.is_model(name):
         try:
             model = timm.create_model(name, pretrained=True)
@@ -104,6 +109,7 @@ def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
         raise HVTError(
             f"teacher {name} knows {outputs} classes, the data has {student.num_classes}"
         )
+    order = _order(name, getattr(model, "class_names", None), student.class_names)
     wants = resolve_model_data_config(model)
     channels, *size = wants["input_size"]
     if channels not in (3, student.config.in_chans):
@@ -111,6 +117,21 @@ def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
             f"teacher {name} takes {channels} channels, the student {student.config.in_chans}"
         )
     own = student.pretrained_cfg
-    return Teacher(
-        model, kind, tau, tuple(size), (wants["mean"], wants["std"]), (own["mean"], own["std"])
-    )
+    normal, student_normal = ((cfg["mean"], cfg["std"]) for cfg in (wants, own))
+    return Teacher(model, kind, tau, tuple(size), normal, student_normal, order)
+
+
+def _order(
+    teacher: str, theirs: Sequence[str] | None, names: Sequence[str] | None
+) -> list[int] | None:
+    """Where the data's classes are among a teacher's; one that names none has them in order."""
+    if not theirs or not names or tuple(theirs) == tuple(names):
+        return None
+    unknown = [name for name in names if name not in theirs]
+    if unknown or len({*theirs}) < len(theirs):
+        raise HVTError(
+            f"teacher {teacher} calls its classes otherwise than the data, {theirs[0]!r} … and "
+            f"{names[0]!r} …: if they are the same in the same order, save it with the data's "
+            "names, hvt.save(hvt.load(TEACHER), FILE, class_names=NAMES)"
+        )
+    return [theirs.index(name) for name in names]

@@ -59,6 +59,11 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
         model = create_model(named, pretrained=pretrained, **overrides)
     else:
         raise HVTError("no model is given: use --model (see hvt models) or --init CHECKPOINT")
+    if not model.config.head_pool:
+        raise HVTError(
+            "global_pool='' leaves the tokens as they are, so there is no answer to train: use "
+            "avg, or token with a class token"
+        )
     model.pretrained_cfg["label_names"] = data.class_names
     model.pretrained_cfg["num_classes"] = len(data.class_names)
     if model.config.image[0] <= SMALL:

@@ -160,8 +160,8 @@ def check_form(name: str, value: Any, like: Any) -> None:
             check_form(f"{name}[{index}]", one, other)
 
 
-def check_progress(value: Any, step: int, steps: int, epochs: int) -> None:
-    """Raise `Misfit` unless this is the progress after `step` steps, `steps` of them an epoch."""
+def check_progress(value: Any, step: int, steps: int, total: int) -> None:
+    """Raise `Misfit` unless this is the progress after `step` of `total` steps."""
     rows = value.get("rows") if isinstance(value, dict) else None
     check_form("progress", value, vars(Progress()) | {"rows": rows})
     progress = Progress(**value)
@@ -170,8 +170,10 @@ def check_progress(value: Any, step: int, steps: int, epochs: int) -> None:
             f"its name says step {step}, but it is at step {progress.step} of epoch "
             f"{progress.epoch + 1}, and an epoch has {steps}"
         )
-    if progress.epoch > epochs:
-        raise Misfit(f"it has {progress.epoch} epochs behind it, of {epochs}")
+    # The last epoch of a run may be a part of one: what follows it is counted as whole.
+    behind = progress.epoch * steps + progress.step
+    if behind > -(-total // steps) * steps or (progress.step and behind > total):
+        raise Misfit(f"it has {behind} steps behind it, of {total}")
     if not isinstance(rows, list) or len(rows) != progress.epoch:
         raise Misfit(f"its table does not have one row for each of {progress.epoch} epochs")
     for epoch, row in enumerate(rows, 1):

@@ -1,0 +1,94 @@
+"""Whose a run's folder is: one training's at a time, and a new name for each that begins.
+
+Two trainings in one folder would mix their weights and figures without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ..errors import HVTError
+from .state import states
+
+LOCK = ".lock"
+
+
+class Claim:
+    """A lock in a run's folder, which ends with its process whatever happens to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lock = folder, FileLock(folder / LOCK)
+
+    def take(self) -> HVTError | None:
+        """What to say where another process has it; where there are no locks, none has."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            return HVTError(
+                f"{self.folder} is being trained by another process: wait for its end, or choose "
+                "another folder"
+            )
+        except (NotImplementedError, OSError):  # what cannot be written is said when it is
+            pass
+        return None
+
+    def release(self) -> None:
+        if self.lock.is_locked:
+            with contextlib.suppress(OSError):
+                (self.folder / LOCK).unlink()
+            self.lock.release()
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has left something that a new one would replace."""
+    results = [folder / f"{name}.safetensors" for name in ("best", "model")]
+    return bool(states(folder / "checkpoints")) or any(path.exists() for path in results)
+
+
+def unused_folder(folder: Path) -> Path:
+    """A new folder of this name, or with -2, -3 … behind it; one of a start that failed will do."""
+    number, path = 1, folder
+    while not _made(path) and not _left_behind(path):
+        number += 1
+        path = folder.with_name(f"{folder.name}-{number}")
+    return path
+
+
+def newest_folder(folder: Path) -> Path:
+    """The one of these names that was begun last."""
+    number, path = 2, folder
+    while holds_run(following := folder.with_name(f"{folder.name}-{number}")):
+        number, path = number + 1, following
+    return path
+
+
+def discard_empty(folder: Path) -> None:
+    """Remove the folder of a training that did not come to write anything."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _made(folder: Path) -> bool:
+    """Whether the folder was not there and is now, which happens to one process alone."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    except OSError:  # said by what writes there
+        return True
+    return True
+
+
+def _left_behind(folder: Path) -> bool:
+    """Whether nobody is at work in a folder without a run. An empty one is about to be used."""
+    if not folder.is_dir() or holds_run(folder) or not any(folder.iterdir()):
+        return False
+    claim = Claim(folder)
+    if claim.take() is not None:
+        return False
+    claim.release()
+    return True

@@ -1,0 +1,62 @@
+"""A run's folder is one training's at a time."""
+
+from pathlib import Path
+
+import pytest
+from training import quiet, tiny
+
+from hvt import HVTError
+from hvt.training.claim import Claim, discard_empty, newest_folder, unused_folder
+from hvt.training.engine import resume, train
+
+
+def test_each_that_begins_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "runs/digits"
+    names = [unused_folder(folder).name for _ in range(3)]  # nobody has written anything yet
+    assert names == ["digits", "digits-2", "digits-3"]
+
+
+def test_the_folder_of_a_start_that_failed_is_used_again(tmp_path: Path) -> None:
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "recipe.json").write_text("{}")
+    assert unused_folder(folder) == folder
+    claim = Claim(folder)  # but not while somebody is at work in it
+    assert claim.take() is None
+    assert unused_folder(folder) == tmp_path / "digits-2"
+    claim.release()
+    assert unused_folder(folder) == folder
+    assert [path.name for path in folder.iterdir()] == ["recipe.json"]
+
+
+def test_a_restart_finds_the_newest(tmp_path: Path) -> None:
+    for name in ("digits", "digits-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "best.safetensors").touch()
+    assert newest_folder(tmp_path / "digits") == tmp_path / "digits-2"
+    assert newest_folder(tmp_path / "other") == tmp_path / "other"
+
+
+def test_an_empty_folder_goes_and_another_stays(tmp_path: Path) -> None:
+    for name in ("empty", "full"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full/recipe.json").touch()
+    for name in ("empty", "full", "none"):
+        discard_empty(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
+    claim = Claim(tmp_path / "run")
+    claim.take()
+    recipe = tiny(tmp_path / "run", epochs=1)
+    with pytest.raises(HVTError, match=r"run is being trained by another process: wait"):
+        train(recipe, console=quiet())
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    claim.release()
+    train(recipe, console=quiet())
+    claim.take()
+    with pytest.raises(HVTError, match="is being trained by another process"):
+        resume(tmp_path / "run", console=quiet())
+    claim.release()
+    assert not (tmp_path / "run/.lock").exists()
