@@ -53,8 +53,9 @@ def test_where_to_pool(arguments: Any, expected: tuple[int, ...]) -> None:
     assert place(*arguments) == expected
 
 
-def test_every_suggestion_is_within_the_budget() -> None:
-    base = hvt.get_config("hvt_ti_4", img_size=32, patch_size=4, head_dim=12, num_classes=100)
+@pytest.mark.parametrize("model", ["hvt_ti_4", "deit_ti"])
+def test_every_suggestion_is_within_the_budget(model: str) -> None:
+    base = hvt.get_config(model, img_size=32, patch_size=4, head_dim=12, num_classes=100)
     choices = choices_of(base, 0.008, {})
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     results = [choices.suggest(study.ask()) for _ in range(60)]

@@ -125,8 +125,8 @@ def _as_far(after: tuple[int, ...], picture: Picture, window: Pooling) -> tuple[
 def choices_of(config: HVTConfig, gflops: float, fixed: dict[str, Any]) -> Choices:
     """The space around a recipe's model: its kind of heads, pictures near its size, any shape.
 
-    Widths are multiples of the recipe's head. `fixed` fields are as they are, and those that are
-    neither searched nor fixed are the recipe's.
+    Widths are multiples of the recipe's head, and there is no class token, as in the paper's HVT.
+    `fixed` fields are as they are, and others that are not searched are the recipe's.
     """
     for name in ("retention", "merge"):
         if getattr(config, name) is not None:
@@ -143,5 +143,6 @@ def choices_of(config: HVTConfig, gflops: float, fixed: dict[str, Any]) -> Choic
         depths = tuple(depth for depth in DEPTHS if depth <= max(MOST_DEPTH, config.depth))
         space = dataclasses.replace(space, depths=depths)
     kept = {name: value for name, value in space.fixed.items() if name in KEPT}
-    base = config.replace(stages=0, embed_dim=None, **kept)
+    without = {"class_token": False, "dist_token": False}
+    base = config.replace(stages=0, embed_dim=None, **without | kept)
     return Choices(dataclasses.replace(space, around=base), gflops)
