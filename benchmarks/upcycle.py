@@ -11,7 +11,9 @@ budget; and each run untrained, after its tail and after all. The rivals without
 trained. FOLDER has one folder per class, sorted as the logits are. Answers to its pictures are kept
 in the work folder, a file for each row, so that the script can stop and go on, and rows be added.
 Confidence intervals are of the paired difference to the source. Timings, in turns, are made with
-`--speed` for all rows at once and kept until the next time.
+`--speed` for all rows at once and kept until the next time. With `--update` only the source and the
+runs that are named are measured, and other rows of the results stay; a row keeps its timings, which
+do not depend on weights.
 """
 
 from __future__ import annotations
@@ -65,6 +67,11 @@ def main() -> int:
     hits = {name: answers(name, model, args, device) for name, model in models.items()}
     speed = timings(models, args, device)
     rows = [row(name, model, hits, speed) for name, model in models.items()]
+    machine, command = describe(device), portable_command(sys.argv)
+    report: dict[str, Any] = {"command": command, "rows": rows, "machine": machine}
+    if args.update:
+        report = updated(json.loads(args.out.with_suffix(".json").read_text()), report)
+        rows = report["rows"]
     for one in rows:
         print(
             f"{one['model']:24} {one['gflops']:.3f} G  top-1 {one['top1']:.2f} %  "
@@ -72,12 +79,10 @@ def main() -> int:
             + "  ".join(f"{one[f'{m}_{b}']:.1f}" for m, b in SPEEDS if f"{m}_{b}" in one)
         )
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    machine = describe(device)
     write_csv(rows, args.out.with_suffix(".csv"))
-    report = {"command": portable_command(sys.argv), "rows": rows, "machine": machine}
     with whole_file(args.out.with_suffix(".json")) as temporary:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
-    draw(rows, machine, args.out.with_suffix(".png"))
+    draw(rows, report["machine"], args.out.with_suffix(".png"))
     return write(PAGE, page(args.out), False, "") if args.out == RESULTS else 0
 
 
@@ -101,6 +106,7 @@ def parse() -> argparse.Namespace:
     add("--device", default="auto", help="auto, cpu, cuda, …")
     add("--work", type=Path, default=Path("runs/upcycle-benchmark"), help="where answers are kept")
     add("--out", type=Path, default=RESULTS, help="CSV, JSON and PNG")
+    add("--update", action="store_true", help="measure the named runs alone, keep other rows")
     add("--table", action="store_true", help="only write the tables of docs/upcycle.md")
     add("--check", action="store_true", help="with --table: only check that they are current")
     return parser.parse_args()
@@ -111,13 +117,14 @@ def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
     source = open_source(args.source)
     config = source.config
     models = {"source": source}
-    for size in map(int, args.sizes.split(",")):
-        models[f"{size} px"] = resized(source, (size, size))
-    for merged in map(int, args.merge.split(",")):
-        merging = config.replace(merge=merged, proportional_attention=True)
-        models[f"ToMe r={merged}"] = pooled(source, merging)
-    retained = config.replace(retention=retention_for(config, args.gflops))
-    models["PoWER"] = pooled(source, retained)
+    if not args.update:
+        for size in map(int, args.sizes.split(",")):
+            models[f"{size} px"] = resized(source, (size, size))
+        for merged in map(int, args.merge.split(",")):
+            merging = config.replace(merge=merged, proportional_attention=True)
+            models[f"ToMe r={merged}"] = pooled(source, merging)
+        retained = config.replace(retention=retention_for(config, args.gflops))
+        models["PoWER"] = pooled(source, retained)
     for text in args.run:
         name, sign, folder = text.partition("=")
         if not sign:
@@ -225,6 +232,19 @@ def row(
     }
 
 
+def updated(report: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+    """A report with some rows measured anew, and a note of which and how."""
+    rows = {one["model"]: one for one in report["rows"]}
+    before, now = rows["source"], newer["rows"][0]
+    if any(before[key] != now[key] for key in ("pictures", "top1", "top5")):
+        raise SystemExit("the source has another accuracy here: these are not the same pictures")
+    for one in newer["rows"][1:]:
+        rows[one["model"]] = rows.get(one["model"], {}) | one
+    note = {"rows": [one["model"] for one in newer["rows"][1:]]}
+    note |= {key: newer[key] for key in ("command", "machine")}
+    return report | {"rows": list(rows.values()), "updates": [*report.get("updates", []), note]}
+
+
 def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> None:
     """Top-1 against multiply-adds, and against images/s in each way of running that was timed."""
     panels = [("gflops", "multiply-adds of a picture (G)")]
@@ -301,7 +321,15 @@ def rivals(report: dict[str, Any]) -> str:
         f"On {rows[0]['pictures']} labelled pictures. *To the source* is the paired difference in "
         "points with its 95 % interval; the last columns are images/s, in turns. By\n"
         f"`{report['command']}`\non {machine['cpu']}, {machine['threads']} threads, torch "
-        f"{machine['torch']}, {machine['date']}."
+        f"{machine['torch']}, {machine['date']}." + "".join(map(update, report.get("updates", [])))
+    )
+
+
+def update(note: dict[str, Any]) -> str:
+    machine = note["machine"]
+    return (
+        f" Top-1 and top-5 of *{'*, *'.join(note['rows'])}* are newer, by\n`{note['command']}`\n"
+        f"on {machine['cpu']}, {machine['date']}."
     )
 
 

@@ -4,7 +4,7 @@
 
 Each run is a finished one of `hvt upcycle`, of the same source, placement and photos. No
 labelled picture is seen. Writes `benchmarks/results/upcycle/parts.csv` and its table in
-docs/upcycle.md.
+docs/upcycle.md; rows of other names stay there as they are.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from hvt.files import whole_file
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", metavar="NAME=FOLDER")
-    rows: list[dict[str, Any]] = []
+    rows: dict[str, dict[str, Any]] = {}
+    if upcycle.PARTS.exists():
+        with upcycle.PARTS.open(newline="", encoding="utf-8") as file:
+            rows = {row["run"]: row for row in csv.DictReader(file)}
     for text in parser.parse_args().runs:
         name, sign, folder = text.partition("=")
         if not sign:
             raise SystemExit(f"{text} should be NAME=FOLDER")
-        rows += rows_of(name, Path(folder), untrained=not rows)
+        rows |= {row["run"]: row for row in rows_of(name, Path(folder), untrained=not rows)}
     with whole_file(upcycle.PARTS) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, list(next(iter(rows.values()))))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(rows.values())
     return write(upcycle.PAGE, upcycle.page(upcycle.RESULTS), False, "")
 
 
