@@ -107,14 +107,16 @@ def test_a_number_of_heads_keeps_their_width() -> None:
 def test_what_is_not_searched_is_the_recipes() -> None:
     kept = {
         "drop_rate": 0.1, "attn_drop_rate": 0.2, "init_values": 0.1, "act_layer": "gelu_tanh",
-        "proportional_attention": True, "reg_tokens": 1, "class_token": True, "pool": "avg",
-        "mlp_ratio": 2.0, "in_chans": 1,
+        "proportional_attention": True, "reg_tokens": 1, "pool": "avg", "mlp_ratio": 2.0,
+        "in_chans": 1,
     }  # fmt: skip
-    base = hvt.get_config("hvt_ti_4", img_size=32, patch_size=4, head_dim=12, **kept)
+    base = hvt.get_config(
+        "hvt_ti_4", img_size=32, patch_size=4, head_dim=12, class_token=True, **kept
+    )
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     config = choices_of(base, 1.0, {"drop_rate": 0.3}).suggest(study.ask())
     assert config is not None
-    expected = kept | {"drop_rate": 0.3}
+    expected = kept | {"drop_rate": 0.3, "class_token": False}  # which is the paper's HVT
     assert {name: getattr(config, name) for name in expected} == expected
     merged = hvt.get_config("deit_ti", merge=2)
     with pytest.raises(hvt.HVTError, match="cannot keep the recipe's merge: leave it out"):

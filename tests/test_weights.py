@@ -406,10 +406,10 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         lambda d: d["config"].update(num_classes=10**30),
         "num_classes must be at most 10000000",
     ),
-    "large MLP": (lambda d: d["config"].update(mlp_ratio=1e5), "another shape of"),
+    "large MLP": (lambda d: d["config"].update(mlp_ratio=1e4), "another shape of"),
     "vast MLP": (
         lambda d: d["config"].update(mlp_ratio=1e300),
-        "the width of the MLP must be at most 10000000",
+        "mlp_ratio=1e+300 must be at most 10000",
     ),
     "large image": (lambda d: d["config"].update(img_size=400), "another shape of pos_embed"),
     "vast image": (lambda d: d["config"].update(img_size=4 * 10**6), "is above 1 GB"),

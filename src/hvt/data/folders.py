@@ -142,8 +142,7 @@ def files_below(folder: Path, harm: str = "would be taken too") -> Iterator[str]
     """
     place = Path(os.path.abspath(folder))  # noqa: PTH100 - where a link is, not where it leads
     parents = (*place.parent.resolve().parents, place.parent)
-    above = {_identity(parent): parent for parent in parents}
-    above.pop(_identity(place), None)  # the root's parent is the root
+    above = {_identity(parent): parent for parent in parents if parent != place}  # as the root's is
     seen: set[tuple[int, int]] = set()
 
     def enter(path: str) -> Iterator[os.DirEntry[str]]:
