@@ -238,6 +238,20 @@ def test_averaged_tokens_have_their_patches_average_colour(chromium: Any, tmp_pa
         assert "token 1 of 8 is the average of 2 patches" in page.text("detail").lower()
 
 
+@pytest.mark.slow
+def test_a_class_token_that_ends_alone_has_dropped_nothing(chromium: Any, tmp_path: Path) -> None:
+    small = {"img_size": 32, "patch_size": 8, "num_heads": 1, "head_dim": 8, "depth": 2}
+    model = hvt.create_model("deit_ti", retention=(17, 1), num_classes=2, **small)
+    hvt.save(model, tmp_path / "small.safetensors", ["daisy", "volcano"])
+    with serving(str(tmp_path / "small.safetensors")) as address:
+        page = Page(chromium, address).open()
+        page.one("#file").send_keys(str(jpeg(tmp_path / "any.jpg", 300, 200)))
+        page.answered()
+        assert page.text("stages-title") == "17 → 1 tokens"
+        assert "All of them go through all blocks" in page.text("stages-note")
+        assert len(page.all("#strip figure")) == 1
+
+
 def test_a_file_from_the_disk(page: Page, tmp_path: Path) -> None:
     """Wider than high, and turned by its EXIF: upright, framed and answered."""
     exif = Image.Exif()

@@ -221,11 +221,17 @@ const HOW = {
     "Block by block, those that get the least attention are dropped. Bright patches survive; of a hatched one " +
     "nothing is left.",
 };
+// Of a model whose patches only go when the last one has been looked at.
+const ALONE =
+  "All of them go through all blocks. After the last block's attention the class token goes on alone: it has " +
+  "looked at every patch, and the answer is read from it.";
 const mixes = () => ["avg", "merge"].includes(drawn.explanation.reduction);
 
 function showStages() {
   const { explanation } = drawn;
-  const { stages, patches, untraced, class_token: extra } = explanation;
+  const { stages, blocks, patches, untraced, class_token: extra } = explanation;
+  const last = stages.at(-1);
+  const alone = extra && stages.length === 2 && last.tokens === 1 && last.after_block === blocks.length - 1;
   const numbers = stages.map((stage) => stage.tokens);
   const shown = numbers.length > 7 ? [...numbers.slice(0, 3), "…", numbers.at(-1)] : numbers;
   at("stages-title").textContent = `${arrow(shown)} tokens`;
@@ -233,12 +239,11 @@ function showStages() {
   const patch = `The picture becomes ${patches[0]} × ${patches[1]} patches, a token for each${also}.`;
   if (untraced) at("stages-note").textContent = `${patch} Which patches survive cannot be shown: ${untraced}.`;
   else if (stages.length === 1) at("stages-note").textContent = `${patch} This model keeps them all.`;
-  else {
-    at("stages-note").textContent = `${patch} ${HOW[explanation.reduction]}`;
-  }
+  else at("stages-note").textContent = `${patch} ${alone ? ALONE : HOW[explanation.reduction]}`;
   at("detail").hidden = stages[0].kept === null;
   at("detail").textContent = HINT;
-  at("strip").replaceChildren(...stages.map((stage, index) => stageFigure(stage, index)));
+  const figures = alone ? stages.slice(0, 1) : stages; // nothing was dropped that a picture could show
+  at("strip").replaceChildren(...figures.map((stage, index) => stageFigure(stage, index)));
   at("stages").hidden = false;
 }
 
