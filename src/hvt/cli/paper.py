@@ -137,7 +137,7 @@ def register(commands: Any) -> None:
         description=(
             "Write the page with every table, claim and figure from the result files, those of\n"
             "long too. A file TABLE.md in the folder named like the page is added to that table\n"
-            "as a comment."
+            "as a comment, and long.md to the part on long."
         ),
         epilog=(
             "examples:\n  hvt paper report\n"

@@ -119,6 +119,8 @@ def render(
     parts += ["## Figures", *_figures_part(protocol, known, comments.name)]
     if long is not None:
         parts += section(long, comments.name)
+        comment = _comment(comments / "long.md")
+        parts += ["### long: what it says", comment] if comment else []
     return "\n\n".join(parts) + "\n"
 
 
