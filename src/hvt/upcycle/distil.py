@@ -123,7 +123,8 @@ class Distiller(Learner):
         else:
             views = unpack(batch.images, self.model.config.in_chans, self.sizes)
             if kept is not None:
-                views = mixed(views, kept)
+                on_device = [view.to(self.device, non_blocking=True) for view in views]
+                views = mixed(on_device, kept.to(self.device))
             theirs = self.normalise(views[0])
             x = theirs if len(views) == 1 else self.normalise(views[-1])
             with self._autocast():
