@@ -179,6 +179,7 @@ def test_auto_measures_what_may_gain(
     assert choice.steps >= 3
     assert choice.seconds > 0
     assert not list(tmp_path.iterdir())  # nothing is written
+    assert launch.choose(plain(tmp_path), done=10**6) is None  # of which nothing is left
     assert launch.choose(tiny(tmp_path)) is None  # with threads of its own
     assert launch.choose(plain(tmp_path, batch_size=242)) is None  # which is no multiple of 4
     assert launch.choose(plain(tmp_path, compile=True)) is None

@@ -342,6 +342,29 @@ def test_the_command_for_upcycling_keeps_what_was_asked(
     assert args.gflops >= max(choice["gflops"] for choice in best)
 
 
+def test_a_plan_for_upcycling_is_cheaper_than_the_source(
+    command: Command, tmp_path: Path, build: Any
+) -> None:
+    """Whatever the budget: `hvt upcycle` refuses one that the source itself is within."""
+    path = tmp_path / "deit.safetensors"
+    hvt.save(build("deit_ti"), path)
+    whole = hvt.cost(hvt.load(path)).gflops
+    for words in (("--params", 6), ("--gflops", 5 * whole), ("--gflops", 0.9999 * whole)):
+        code, out, err = command("plan", "--from", path, *words)
+        assert code == 0, err
+        printed = shlex.split(out.split("train it: ")[1])
+        budget = build_parser(["upcycle"]).parse_args(printed[1:]).gflops
+        planned = json.loads(command("plan", "--from", path, *words, "--json")[1])
+        assert planned["source_gflops"] == whole
+        assert max(choice["gflops"] for choice in planned["best"]) <= budget < whole
+        assert planned["deit"]["gflops"] <= whole
+    fixed = ("--img-size", "80", "--pool-after", "10", "--pool-dims", "1")
+    code, _, err = command("plan", "--from", path, "--params", 6, *fixed)
+    assert (code, "costs less than the" in err) == (2, True)
+    lean = hvt.plan(params=6, source=path, pool_after=(), img_size=64)
+    assert lean.best[0].config.retention == (*(65,) * 11, 1)  # as hvt upcycle would make it
+
+
 # Config files
 
 

@@ -23,6 +23,7 @@ from hvt.search.report import importance, render
 from hvt.search.run import Worker, _identity, _recipe
 from hvt.search.study import _join, _without_password, import_optuna, open_study, rows_of
 from hvt.search.suggest import choices_of, place
+from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
 
 optuna = pytest.importorskip("optuna", reason="the search extra is not installed")
@@ -224,6 +225,32 @@ def test_the_seed_is_that_of_the_trainings(trained: list[Recipe], tmp_path: Path
     assert {recipe.seed for recipe in trained} == {2**40}
 
 
+def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
+    trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def params(folder: str, *trials: int) -> list[Any]:
+        for count in trials:
+            words = {"output": tmp_path / folder, "quiet": True} | TINY
+            rows = hvt.search("digits", 0.002, trials=count, **words).trials
+        return [row["params"] for row in rows]
+
+    whole = params("whole", 9)
+    assert len({json.dumps(one, sort_keys=True) for one in whole}) == 9
+    assert params("parts", 2, 7, 9) == whole
+    done = len(trained)
+
+    def interrupted(recipe: Recipe, console: Console) -> Any:
+        trained.append(recipe)
+        if len(trained) == done + 8:
+            raise Interrupted("stopped")
+        return SimpleNamespace(top1=50.0)
+
+    monkeypatch.setattr("hvt.search.run.engine.train", interrupted)
+    with pytest.raises(Interrupted):
+        params("cut", 9)
+    assert params("cut", 9) == whole
+
+
 def test_studies_do_not_share_a_folder(
     trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +258,7 @@ def test_studies_do_not_share_a_folder(
     mine = hvt.search("digits", 0.002, trials=1, study="my/first", quiet=True, **TINY)
     assert mine.folder == Path("runs/search-my-first")
     names = {Path(str(recipe.output)).name.rpartition("-rung")[0] for recipe in trained}
-    assert names == {"my-first-0000-0"}
+    assert names == {"my-first-0000"}
     (mine.folder / "trials.json").write_text(json.dumps({"study": "my/first"}))
     with pytest.raises(hvt.HVTError, match="has the results of the study my/first: use another"):
         hvt.search("digits", 0.002, trials=1, output=mine.folder, quiet=True, **TINY)

@@ -413,7 +413,7 @@ def run_report(args: argparse.Namespace) -> None:
     text = render(protocol, known, folder, args.data, long)
     with whole_file(output) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    written = [output, *draw(folder, protocol, known, long)]
+    written = [output, *draw(folder, protocol, known, args.data, long)]
     print("\n".join(str(path) for path in written))
     planned = run.jobs(protocol, _chosen(["all"]), BUDGETS, data=args.data)
     strangers = sorted(set(known) - {job.training.key for job in planned})

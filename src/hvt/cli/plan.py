@@ -223,8 +223,13 @@ def _upcycle(planned: Plan) -> str:
     """The command; its budget holds what is printed, which may be half a digit above the plan's."""
     from ..plan.answer import rounded_up
 
-    most = max(planned.budgets.get("gflops", 0.0), *(choice.gflops for choice in planned.best))
-    words = ["hvt", "upcycle", str(planned.source), "OUT.safetensors", "--gflops", rounded_up(most)]
+    whole = planned.source_gflops
+    assert whole is not None
+    asked, most = planned.budgets.get("gflops", 0.0), max(one.gflops for one in planned.best)
+    most = max(asked, most) if asked < whole else most
+    # upcycling takes no budget that the source itself is within
+    budget = next(text for n in range(3, 17) if float(text := rounded_up(most, n)) < whole)
+    words = ["hvt", "upcycle", str(planned.source), "OUT.safetensors", "--gflops", budget]
     for name, value in planned.fixed.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [f"--{name.replace('_', '-')}", text]

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             **values,
             **given_fields(args, HVTConfig),
         )
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):  # within a training, or between two
         print("hvt: stopped; the same command goes on with the study", file=sys.stderr)
         return 130
     if args.json:

@@ -22,7 +22,11 @@ _COLOURS = {"HVT": "C3", "PoWER": "C2", "DeiT": "C0"}
 
 
 def draw(
-    folder: Path, protocol: Protocol, known: Known, long: LongResults | None = None
+    folder: Path,
+    protocol: Protocol,
+    known: Known,
+    data: str | None = None,
+    long: LongResults | None = None,
 ) -> list[Path]:
     """Write `figure1.png`, `figure4.png` where both its rows have been run, and `gap.png`."""
     figure = new_figure(figsize=(10, 4.2), layout="constrained")
@@ -31,8 +35,8 @@ def draw(
     except OSError as error:
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
     written = [folder / "figure1.png"]
-    _figure1(figure, written[0], fill(protocol, tables()["main"], known))
-    runs: dict[str, Any] = curves(protocol, known)
+    _figure1(figure, written[0], fill(protocol, tables()["main"], known, data))
+    runs: dict[str, Any] = curves(protocol, known, data)
     if runs:
         written.append(folder / "figure4.png")
         draw_curves(written[1], runs)

@@ -116,7 +116,7 @@ def render(
     ]
     for one in filled:
         parts += _table_part(protocol, one, noise, usual, comments)
-    parts += ["## Figures", *_figures_part(protocol, known, comments.name)]
+    parts += ["## Figures", *_figures_part(protocol, known, data, comments.name)]
     if long is not None:
         parts += section(long, comments.name)
         comment = _comment(comments / "long.md")
@@ -302,7 +302,7 @@ def _comment(path: Path) -> str:
         raise HVTError(f"cannot read the comment {path}: {error}") from error
 
 
-def _figures_part(protocol: Protocol, known: Known, folder: str) -> list[str]:
+def _figures_part(protocol: Protocol, known: Known, data: str | None, folder: str) -> list[str]:
     parts = [
         "Figure 1: cost against top-1, the paper's main table and ours.",
         f"![Multiply-adds against top-1: the paper's points and ours]({folder}/figure1.png)",
@@ -310,7 +310,7 @@ def _figures_part(protocol: Protocol, known: Known, folder: str) -> list[str]:
         "whose costs are nearly equal, at equal epochs"
         + (", longer than the tables' rows." if protocol.name in CURVE_EPOCHS else "."),
     ]
-    if curves(protocol, known):
+    if curves(protocol, known, data):
         picture = f"{folder}/figure4.png"
         parts.append(f"![Loss and top-1 by epoch of DeiT-Ti and Scale HVT-Ti-4]({picture})")
     else:
@@ -318,11 +318,13 @@ def _figures_part(protocol: Protocol, known: Known, folder: str) -> list[str]:
     return parts
 
 
-def curves(protocol: Protocol, known: Known) -> dict[str, list[dict[str, object]]]:
+def curves(
+    protocol: Protocol, known: Known, data: str | None = None
+) -> dict[str, list[dict[str, object]]]:
     """Figure 4's two curves, of the first seed that both have; empty without."""
     pair = {
         line.row.name: {one.seed: one.curve for one in line.results["epochs"]}
-        for line in fill(protocol, get_table(FIGURE4), known).lines
+        for line in fill(protocol, get_table(FIGURE4), known, data).lines
     }
     shared = sorted(set.intersection(*(set(seeds) for seeds in pair.values())))
     return {name: seeds[shared[0]] for name, seeds in pair.items()} if shared else {}

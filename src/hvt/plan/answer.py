@@ -80,6 +80,8 @@ class Plan:
     train_batch: int
     source: str | None = None
     """The checkpoint to upcycle, as it was named."""
+    source_gflops: float | None = None
+    """What it costs itself."""
     machine: dict[str, Any] = field(default_factory=dict)
     """Where the latency was measured."""
 
@@ -104,7 +106,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         return {
             "budgets": self.budgets, "fixed": self.fixed, "train_batch": self.train_batch,
-            "source": self.source, "configurations": self.configurations, "within": self.within,
+            "source": self.source, "source_gflops": self.source_gflops,
+            "configurations": self.configurations, "within": self.within,
             "order": self.order, "machine": self.machine,
             "best": [choice.to_dict() for choice in self.best],
             "ways": [choice.to_dict() for choice in self.ways],
@@ -203,7 +206,7 @@ class Nearest:
         return HVTError(f"{wanted} cannot be met: {binding} binds, and the nearest takes {takes}")
 
 
-def rounded_up(value: float) -> str:
+def rounded_up(value: float, digits: int = 3) -> str:
     """Three digits, so that what is offered can be met."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.6g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.{digits + 3}g}"

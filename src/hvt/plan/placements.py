@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..checkpoint.save_load import read
 from ..config import HVTConfig
+from ..costs import cost
 from ..errors import HVTError
-from ..upcycle.placement import describe, placements
+from ..upcycle.placement import describe, lean, placements
 from ..upcycle.settings import from_dict
 from ..upcycle.source import check_plain
 from .answer import Frontier, Judge, Nearest, Plan, limit
@@ -41,7 +41,13 @@ def plan_source(
     config = read(source, {}).config
     check_plain(config, source)
     base = config.replace(drop_path_rate=0.0)
-    known = placements(base, fixed)
+    whole = cost(base).gflops
+    known = [one for one in map(lean, placements(base, fixed)) if cost(one).gflops < whole]
+    if not known:
+        raise HVTError(
+            f"no placement with what is fixed costs less than the {whole:.3g} GFLOPs of "
+            f"{Path(source).name} itself: use smaller pictures, or pool earlier"
+        )
     nearest = Nearest(dict.fromkeys(budgets, math.inf))
     within = []
     for config in known:
@@ -68,22 +74,20 @@ def plan_source(
         frontier=Frontier([], []),
         train_batch=judge.train_batch,
         source=source,
+        source_gflops=whole,
         machine={} if judge.latency is None else judge.latency.machine,
     )
 
 
 def _kept(config: HVTConfig) -> float:
     """Log of the tokens that a block sees, on average over the blocks."""
-    counts, tokens = [], config.tokens
-    ends = [block + 1 for block in config.pool_blocks] + [config.depth]
-    for start, end in zip([0, *ends], ends, strict=False):
-        counts.append(end - start)
-    return float(np.average(np.log(tokens), weights=counts))
+    return statistics.fmean(math.log(seen) for seen, _ in cost(config).blocks())
 
 
 def _whole(base: HVTConfig, known: list[HVTConfig]) -> list[HVTConfig]:
-    """The source itself at each picture size."""
-    return [base.replace(img_size=size) for size in sorted({one.image for one in known})]
+    """The source itself at its own picture size and at each smaller one."""
+    sizes = {base.image} | {one.image for one in known if one.image <= base.image}
+    return [base.replace(img_size=size) for size in sorted(sizes)]
 
 
 def _size(config: HVTConfig) -> tuple[int, int]:

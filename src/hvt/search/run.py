@@ -204,10 +204,6 @@ class Worker:
         self.recipe, self.choices, self.study = recipe, choices, study
         self.folder, self.trials, self.console = folder, trials, console
         self.rungs = rungs(recipe.epochs, RUNGS)
-        # Processes that begin alike must not suggest alike.
-        self.number = int(study.user_attrs.get("workers", 0))
-        study.set_user_attr("workers", self.number + 1)
-        self.seed = recipe.seed + 7919 * self.number
         self.began = time.monotonic()
         self.done = self.empty = 0
 
@@ -225,11 +221,6 @@ class Worker:
             if complete + running >= self.trials and not waiting:
                 time.sleep(WAIT)  # others are at the last ones, and may yet fail
                 continue
-            self.study.sampler = optuna.samplers.TPESampler(
-                seed=(self.seed + len(states)) % 2**32,  # numpy's bound
-                n_startup_trials=max(5, self.trials // 4),
-                constant_liar=True,  # the trials of other processes count as what they may become
-            )
             try:
                 with quietly():
                     self.study.optimize(self.objective, n_trials=1)
@@ -238,6 +229,7 @@ class Worker:
 
     def objective(self, trial: Any) -> tuple[float, float]:
         """Accuracy and GFLOPs of a trial, after as many rungs as it is worth."""
+        self.study.sampler = self._sampler(trial.number)
         config = self.choices.suggest(trial)
         if config is None:  # nothing to train, so it does not count
             self.empty += 1
@@ -271,9 +263,23 @@ class Worker:
         self._tell(trial, config, price.gflops, scores)
         return float(scores[-1][1]), price.gflops
 
+    def _sampler(self, number: int) -> Any:
+        """What suggests a trial, seeded by its place among those that did not fail.
+
+        So no two processes suggest alike, and a study that was stopped goes on as if it had not
+        been: the trial that was cut short has failed, and another stands in for it.
+        """
+        trials = self.study.get_trials(deepcopy=False)
+        place = sum(one.number < number and one.state.name != "FAIL" for one in trials)
+        return import_optuna().samplers.TPESampler(
+            seed=(self.recipe.seed + place) % 2**32,  # numpy's bound
+            n_startup_trials=max(5, self.trials // 4),
+            constant_liar=True,  # the trials of other processes count as what they may become
+        )
+
     def _train(self, config: HVTConfig, number: int, rung: int) -> float:
         """Top-1 on the pictures held out; 0 where the loss was not finite."""
-        name = f"{_file_name(self.study.study_name)}-{number:04d}-{self.number}-rung{rung}"
+        name = f"{_file_name(self.study.study_name)}-{number:04d}-rung{rung}"
         run = self.folder / "trials" / name
         shutil.rmtree(run, ignore_errors=True)
         model = "deit_s" if config.class_token else "hvt_s_0"

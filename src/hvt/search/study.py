@@ -94,6 +94,8 @@ def _join(name: str, storage: str, heartbeat: int) -> Any:
         study_name=name,
         storage=kept,
         directions=["maximize", "minimize"],
+        # Each trial sets a seeded one; Optuna's own for two objectives would choose before that.
+        sampler=optuna.samplers.TPESampler(),
         load_if_exists=True,
     )
 

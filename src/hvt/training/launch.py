@@ -34,6 +34,7 @@ from .claim import discard_empty, holds_run
 from .engine import Result, Trainer
 from .interrupt import Interrupted
 from .recipe import Recipe
+from .state import states, step_of
 from .worker import DECLINED, FAILED, FINISHED, INTERRUPTED, REFUSED, step_seconds
 
 LEAST_SECONDS = 180.0
@@ -100,7 +101,9 @@ def resume(
     job = {"resume": str(folder), "epochs": epochs}
     if wanted != "auto":
         return _run(job, int(wanted), Path(folder), console)
-    faster = _if_faster(job, recipe, Path(folder), console)
+    longer = recipe if epochs is None else recipe.replace(epochs=epochs)
+    done = max(map(step_of, states(Path(folder) / "checkpoints")), default=0)
+    faster = _if_faster(job, longer, Path(folder), console, done)
     return faster or engine.resume(folder, console, epochs)
 
 
@@ -123,8 +126,10 @@ class Choice:
     """Of a step in one process."""
 
 
-def choose(recipe: Recipe) -> Choice | None:
+def choose(recipe: Recipe, done: int = 0) -> Choice | None:
     """How many processes to try, with the time of one's step; None where one is to be taken.
+
+    `done` steps of the run need not be taken any more.
 
     The steps are taken by a model that is thrown away, so that a run is what it would have been.
     """
@@ -146,7 +151,7 @@ def choose(recipe: Recipe) -> Choice | None:
     if not counts or macs > LONGEST_STEP * SPEED * threads:
         return None
     estimate = trainer.learner.seconds_per_step()
-    if estimate * trainer.total < LEAST_SECONDS:
+    if estimate * (trainer.total - done) < LEAST_SECONDS:
         return None
     # About two seconds of them, as both ways are to be measured.
     steps = max(3, min(20, int(2 / estimate)))
@@ -166,10 +171,10 @@ def several_processes(recipe: Recipe) -> bool:
 
 
 def _if_faster(
-    job: dict[str, Any], recipe: Recipe, folder: Path, console: Console | None
+    job: dict[str, Any], recipe: Recipe, folder: Path, console: Console | None, done: int = 0
 ) -> Result | None:
     """The training in several processes if they are faster; None where one process is."""
-    choice = choose(recipe)
+    choice = choose(recipe, done)
     if choice is None:
         return None
     beat = {"steps": choice.steps, "seconds": choice.seconds / LEAST_GAIN}
