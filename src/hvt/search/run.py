@@ -41,6 +41,8 @@ HOLDOUT = 0.1
 """The share of the training pictures that trials are compared on; no test picture is seen."""
 MOST_EMPTY = 300
 """Suggestions in a row without a config within the budget, after which a search gives up."""
+PROMISING = 8
+"""The first trials of a study: those that `hvt plan`'s regression expects most of."""
 WAIT = 2.0
 """Seconds between looks at the trials of other processes, when no new one is due."""
 
@@ -204,6 +206,7 @@ class Worker:
         self.recipe, self.choices, self.study = recipe, choices, study
         self.folder, self.trials, self.console = folder, trials, console
         self.rungs = rungs(recipe.epochs, RUNGS)
+        self.promising: list[dict[str, Any]] | None = None
         self.began = time.monotonic()
         self.done = self.empty = 0
 
@@ -221,6 +224,8 @@ class Worker:
             if complete + running >= self.trials and not waiting:
                 time.sleep(WAIT)  # others are at the last ones, and may yet fail
                 continue
+            if not waiting:
+                self._queue_promising()
             try:
                 with quietly():
                     self.study.optimize(self.objective, n_trials=1)
@@ -262,6 +267,17 @@ class Worker:
         trial.set_user_attr("seconds", time.monotonic() - began)
         self._tell(trial, config, price.gflops, scores)
         return float(scores[-1][1]), price.gflops
+
+    def _queue_promising(self) -> None:
+        """Queue the next of the trials that a study begins with, until all have been."""
+        queued = self.study.user_attrs.get("promising", 0)
+        if queued >= PROMISING:
+            return
+        self.study.set_user_attr("promising", queued + 1)
+        if self.promising is None:
+            self.promising = self.choices.promising(PROMISING, self.recipe.seed)
+        if queued < len(self.promising):
+            self.study.enqueue_trial(self.promising[queued])
 
     def _sampler(self, number: int) -> Any:
         """What suggests a trial, seeded by its place among those that did not fail.

@@ -11,10 +11,13 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
 from ..plan.answer import limit
+from ..plan.quality import flags_of, load_quality, measures_of
 from ..plan.space import DEPTHS, KEPT, MOST_STAGES, Picture, Pooling, Space, lengths, space_of
 
 LEAST_SPENT = 0.5
@@ -22,6 +25,8 @@ LEAST_SPENT = 0.5
 AROUND = (0.75, 1.0, 1.25, 1.5)
 """Picture sizes to choose from, over the recipe's."""
 MOST_DEPTH = 16
+DRAWS = 500
+"""Random configs of which the regression's favourites are the first trials."""
 
 
 class Trial(Protocol):
@@ -30,6 +35,26 @@ class Trial(Protocol):
     def suggest_int(self, name: str, low: int, high: int) -> int: ...
     def suggest_float(self, name: str, low: float, high: float) -> float: ...
     def suggest_categorical(self, name: str, choices: Any) -> Any: ...
+
+
+class Drawn:
+    """A trial drawn at random that spends the whole budget."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self.random, self.params = random, dict[str, Any]()
+
+    def suggest_int(self, name: str, low: int, high: int) -> int:
+        return self._keep(name, int(self.random.integers(low, high + 1)))
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        return self._keep(name, high if name == "spent" else float(self.random.uniform(low, high)))
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        return self._keep(name, choices[self.random.integers(len(choices))])
+
+    def _keep(self, name: str, value: Any) -> Any:
+        self.params[name] = value
+        return value
 
 
 @dataclass(frozen=True)
@@ -81,6 +106,29 @@ class Choices:
                 break
             best = config
         return best
+
+    def promising(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Parameters of trials that spend the budget well by `hvt plan`'s regression, best first.
+
+        Each differs from those before it in width or depth, and in its tokens or their pooling.
+        """
+        quality, random = load_quality(), np.random.default_rng(seed)
+        scored: list[tuple[float, HVTConfig, dict[str, Any]]] = []
+        for _ in range(DRAWS):
+            drawn = Drawn(random)
+            config = self.suggest(drawn)
+            if config is not None:
+                score = float(quality.score(measures_of(config), flags_of(config)))
+                scored.append((score, config, drawn.params))
+        scored.sort(key=lambda one: -one[0])
+        chosen: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for _, config, params in scored:
+            size, tokens = (config.width, config.depth), (config.tokens, config.pool_dims)
+            if all(size != one[0] and tokens != one[1] for one in chosen):
+                chosen[size, tokens] = params
+            if len(chosen) == count:
+                break
+        return list(chosen.values())
 
     def cheapest(self) -> float | None:
         """GFLOPs of the cheapest config; None where no config can have the poolings."""
