@@ -437,10 +437,14 @@ def test_pictures_of_another_size_are_resized(here: Here, tmp_path: Path) -> Non
 
 
 class Interrupting(io.StringIO):
-    """A terminal whose user presses Ctrl-C after the first epoch."""
+    """A terminal whose user presses Ctrl-C after an epoch, the first unless another is named."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        super().__init__()
+        self.epoch = epoch
 
     def write(self, text: str) -> int:
-        if "epoch 1/2" in text:
+        if f"epoch {self.epoch}/2" in text:
             signal.raise_signal(signal.SIGINT)
         return super().write(text)
 
@@ -467,6 +471,14 @@ def test_an_interrupted_row_goes_on(here: Here, tmp_path: Path) -> None:
     again = run.run_job(job, here.protocol, place, Console(file=io.StringIO()))
     assert (again.top1, again.curve) == (finished.top1, finished.curve)
     assert again.seconds is None
+
+
+def test_a_row_that_is_asked_to_stop_too_late_is_the_last(here: Here, tmp_path: Path) -> None:
+    (job,) = run.jobs(here.protocol, [get_table("pool_type")], ("epochs",), (0,), ["Avg"])
+    place = run.Place(tmp_path / "results", tmp_path / "runs", {})
+    with pytest.raises(Interrupted, match="stopped at its end; the same command goes on"):
+        run.run_job(job, here.protocol, place, Console(file=Interrupting(2), width=200))
+    assert run.is_done(job, place)
 
 
 def test_ctrl_c_at_the_command_line(

@@ -193,7 +193,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
 
     def train(recipe: Recipe, console: Console) -> Any:
         recipes.append(recipe)
-        return SimpleNamespace(top1=50.0)
+        return SimpleNamespace(top1=50.0, stop_asked=False)
 
     monkeypatch.setattr("hvt.search.run.engine.train", train)
     monkeypatch.setattr("hvt.search.run.write_report", lambda *_: None)
@@ -245,12 +245,32 @@ def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
         trained.append(recipe)
         if len(trained) == done + 8:
             raise Interrupted("stopped")
-        return SimpleNamespace(top1=50.0)
+        return SimpleNamespace(top1=50.0, stop_asked=False)
 
     monkeypatch.setattr("hvt.search.run.engine.train", interrupted)
     with pytest.raises(Interrupted):
         params("cut", 8)
     assert params("cut", 8) == whole
+
+
+@pytest.mark.parametrize("trainings", [1, 3])
+def test_a_stop_that_comes_after_a_training_is_not_forgotten(
+    trainings: int, tmp_path: Path, trained: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two rungs the trial is queued again with what it has; after the last it counts."""
+
+    def train(recipe: Recipe, console: Console) -> Any:
+        trained.append(recipe)
+        return SimpleNamespace(top1=50.0, stop_asked=len(trained) == trainings)
+
+    monkeypatch.setattr("hvt.search.run.engine.train", train)
+    words = {"trials": 2, "output": tmp_path, "quiet": True} | TINY
+    with pytest.raises(Interrupted):
+        hvt.search("digits", 0.002, **words)
+    assert len(trained) == trainings
+    rows = hvt.search("digits", 0.002, **words).trials
+    assert rows[0]["again"] == (0 if trainings == 1 else None)
+    assert rows[0]["rungs"][0] == [0.1, 50.0]
 
 
 def test_studies_do_not_share_a_folder(

@@ -149,6 +149,8 @@ def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Fin
         last = _train(job.base, place, console)
         seconds = _seconds(last, job.base.training)
         if job.training.power is not None:
+            if last.stop_asked:
+                raise Interrupted("stopped before PoWER's search")
             if is_done(job.base, place):
                 seconds = results.read(results.path_of(place.results, job.base.name)).seconds
             weights, folder = last.folder / "model.safetensors", place.runs / job.name
@@ -163,6 +165,8 @@ def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Fin
     finished = _finished(job, protocol, last, seconds)
     if is_main_process():
         results.write(place.results, finished)
+    if last.stop_asked:
+        raise Interrupted(f"{job.name}: stopped at its end; the same command goes on from there")
     return finished
 
 

@@ -207,6 +207,7 @@ class Worker:
         self.folder, self.trials, self.console = folder, trials, console
         self.rungs = rungs(recipe.epochs, RUNGS)
         self.promising: list[dict[str, Any]] | None = None
+        self.stop_asked = False
         self.began = time.monotonic()
         self.done = self.empty = 0
 
@@ -229,6 +230,8 @@ class Worker:
             try:
                 with quietly():
                     self.study.optimize(self.objective, n_trials=1)
+                if self.stop_asked:
+                    raise Interrupted("stopped between two trials")
             except optuna.exceptions.UpdateFinishedTrialError:
                 self._say("a trial of this process was given to another, which heard nothing of it")
 
@@ -261,8 +264,11 @@ class Worker:
             trial.set_user_attr("rungs", scores)
             others = [row for row in rows_of(self.study) if row["trial"] != trial.number]
             last = rung + 1 == len(self.rungs)
-            if not last and not goes_on(Score(price.gflops, top1), reached(others, rung)):
+            if last or not goes_on(Score(price.gflops, top1), reached(others, rung)):
                 break
+            if self.stop_asked:
+                requeue(self.study, trial)
+                raise Interrupted("stopped between two rungs of a trial")
         trial.set_user_attr("finished", len(scores) == len(self.rungs))
         trial.set_user_attr("seconds", time.monotonic() - began)
         self._tell(trial, config, price.gflops, scores)
@@ -305,7 +311,9 @@ class Worker:
             eval_every=10**6, checkpoint_minutes=1e9,
         )  # fmt: skip
         try:
-            return engine.train(recipe, console=Console(quiet=True)).top1
+            result = engine.train(recipe, console=Console(quiet=True))
+            self.stop_asked = result.stop_asked
+            return result.top1
         except HVTError as error:
             if "not finite" not in str(error):
                 raise

@@ -64,6 +64,8 @@ class Result:
     rows: list[Row]
     seconds: float
     images_per_second: float
+    stop_asked: bool = False
+    """Whether a signal came too late to stop it: what would follow is not to be begun."""
 
 
 def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> Result:
@@ -253,7 +255,9 @@ class Trainer:
         finally:
             self.watcher.close()
         seconds = time.perf_counter() - self.started
-        return self._finish(seconds, pictures / seconds)
+        result = self._finish(seconds, pictures / seconds)
+        (result.stop_asked,) = self.processes.any(self.device, self.signals.asked)
+        return result
 
     def _epoch(self, epoch: int) -> None:
         progress, recipe = self.progress, self.recipe

@@ -353,7 +353,8 @@ class Upcycling:
 
     def _train(self, phase: Phase) -> None:
         goes_on = self.processes.broadcast(bool(states(phase.folder / "checkpoints")))
-        phase.run(resume=goes_on)
+        if phase.run(resume=goes_on).stop_asked:
+            raise Interrupted(f"stopped; resume with: hvt upcycle --resume {self.folder}")
 
     def _recipe(self, path: Path, epochs: float, lr: float, **values: Any) -> Any:
         """A phase's recipe, which a resumed run has from its folder."""
