@@ -237,7 +237,7 @@ def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
     monkeypatch.setattr("hvt.search.run.PROMISING", 2)  # then five at random, then Optuna's
     whole = params("whole", 8)
     assert len({json.dumps(one, sort_keys=True) for one in whole}) == 8
-    assert [one["spent"] for one in whole[:2]] == [1.0, 1.0]
+    assert whole[0]["spent"] == 1.0
     assert params("parts", 1, 8) == whole
     done = len(trained)
 
