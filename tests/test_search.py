@@ -230,11 +230,11 @@ def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
 ) -> None:
     def params(folder: str, *trials: int) -> list[Any]:
         for count in trials:
-            words = {"output": tmp_path / folder, "quiet": True} | TINY
+            # one that is promising, then five at random, then Optuna's
+            words = {"output": tmp_path / folder, "quiet": True, "promising": 1} | TINY
             rows = hvt.search("digits", 0.002, trials=count, **words).trials
         return [row["params"] for row in rows]
 
-    monkeypatch.setattr("hvt.search.run.PROMISING", 2)  # then five at random, then Optuna's
     whole = params("whole", 8)
     assert len({json.dumps(one, sort_keys=True) for one in whole}) == 8
     assert whole[0]["spent"] == 1.0
@@ -271,6 +271,15 @@ def test_a_stop_that_comes_after_a_training_is_not_forgotten(
     rows = hvt.search("digits", 0.002, **words).trials
     assert rows[0]["again"] == (0 if trainings == 1 else None)
     assert rows[0]["rungs"][0] == [0.1, 50.0]
+
+
+def test_a_config_is_trained_once(trained: list[Recipe], tmp_path: Path) -> None:
+    fixed = {"num_heads": 1, "stages": 0, "patch_size": 2}
+    words = {"trials": 3, "output": tmp_path, "quiet": True} | TINY | fixed
+    rows = hvt.search("digits", 0.002, **words).trials
+    assert len({json.dumps(row["config"]) for row in rows}) == 1
+    assert [row["rungs"] for row in rows] == 3 * [rows[0]["rungs"]]
+    assert len(trained) == len(rows[0]["rungs"])
 
 
 def test_studies_do_not_share_a_folder(

@@ -51,11 +51,11 @@ def check_type(name: str, value: Any, hint: Any) -> None:
         raise HVTError(f"{name}={value!r} must be {wanted}")
 
 
-def check_whole(**values: Any) -> None:
-    """Refuse what is not a whole number of at least 1."""
+def check_whole(least: int = 1, **values: Any) -> None:
+    """Refuse what is not a whole number of at least 1, or of another bound."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise HVTError(f"{name}={value!r} must be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise HVTError(f"{name}={value!r} must be a whole number of at least {least}")
 
 
 def _check_value(

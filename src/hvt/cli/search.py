@@ -53,10 +53,10 @@ def register(commands: Any) -> None:
     for flag, default, text in (
         ("--trials", 40, "trials of the whole study (default: 40)"),
         ("--heartbeat", 30, "seconds between signs of life (default: 30)"),
+        ("--promising", 8, "first trials that hvt plan expects most of (default: 8)"),
     ):
-        parser.add_argument(
-            flag, type=converter(flag[2:], int, least=1), default=default, metavar="N", help=text
-        )
+        kind = converter(flag[2:], int, least=0 if flag == "--promising" else 1)
+        parser.add_argument(flag, type=kind, default=default, metavar="N", help=text)
     parser.add_argument("--study", metavar="NAME", help="the study's name (default: the recipe's)")
     parser.add_argument(
         "--storage", metavar="URL", help="Optuna's storage (default: study.db in the output folder)"
@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
             storage=args.storage,
             output=args.output,
             heartbeat=args.heartbeat,
+            promising=args.promising,
             quiet=args.json,
             **values,
             **given_fields(args, HVTConfig),

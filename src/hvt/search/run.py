@@ -70,6 +70,7 @@ def search(
     output: str | Path | None = None,
     seed: int | None = None,
     heartbeat: int = HEARTBEAT,
+    promising: int = PROMISING,
     quiet: bool = False,
     **values: Any,
 ) -> Found:
@@ -80,11 +81,13 @@ def search(
     fields of the recipe, or fields of `HVTConfig` that are not to be searched. `trials` are those
     of the whole study: a study that has some goes on, and several processes with the same
     `storage` and `study` share the work. `output` is the folder for the report. `seed`, the
-    recipe's unless it is set, is that of the trainings and of what is suggested.
+    recipe's unless it is set, is that of the trainings and of what is suggested. The first
+    `promising` trials are those that the regression of `hvt.plan` expects most of.
     """
     if isinstance(gflops, bool) or not isinstance(gflops, (int, float)) or not 0 < gflops < 1e9:
         raise HVTError(f"gflops={gflops!r} must be a finite number above 0")
     check_whole(trials=trials, heartbeat=heartbeat)
+    check_whole(0, promising=promising)
     import_optuna()  # says what to install before anything else is done
     base, fixed, name = _recipe(recipe, values | ({} if seed is None else {"seed": seed}))
     name = study or name
@@ -110,7 +113,7 @@ def search(
         "seed": base.seed,
     }  # fmt: skip
     opened = open_study(name, storage or default_storage(folder), settings, heartbeat)
-    worker = Worker(base, choices, opened, folder, trials, console)
+    worker = Worker(base, choices, opened, folder, trials, console, promising)
     try:
         worker.work()
     finally:
@@ -201,12 +204,12 @@ class Worker:
 
     def __init__(
         self, recipe: Recipe, choices: Choices, study: Any, folder: Path, trials: int,
-        console: Console,
+        console: Console, promising: int = PROMISING,
     ) -> None:  # fmt: skip
         self.recipe, self.choices, self.study = recipe, choices, study
         self.folder, self.trials, self.console = folder, trials, console
         self.rungs = rungs(recipe.epochs, RUNGS)
-        self.promising: list[dict[str, Any]] | None = None
+        self.begins_with, self.promising = promising, list[dict[str, Any]]()
         self.stop_asked = False
         self.began = time.monotonic()
         self.done = self.empty = 0
@@ -253,6 +256,10 @@ class Worker:
         trial.set_user_attr("gflops", price.gflops)
         trial.set_user_attr("params_m", price.params_m)
         scores = [tuple(pair) for pair in trial.user_attrs.get("rungs", [])]
+        # The same config trained again would come to the same end.
+        alike = [row["rungs"] for row in rows_of(self.study) if row["config"] == config.to_dict()]
+        scores = max([scores, *alike], key=len)
+        trial.set_user_attr("rungs", scores)
         began = time.monotonic()
         for rung in range(len(scores), len(self.rungs)):
             try:
@@ -277,11 +284,12 @@ class Worker:
     def _queue_promising(self) -> None:
         """Queue the next of the trials that a study begins with, until all have been."""
         queued = self.study.user_attrs.get("promising", 0)
-        if queued >= PROMISING:
+        if queued >= self.begins_with:
             return
         self.study.set_user_attr("promising", queued + 1)
-        if self.promising is None:
-            self.promising = self.choices.promising(PROMISING, self.recipe.seed)
+        self.promising = self.promising or self.choices.promising(
+            self.begins_with, self.recipe.seed
+        )
         if queued < len(self.promising):
             self.study.enqueue_trial(self.promising[queued])
 
