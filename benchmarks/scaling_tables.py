@@ -1,0 +1,203 @@
+"""The tables of docs/scaling.md: the study, its best, the rule of the fit, and how it holds.
+
+    python benchmarks/scaling_tables.py
+
+reads `results/search`, `results/scaling.csv`, the results of `hvt paper run` and the fit behind
+`hvt plan`. `--check` tells whether the page is current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pages
+from scaling import BUDGET, HERE, OTHERS, RECIPES, choices, predicted, read_rows, trials
+
+from hvt.config import HVTConfig
+from hvt.costs import arrow, cost
+from hvt.plan.quality import spearman
+from hvt.search.suggest import Drawn
+
+PAGE = HERE.parent / "docs/scaling.md"
+RULE = tuple(0.002 * 2**n for n in range(5))
+"""Budgets that the rule is derived from: 2 to 32 M multiply-adds."""
+DRAWS, TOP = 1000, 20
+"""Configs drawn for each of them, and those with the best scores, which the rule is the mean of."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make the tables of docs/scaling.md.")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the page is stale")
+    args = parser.parse_args()
+    text = PAGE.read_text(encoding="utf-8")
+    for mark, content in tables(read_rows(), rule=not args.check).items():
+        text = pages.fill(text, mark, content)
+    return pages.write(PAGE, text, args.check, "python benchmarks/scaling_tables.py")
+
+
+def mega(gflops: Any) -> str:
+    return f"{1e3 * float(gflops):.2f}"
+
+
+def tables(rows: Sequence[dict[str, Any]], rule: bool = True) -> dict[str, str]:
+    """The parts of docs/scaling.md that are made of results; the rule takes half a minute."""
+    made = {
+        "study": study_table(),
+        "best": best_table([row for row in rows if row["what"] == "best"]),
+        "check": check_table([row for row in rows if row["what"] == "check"]),
+    }
+    return made | ({"rule": rule_table()} if rule else {})
+
+
+def study_table() -> str:
+    done = trials()
+    whole = [row for row in done if row["finished"] == "True"]
+    hours = sum(float(row["seconds"]) for row in done if row["seconds"]) / 3600
+    whole.sort(key=lambda row: -float(row["top1"]))
+    best = list({row["config"]: row for row in reversed(whole)}.values())[::-1][:8]  # each once
+    lines = [
+        [f"{row['study']} {row['trial']}", f"{float(row['top1']):.2f}", mega(row["gflops"]),
+         *shape(HVTConfig.from_dict(json.loads(row["config"])))]
+        for row in best
+    ]  # fmt: skip
+    return (
+        f"{len(done)} trials, {len(whole)} of them trained to the end, in {hours:.1f} hours of one "
+        "core. The best by top-1 on pictures held out, after one epoch:\n\n"
+        + pages.table(["trial", "top-1", "M multiply-adds", *SHAPE], lines, SHAPE)
+    )
+
+
+SHAPE = ("picture", "width", "blocks", "pool after", "window", "tokens")
+
+
+def shape(config: HVTConfig) -> list[str]:
+    window = f"{config.pool_dims}D {config.pool_kernel}/{config.pool_stride}"
+    return [
+        f"{config.image[0]} px, patch {config.patch_size}", str(config.width), str(config.depth),
+        ", ".join(map(str, config.pool_blocks)) or "never", window if config.pool_blocks else "",
+        arrow(list(config.tokens)),
+    ]  # fmt: skip
+
+
+def best_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The study's best beside rows of the paper's table by the same protocols."""
+    lines = []
+    for name, top1 in {"the study's best": by_length(rows), **paper_rows()}.items():
+        cells = [name]
+        for epochs in RECIPES:
+            figures = top1.get(epochs, [])
+            spread = f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
+            mean = (
+                f"{statistics.fmean(figures):.2f}{spread} (n = {len(figures)})" if figures else ""
+            )
+            cells.append(mean or "not run")
+        lines.append([cells[0], COSTS[name], *cells[1:]])
+    return pages.table(
+        ["model", "M multiply-adds", *(f"{n} epoch{'s' * (n > 1)}" for n in RECIPES)], lines
+    )
+
+
+COSTS: dict[str, str] = {}
+"""M multiply-adds of each model of the table."""
+
+
+def by_length(rows: Sequence[dict[str, Any]]) -> dict[int, list[float]]:
+    figures: dict[int, list[float]] = {}
+    for row in rows:
+        figures.setdefault(int(row["epochs"]), []).append(float(row["top1"]))
+        COSTS["the study's best"] = mega(row["gflops"])
+    COSTS.setdefault("the study's best", "")
+    return figures
+
+
+def paper_rows() -> dict[str, dict[int, list[float]]]:
+    """Test top-1 of two rows of the main table, by length, from the results of `hvt paper run`."""
+    wanted = {
+        "DeiT-Ti": lambda c: c["class_token"] and not c["retention"] and c["num_heads"] == 3,
+        "Scale HVT-Ti-4": lambda c: c["pool_after"] == [0, 1, 3, 4] and c["num_heads"] == 6,
+    }  # fmt: skip
+    known: dict[str, dict[int, list[float]]] = {name: {} for name in wanted}
+    for folder in ("cpu", "long"):
+        for path in sorted((HERE / "results/paper" / folder).glob("*.json")):
+            one = json.loads(path.read_text())
+            config = HVTConfig.from_dict(one["config"])
+            alike = (config.image, config.patch_size, config.depth, config.pool) == (
+                (32, 32),
+                4,
+                6,
+                "max",
+            )
+            length = one["epochs"]
+            if folder != ("cpu" if length == 1 else "long") or length not in RECIPES or not alike:
+                continue
+            for name, test in wanted.items():
+                if test(config.to_dict() | {"pool_after": list(config.pool_blocks)}):
+                    known[name].setdefault(length, []).append(one["top1"])
+                    COSTS[name] = mega(cost(config).gflops)
+    return known
+
+
+def rule_table() -> str:
+    """What the fit likes best at each budget, and powers of the budget through it."""
+    lines, means = [], []
+    for budget in RULE:
+        space, chance = choices(budget), np.random.default_rng(0)
+        drawn = dict.fromkeys(filter(None, (space.suggest(Drawn(chance)) for _ in range(DRAWS))))
+        top = sorted(drawn, key=predicted, reverse=True)[:TOP]
+        logs = np.array([[math.log(n) for n in numbers(one)] for one in top])
+        means.append(logs.mean(axis=0))
+        early = statistics.fmean(one.pool_blocks[:1] == (0,) for one in top)
+        lines.append(
+            [f"{1e3 * budget:.1f}", *(f"{math.exp(n):.3g}" for n in means[-1]), f"{early:.0%}"]
+        )
+    at = np.log(np.array(RULE) / BUDGET)
+    powers = [np.polyfit(at, np.array(means)[:, n], 1) for n in range(len(NUMBERS))]
+    formula = "\n".join(
+        f"{name:8} = {math.exp(start):.3g} · (budget / 8 M)^{power:.2f}"
+        for name, (power, start) in zip(NUMBERS, powers, strict=True)
+    )
+    headings = ["budget (M)", *NUMBERS, "pool after the first block"]
+    return f"{pages.table(headings, lines)}\n\n```\n{formula}\n```"
+
+
+NUMBERS = ("width", "blocks", "patches", "poolings", "seen")
+
+
+def numbers(config: HVTConfig) -> tuple[float, ...]:
+    """What the rule speaks of; the last is the tokens that a block sees, their geometric mean."""
+    seen = math.exp(statistics.fmean(math.log(n) for n, _ in cost(config).blocks()))
+    return (config.width, config.depth, config.tokens[0], max(1, len(config.pool_blocks)), seen)
+
+
+def check_table(rows: Sequence[dict[str, Any]]) -> str:
+    parts = []
+    for budget in OTHERS:
+        some = [row for row in rows if float(row["budget"]) == budget]
+        if not some:
+            parts.append(f"{1e3 * budget:g} M multiply-adds: not run.")
+            continue
+        some.sort(key=lambda row: -float(row["top1"]))
+        lines = [
+            [row["name"], f"{float(row['top1']):.2f}", f"{float(row['predicted']):.1f}",
+             mega(row["gflops"]), *shape(HVTConfig.from_dict(json.loads(row["config"])))]
+            for row in some
+        ]  # fmt: skip
+        pairs = np.array([[float(row["predicted"]), float(row["top1"])] for row in some])
+        order = spearman(pairs[:, 0], pairs[:, 1])
+        headings = ["config", "top-1", "predicted", "M multiply-adds", *SHAPE]
+        parts.append(
+            f"{1e3 * budget:g} M multiply-adds, rank correlation {order:.2f}:\n\n"
+            + pages.table(headings, lines, SHAPE)
+        )
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
