@@ -49,6 +49,7 @@ OTHERS = (0.004, 0.016)
 RANDOM = 6
 """Configs at random that are trained for each of the other budgets."""
 HOLDOUT = 0.1
+BEST, EVEN = "the study's best", "four even stages within the budget"
 RECIPES = {1: PAPER / "cpu.toml", 10: PAPER / "long.toml"}
 """The recipe of each length in epochs."""
 COLUMNS = (
@@ -81,11 +82,14 @@ def main() -> int:
 
 
 def best_jobs(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The long ones first; beside the best, the paper's rule within the same budget."""
     config = hvt.get_config(str(args.config)).replace(num_classes=100)
+    models = {BEST: config, EVEN: even_stages(BUDGET)}
     return [
-        job("best", "the study's best", BUDGET, config, epochs, seed)
+        job("best", name, BUDGET, one, epochs, seed)
         for epochs in sorted(args.epochs, reverse=True)
         for seed in args.seeds
+        for name, one in models.items()
     ]
 
 

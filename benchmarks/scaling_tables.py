@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ from hvt.plan.quality import spearman
 from hvt.search.suggest import Drawn
 
 PAGE = HERE.parent / "docs/scaling.md"
+PROTOCOLS = {1: "cpu", 10: "long"}
+"""Of `hvt paper run`, by epochs."""
+ROWS = {"deit_w36_l6_m0_n65": "DeiT-Ti", "hvt_w72_l6_m4_n64": "Scale HVT-Ti-4"}
+"""Names by the beginning of a training's key."""
 RULE = tuple(0.002 * 2**n for n in range(5))
 """Budgets that the rule is derived from: 2 to 32 M multiply-adds."""
 DRAWS, TOP = 1000, 20
@@ -87,61 +91,34 @@ def shape(config: HVTConfig) -> list[str]:
 
 
 def best_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The study's best beside rows of the paper's table by the same protocols."""
-    lines = []
-    for name, top1 in {"the study's best": by_length(rows), **paper_rows()}.items():
-        cells = [name]
-        for epochs in RECIPES:
-            figures = top1.get(epochs, [])
-            spread = f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
-            mean = (
-                f"{statistics.fmean(figures):.2f}{spread} (n = {len(figures)})" if figures else ""
-            )
-            cells.append(mean or "not run")
-        lines.append([cells[0], COSTS[name], *cells[1:]])
-    return pages.table(
-        ["model", "M multiply-adds", *(f"{n} epoch{'s' * (n > 1)}" for n in RECIPES)], lines
-    )
+    """The study's best and the paper's rule beside rows of the paper's table, by like protocols."""
+    models: dict[str, tuple[float, dict[int, list[float]]]] = {}
+    measured = [(row["name"], row["gflops"], row["epochs"], row["top1"]) for row in rows]
+    for name, gflops, epochs, top1 in [*measured, *paper_rows()]:
+        figures = models.setdefault(name, (float(gflops), {}))[1]
+        figures.setdefault(int(epochs), []).append(float(top1))
+    lines = [
+        [name, mega(gflops), *(mean(figures.get(epochs, [])) for epochs in RECIPES)]
+        for name, (gflops, figures) in models.items()
+    ]
+    return pages.table(["model", "M multiply-adds", "1 epoch", "10 epochs"], lines)
 
 
-COSTS: dict[str, str] = {}
-"""M multiply-adds of each model of the table."""
+def mean(figures: Sequence[float]) -> str:
+    if not figures:
+        return "not run"
+    spread = f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
+    return f"{statistics.fmean(figures):.2f}{spread} (n = {len(figures)})"
 
 
-def by_length(rows: Sequence[dict[str, Any]]) -> dict[int, list[float]]:
-    figures: dict[int, list[float]] = {}
-    for row in rows:
-        figures.setdefault(int(row["epochs"]), []).append(float(row["top1"]))
-        COSTS["the study's best"] = mega(row["gflops"])
-    COSTS.setdefault("the study's best", "")
-    return figures
-
-
-def paper_rows() -> dict[str, dict[int, list[float]]]:
-    """Test top-1 of two rows of the main table, by length, from the results of `hvt paper run`."""
-    wanted = {
-        "DeiT-Ti": lambda c: c["class_token"] and not c["retention"] and c["num_heads"] == 3,
-        "Scale HVT-Ti-4": lambda c: c["pool_after"] == [0, 1, 3, 4] and c["num_heads"] == 6,
-    }  # fmt: skip
-    known: dict[str, dict[int, list[float]]] = {name: {} for name in wanted}
-    for folder in ("cpu", "long"):
-        for path in sorted((HERE / "results/paper" / folder).glob("*.json")):
+def paper_rows() -> Iterator[tuple[str, float, int, float]]:
+    """Two rows of the main table, by `hvt paper run`: name, GFLOPs, epochs, top-1."""
+    for epochs, protocol in PROTOCOLS.items():
+        for path in sorted((HERE / "results/paper" / protocol).glob("*.json")):
             one = json.loads(path.read_text())
-            config = HVTConfig.from_dict(one["config"])
-            alike = (config.image, config.patch_size, config.depth, config.pool) == (
-                (32, 32),
-                4,
-                6,
-                "max",
-            )
-            length = one["epochs"]
-            if folder != ("cpu" if length == 1 else "long") or length not in RECIPES or not alike:
-                continue
-            for name, test in wanted.items():
-                if test(config.to_dict() | {"pool_after": list(config.pool_blocks)}):
-                    known[name].setdefault(length, []).append(one["top1"])
-                    COSTS[name] = mega(cost(config).gflops)
-    return known
+            config, name = one["config"], ROWS.get(one["key"].partition("-")[0])
+            if name and one["epochs"] == epochs and config["pool"] == "max":
+                yield name, cost(HVTConfig.from_dict(config)).gflops, epochs, one["top1"]
 
 
 def rule_table() -> str:

@@ -17,6 +17,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
         ["processes.py"],
         ["upcycle.py", "--table"],
         ["fit_quality.py"],
+        ["scaling_tables.py"],
     ],
     ids=lambda words: words[0],
 )
