@@ -68,6 +68,8 @@ def main() -> int:
         command.add_argument("--shard", default="1/1", help="one part of the trainings, as 1/2")
         if name == "best":
             command.add_argument("--config", type=Path, required=True, help="a .json config")
+            command.add_argument("--models", nargs="+", default=["best", "even"],
+                                 choices=["best", "even"])  # fmt: skip
             command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
             command.add_argument("--epochs", type=int, nargs="+", default=[1, 10], choices=RECIPES)
     args = parser.parse_args()
@@ -84,12 +86,12 @@ def main() -> int:
 def best_jobs(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The long ones first; beside the best, the paper's rule within the same budget."""
     config = hvt.get_config(str(args.config)).replace(num_classes=100)
-    models = {BEST: config, EVEN: even_stages(BUDGET)}
+    models = {"best": (BEST, config), "even": (EVEN, even_stages(BUDGET))}
     return [
         job("best", name, BUDGET, one, epochs, seed)
         for epochs in sorted(args.epochs, reverse=True)
         for seed in args.seeds
-        for name, one in models.items()
+        for name, one in (models[model] for model in args.models)
     ]
 
 
