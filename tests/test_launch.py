@@ -105,6 +105,15 @@ def test_two_processes_resume_a_run_of_one(single: Result, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @needs_gloo
+def test_a_batch_that_processes_cannot_share_is_refused_on_resuming(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    hvt.train(tiny(folder, batch_size=1438, holdout=0.0, epochs=1), quiet=True)
+    with pytest.raises(HVTError, match=r"batch_size=1438 .* multiple of 4 .*: use --processes 1"):
+        hvt.train(resume=folder, epochs=2, processes=2, quiet=True)
+
+
+@pytest.mark.slow
+@needs_gloo
 def test_an_error_of_a_process_is_one_sentence(tmp_path: Path, capfd: Captured) -> None:
     others = children()
     recipe = write_recipe(tiny(tmp_path / "run", batch_size=6), tmp_path / "tiny.toml")

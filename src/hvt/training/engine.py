@@ -45,7 +45,7 @@ from .state import (
 from .watch import Row, Watcher, clock, draw_curves, write_metrics
 
 # Where and how a run is computed, and for how long: a resumed run may have other values of these.
-_MAY_CHANGE = (
+MAY_CHANGE = (
     "init", "data", "root", "download", "skip_broken", "output", "epochs", "accumulate", "device",
     "compile", "grad_checkpointing", "workers", "threads", "processes", "eval_every",
     "checkpoint_minutes", "max_bad_steps", "tensorboard",
@@ -105,7 +105,7 @@ def resume(
     fields of the recipe that change nothing of what is learnt: root, device, threads …
     """
     folder = Path(folder)
-    assert set(circumstances) <= set(_MAY_CHANGE)
+    assert set(circumstances) <= set(MAY_CHANGE)
     longer = recipe = read_recipe(folder).replace(**circumstances)
     if epochs is not None:
         if epochs < recipe.epochs:
@@ -116,6 +116,12 @@ def resume(
         longer = recipe.replace(epochs=epochs)
     processes, device = distributed.init_process_group(recipe.device)
     try:
+        unit = 2 * processes.world_size * recipe.accumulate
+        if recipe.batch_size % unit:  # which a new run would have been fitted to
+            raise HVTError(
+                f"batch_size={recipe.batch_size} of {folder} must be a multiple of {unit} (2 × "
+                "processes × accumulate): use --processes 1"
+            )
         return Trainer(longer, folder, processes, device, console).run(True, planned=recipe.epochs)
     finally:
         distributed.destroy_process_group()
@@ -457,7 +463,7 @@ class Trainer:
 
     def _identity(self) -> dict[str, str]:
         """What makes a run this one, as text: the recipe's fields that matter, and the classes."""
-        values = {k: v for k, v in self.recipe.to_dict().items() if k not in _MAY_CHANGE}
+        values = {k: v for k, v in self.recipe.to_dict().items() if k not in MAY_CHANGE}
         values["classes"] = self.data.class_names
         return {name: json.dumps(value) for name, value in values.items()}
 
