@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
 import hvt
 from hvt import HVTError
 from hvt.cli import main
-from hvt.paper import figures, results, run, tables
+from hvt.paper import figures, power_baseline, results, run, tables
 from hvt.paper.claims import BUDGETS, CLAIMS, Claim, Comparison, Verdict, judge, pooled_spread
 from hvt.paper.filled import Noise, cells, fill, is_short, noise_of, usual_speed
 from hvt.paper.protocol import SEEDS, Protocol, Training, adapt, load_protocol, note, plan
@@ -481,12 +483,50 @@ def test_a_row_that_is_asked_to_stop_too_late_is_the_last(here: Here, tmp_path: 
     assert run.is_done(job, place)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("epochs", 3, "its epochs is 3, the row's is 2"),  # by hvt train --resume
+        ("lr", 0.5, "its lr is 0.5, the row's is 0.05"),
+        ("seed", 7, "its seed is 7, the row's is 0"),
+        ("overrides", {}, "its overrides is {}, the row's is"),
+    ],
+)
+def test_a_run_of_another_recipe_is_not_taken_for_the_row(
+    here: Here, tmp_path: Path, field: str, value: Any, says: str
+) -> None:
+    (job,) = run.jobs(here.protocol, [get_table("pool_type")], ("epochs",), (0,), ["Avg"])
+    place = run.Place(tmp_path / "results", tmp_path / "runs", {})
+    folder = place.runs / job.name
+    shutil.copytree(here.place().runs / job.name, folder)
+    path = folder / "recipe.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(HVTError, match=re.escape(says)) as caught:
+        run.run_job(job, here.protocol, place, Console(file=io.StringIO()))
+    assert str(folder) in str(caught.value)
+    assert not run.is_done(job, place)
+
+
+def test_a_run_of_another_recipe_is_not_taken_for_power_s(here: Here) -> None:
+    power = trained("main", "DeiT-Ti + PoWER", here.protocol)
+    plain = next((here.place().runs).iterdir())  # two epochs, where retraining has 0.667
+    with pytest.raises(HVTError, match=r"its epochs is 2, the row's is 0\.667"):
+        power_baseline.search_and_retrain(power, 0, Path("x"), plain, {}, Console(quiet=True))
+
+
+def test_a_gpu_counts_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    assert results.machine(torch.device("cpu"))["gpu"] is None
+    assert results.machine(torch.device("cuda", 0))["gpu"] == "a GPU"
+
+
 def test_ctrl_c_at_the_command_line(
     here: Here, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Here(tmp_path, here.file, here.protocol)
     screen = Console(file=Interrupting(), width=200)
-    monkeypatch.setattr("hvt.cli.paper.new_console", lambda: screen)
+    monkeypatch.setattr("hvt.cli.paper_run.new_console", lambda: screen)
     assert main(["paper", "run", "pool_type", "--row", "Max", *other.flags()]) == 130
     assert "the same command resumes from there" in capsys.readouterr().err
     assert other.known() == {}
@@ -502,6 +542,48 @@ def test_a_row_with_power(here: Here, tmp_path: Path) -> None:
     assert config.retention is not None
     assert hvt.cost(config).macs <= (0.8 / 1.25 + 0.01) * whole
     assert result[0].epochs == pytest.approx(2 + 2 * 0.667)
+
+
+def test_power_s_deit_is_trained_again_where_its_weights_are_not(
+    here: Here, tmp_path: Path
+) -> None:
+    row = ("DeiT-Ti + PoWER",)
+    (power,) = run.jobs(here.protocol, [get_table("main")], ("epochs",), (0,), row)
+    place = run.Place(tmp_path / "results", tmp_path / "runs", {})
+    slow = run.run_job(power.base, here.protocol, place, Console(quiet=True))
+    results.write(place.results, dataclasses.replace(slow, seconds=1e6))  # on another machine
+    shutil.rmtree(place.runs)
+    said = io.StringIO()
+    again = run.run_job(power, here.protocol, place, Console(file=said, width=200))
+    assert f"{power.base.name} has a result but no weights" in said.getvalue()
+    assert again.seconds is not None
+    assert again.seconds < 1e6
+    shutil.rmtree(place.runs / power.name)
+    said = io.StringIO()
+    after = run.run_job(power, here.protocol, place, Console(file=said, width=200))
+    assert "no weights" not in said.getvalue()
+    assert after.seconds is not None
+    assert after.seconds > 1e6  # of the DeiT that was trained before
+
+
+def test_an_estimate_has_power_s_deit_where_it_is_to_be_trained(
+    cpu: Protocol, tmp_path: Path
+) -> None:
+    (power,) = run.jobs(cpu, [get_table("main")], ("epochs",), (0,), ["DeiT-Ti + PoWER"])
+    place = run.Place(tmp_path / "results", tmp_path / "runs", {"device": "cpu"})
+
+    def macs(*pending: run.Job) -> float:
+        seconds = run.estimate(cpu, pending, (), place)(power)
+        assert seconds is not None
+        return seconds * run.SPEED["cpu"]
+
+    whole = power.training.training_macs
+    rest = whole - power.base.training.training_macs
+    assert macs(power) == pytest.approx(whole)
+    assert macs(power.base, power) == pytest.approx(rest)
+    (place.runs / power.base.name).mkdir(parents=True)
+    (place.runs / power.base.name / "recipe.json").touch()
+    assert macs(power) == pytest.approx(rest)
 
 
 # ── result files ────────────────────────────────────────────────────────────────────────────────
@@ -521,7 +603,7 @@ def test_results_of_two_machines_merge(here: Here, tmp_path: Path, capsys: Captu
     drawn = [str(tmp_path / "page" / name) for name in ("figure1.png", "gap.png")]
     assert written.out.splitlines() == [str(page), *drawn]
     assert written.err == ""
-    long = long_results(here.protocol, here.known(), load_protocol("long", here.file), {})
+    long = long_results(here.protocol, here.known(), load_protocol("long"), {})
     assert page.read_text() == render(here.protocol, here.known(), tmp_path / "page", long=long)
     assert results.read_all([ours / "cpu"]) != here.known()
     shutil.copytree(theirs, ours, dirs_exist_ok=True)  # or they are copied into one folder
@@ -545,8 +627,8 @@ def test_results_of_another_protocol_are_named(
         (lambda text: text[: len(text) // 2], "JSONDecodeError"),
         (lambda text: "[]", "TypeError"),
         (lambda text: text.replace('"top1":', '"top_1":', 1), "TypeError"),
-        (lambda text: text.replace('"epoch":', '"epoc":'), "KeyError"),
-        (lambda text: text.replace('"seed": 0', '"seed": 5', 1), "holds the result of"),
+        (lambda text: text.replace('"epoch":', '"epoc":'), "a point of its curve has no epoch"),
+        (lambda text: text.replace('"seed": 0', '"seed": 5'), "holds the result of"),
     ],
 )
 def test_a_damaged_result_is_named(
@@ -563,6 +645,74 @@ def test_a_damaged_result_is_named(
         error = refused(capsys, "paper", *command, *own)
         assert str(broken) in error
         assert words in error
+
+
+def set_(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
+    def change(values: Any) -> None:
+        for name in path[:-1]:
+            values = values[name]
+        values[path[-1]] = to
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (set_("top1", to=float("nan")), "top1=nan must be finite"),
+        (set_("top1", to=True), "top1=True must be a number"),
+        (set_("top1", to=555.5), "top1=555.5 must be finite, at least 0 and at most 100"),
+        (set_("loss", to=float("inf")), "loss=inf must be finite"),
+        (set_("seconds", to="x"), "seconds='x' must be a number"),
+        (set_("protocol", to="gpu"), "protocol='gpu' must be one of cpu"),
+        (set_("protocol", to="long"), "holds a result of the protocol long: move it to"),
+        (set_("epochs", to=3), "its config and epochs are those of"),
+        (set_("config", to={}), "its config and epochs are those of"),
+        (set_("config", "depth", to=-1), "depth=-1"),
+        (set_("recipe", "epochs", to=3), "epochs is 2 and, in its recipe, 3"),
+        (set_("recipe", "seed", to=3), "seed is 0 and, in its recipe, 3"),
+        (set_("curve", to=[]), "its curve is empty"),
+        (set_("curve", to=[3]), "a point of its curve must be a table"),
+        (set_("curve", 0, "val_top1", to="a"), "val_top1='a' must be a number"),
+        (set_("curve", 0, "train_loss", to=None), "train_loss=None must be a number"),
+        (set_("curve", 1, "epoch", to=3), "its curve ends at epoch 3 of 2"),
+        (set_("curve", 1, "val_top1", to=1.5), "its curve ends at 1.5, top1 is"),
+        (lambda values: values["machine"].pop("threads"), "machine has no threads"),
+        (lambda values: values["versions"].pop("timm"), "versions has no timm"),
+        (set_("command", to=3), "command=3 must be text"),
+        (set_("command", to="hvt 'paper"), "No closing quotation"),
+    ],
+)
+def test_a_result_that_no_training_wrote_is_refused(
+    here: Here, tmp_path: Path, spoil: Callable[[dict[str, Any]], Any], says: str
+) -> None:
+    (one,) = here.known()[trained("pool_type", "Avg", here.protocol).key]
+    path = results.write(tmp_path / "cpu", one)
+    assert results.read(path) == one
+    values = json.loads(path.read_text())
+    spoil(values)
+    path.write_text(json.dumps(values))
+    with pytest.raises(HVTError) as caught:
+        results.read(path)
+    assert str(path) in str(caught.value)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{}, {"seconds": 9.0}, {"loss": 9.0}, {"top5": 99.0}])
+def test_two_results_of_one_training_must_agree(
+    here: Here, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    (one,) = here.known()[trained("pool_type", "Avg", here.protocol).key]
+    first = results.write(tmp_path / "a" / "cpu", one)
+    second = results.write(tmp_path / "b" / "cpu", dataclasses.replace(one, **change))
+    folders = [first.parent, second.parent]
+    if not {"loss", "top5"} & set(change):  # copies; the times of a machine are its own
+        assert results.read_all(folders) == {one.key: [one]}
+        return
+    with pytest.raises(HVTError, match="different figures of one training") as caught:
+        results.read_all(folders)
+    assert str(first) in str(caught.value)
+    assert str(second) in str(caught.value)
 
 
 # ── claims ──────────────────────────────────────────────────────────────────────────────────────
@@ -594,7 +744,8 @@ MORE = Claim("x", "main", "", (Comparison("a", "b", 3.0),))
         ([12.0] * 9, [10.0] * 9, 1.0, "does not hold"),
         ([13.0], [10.0], 0.0, "holds, not clearly"),  # exactly the margin
         ([14.0], [10.0], None, "holds, not clearly"),
-        ([12.0], [10.0], None, "does not hold"),
+        ([12.0], [10.0], None, "not decided"),
+        ([12.99], [10.0], None, "not decided"),
         ([], [10.0], 1.0, "not run"),
     ],
 )
@@ -898,6 +1049,15 @@ def test_the_page_in_docs_is_current(cpu: Protocol) -> None:
             assert (page.with_suffix("") / link).exists()
 
 
+def test_the_files_that_the_guide_names_exist() -> None:
+    guide = ROOT / "docs" / "paper.md"
+    if not guide.exists():
+        pytest.skip("a source distribution has no docs/")
+    named = set(re.findall(r"`([\w/]+(?:\.(?:py|toml|csv)|/))`", guide.read_text(encoding="utf-8")))
+    assert {"costs.py", "training/recipe.py", "see/"} <= named
+    assert not [name for name in named if not (ROOT / "src" / "hvt" / name).exists()]
+
+
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -917,7 +1077,11 @@ def test_the_page_in_docs_is_current(cpu: Protocol) -> None:
         (["run", "main", "--budget", "epoch"], "did you mean epochs"),
         (["run", "main", "--protocol-file", "no.toml"], "there is no file no.toml"),
         (["run", "main", "--data", "digits"], "the protocol cpu has no data 'digits'"),
+        (["run", "all", "mian", "--dry-run"], "the paper has no table 'mian'"),
         (["report", "--results", "nowhere"], "nowhere/cpu does not exist"),
+        (["--results", "nowhere"], "nowhere/cpu does not exist"),
+        (["report"], "no result in benchmarks/results/paper/cpu or benchmarks/results/paper/long"),
+        (["report", "--protocol", "full"], "no result in benchmarks/results/paper/full:"),
         (["costss"], "did you mean costs"),
     ],
 )

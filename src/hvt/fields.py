@@ -39,14 +39,16 @@ def check_values(instance: Any) -> None:
 
 def check_type(name: str, value: Any, hint: Any) -> None:
     """Refuse a value that is not of a field's type."""
-    plain = typing.get_origin(hint) in (dict, tuple)
+    plain = typing.get_origin(hint) in (dict, list, tuple)
     allowed = (hint,) if plain else typing.get_args(hint) or (hint,)
     kinds = tuple(typing.get_origin(one) or one for one in allowed)
     if float in kinds:
         kinds += (int,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        words = {int: "a whole number", float: "a number", str: "text", bool: "true or false",
-                 tuple: "a list", dict: "a table", type(None): "nothing"}  # fmt: skip
+        words = {
+            int: "a whole number", float: "a number", str: "text", bool: "true or false",
+            list: "a list", tuple: "a list", dict: "a table", type(None): "nothing",
+        }  # fmt: skip
         wanted = " or ".join(words[k] for k in kinds if k is not int or float not in kinds)
         raise HVTError(f"{name}={value!r} must be {wanted}")
 

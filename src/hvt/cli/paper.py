@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,11 @@ from ..errors import HVTError
 from ..paper.tables import FOOTNOTE, entries, get_table, tables, trainable
 from .console import new_console
 from .flags import Parser, converter
+from .paper_run import run_run
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..paper.protocol import Protocol
     from ..paper.results import Finished
-    from ..paper.run import Job, Place
-    from ..paper.tables import Table
 
 _RESULTS = "benchmarks/results/paper"
 _RUNS = "runs/paper"
@@ -56,7 +52,7 @@ def register(commands: Any) -> None:
         description="List the paper's tables, and how much of each has been trained.",
         epilog=_EXAMPLES,
     )
-    _add_protocol(paper)
+    _add_protocol(paper, default=None)
     paper.add_argument("--json", action="store_true", help="print JSON instead of a table")
     paper.set_defaults(run=run_list, parser=paper)
     whats = paper.add_subparsers(metavar="COMMAND", parser_class=Parser)
@@ -87,9 +83,9 @@ def register(commands: Any) -> None:
         "tables",
         nargs="+",
         metavar="TABLE",
-        help="names of hvt paper, or all; or long: rows trained until the curve flattens",
+        help="names of hvt paper, or all; or long: rows trained for 10 to 300 epochs",
     )
-    _add_protocol(parser)
+    _add_protocol(parser, default=_RESULTS)
     parser.add_argument(
         "--part",
         action="append",
@@ -144,7 +140,7 @@ def register(commands: Any) -> None:
             "  hvt paper report --results mine --results theirs --output page.md"
         ),
     )
-    _add_protocol(parser, several=True)
+    _add_protocol(parser, action="append")
     parser.add_argument("--data", help="the data set, where the protocol has several")
     parser.add_argument(
         "--output",
@@ -155,7 +151,8 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run_report, parser=parser)
 
 
-def _add_protocol(parser: argparse.ArgumentParser, several: bool = False) -> None:
+def _add_protocol(parser: argparse.ArgumentParser, **results: Any) -> None:
+    """Which protocol, and where its results are; `results` is argparse's, of that flag."""
     parser.add_argument(
         "--protocol",
         choices=("cpu", "full"),
@@ -165,13 +162,9 @@ def _add_protocol(parser: argparse.ArgumentParser, several: bool = False) -> Non
     parser.add_argument(
         "--protocol-file", metavar="TOML", help="a recipe that stands in for the protocol's"
     )
-    more = {"action": "append"} if several else {"default": _RESULTS}
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        help=f"where results are (default: {_RESULTS})" + ("; may be repeated" if several else ""),
-        **more,  # type: ignore[arg-type]
-    )
+    more = "; may be repeated" if "action" in results else ""
+    words = f"where results are (default: {_RESULTS}){more}"
+    parser.add_argument("--results", metavar="DIR", help=words, **results)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -188,7 +181,7 @@ def run_list(args: argparse.Namespace) -> None:
     from ..paper import run
     from ..paper.claims import BUDGETS
 
-    protocol, known = _opened(args)
+    protocol, known = _opened(args, args.results and [args.results])
     done = {one.name for results in known.values() for one in results}
     rows: list[dict[str, Any]] = []
     for table in (tables() | trainable()).values():
@@ -263,132 +256,6 @@ def run_costs(args: argparse.Namespace) -> int:
     return 1 if unequal else 0
 
 
-# ── hvt paper run ───────────────────────────────────────────────────────────────────────────────
-
-
-def run_run(args: argparse.Namespace) -> int:
-    from ..paper import long, run
-    from ..paper.claims import BUDGETS
-    from ..paper.results import read_all
-
-    is_long = "long" in args.tables
-    _check_long(args, is_long)
-    protocol, known = _opened(args)
-    options = ["--protocol-file", args.protocol_file] if args.protocol_file else []
-    options += ["--data", args.data] if args.data else []
-    seeds = None if args.seeds is None else tuple(dict.fromkeys(args.seeds))
-    if is_long:
-        parts = [long.get_part(name) for name in dict.fromkeys(args.part)] or [*long.PARTS.values()]
-        jobs = long.jobs(protocol, parts, seeds, args.row, options)
-    else:
-        chosen = _chosen(args.tables)
-        budgets = BUDGETS if args.budget == "both" else (args.budget,)
-        jobs = run.jobs(protocol, chosen, budgets, seeds, args.row, args.data, options)
-    if args.shard:
-        jobs = run.shard(jobs, *args.shard)
-    place, console = _place(args), new_console()
-    pending = [job for job in jobs if not run.is_done(job, place)]
-    if run.is_main_process():
-        _announce(jobs, pending, protocol, place, known, console)
-    if args.dry_run:
-        return 0
-    try:
-        for number, job in enumerate(pending, 1):
-            if run.is_main_process():
-                title = f"{number}/{len(pending)} {job.name}: {', '.join(job.rows)}"
-                console.print(title, highlight=False, soft_wrap=True)
-            run.run_job(job, protocol, place, console)
-    except KeyboardInterrupt:  # outside of the training's own care, so nothing is half written
-        print("hvt: stopped; the same command resumes from there", file=sys.stderr)
-        return 130
-    if run.is_main_process() and not is_long:
-        _show(chosen, protocol, read_all([place.results]), args.data, console)
-    return 0
-
-
-def _check_long(args: argparse.Namespace, is_long: bool) -> None:
-    """The long protocol has parts in place of tables, one data set and one budget."""
-    if not is_long:
-        if args.part:
-            raise HVTError("--part belongs to the long protocol: use hvt paper run long --part A")
-        return
-    if args.tables != ["long"]:
-        raise HVTError("long has parts of its own: run the tables by another command")
-    for name, default in (("budget", "both"), ("data", None), ("protocol", "cpu")):
-        if getattr(args, name) != default:
-            raise HVTError(f"--{name} is for tables: the parts of long have their own")
-    args.protocol = "long"
-
-
-def _chosen(names: Sequence[str]) -> list[Table]:
-    if "all" in names:
-        return list(trainable().values())
-    return [get_table(name) for name in dict.fromkeys(names)]
-
-
-def _announce(
-    jobs: Sequence[Job],
-    pending: Sequence[Job],
-    protocol: Protocol,
-    place: Place,
-    known: dict[str, list[Finished]],
-    console: Console,
-) -> None:
-    """What there is to train, what is done, and how long the rest takes."""
-    from ..paper import run
-    from ..training.watch import clock
-
-    finished = [one for results in known.values() for one in results]
-    estimate = run.estimate(protocol, jobs, finished)
-    grid = Grid("training", box=None, header_style="bold")
-    for heading in ("seed", "epochs", "G multiply-adds", "about"):
-        grid.add_column(heading, justify="right")
-    grid.add_column("state")
-    grid.add_column("rows", overflow="fold")
-    left, waiting = 0.0, {job.name for job in pending}
-    for job in jobs:
-        seconds = estimate(job)
-        state = "done"
-        if job.name in waiting:
-            state = "begun" if run.has_begun(job, place) else "to do"
-            left += seconds or 0.0
-        grid.add_row(
-            Text(job.training.key, overflow="fold"),
-            str(job.seed),
-            f"{job.training.epochs:g}",
-            f"{job.training.training_macs / 1e9:.0f}",
-            "?" if seconds is None else clock(seconds),
-            state,
-            Text(", ".join(job.rows)),
-        )
-    console.print(grid)
-    summary = f"{len(jobs) - len(pending)} of {len(jobs)} trainings are done"
-    if pending:
-        known_speed = estimate(pending[0]) is not None
-        summary += f"; the rest takes about {clock(left)}" if known_speed else "; no speed is known"
-    console.print(summary, highlight=False)
-
-
-def _show(
-    chosen: Sequence[Table],
-    protocol: Protocol,
-    known: dict[str, list[Finished]],
-    data: str | None,
-    console: Console,
-) -> None:
-    """The tables with what has been measured so far."""
-    from ..paper.filled import cells, fill
-
-    for table in chosen:
-        headings, rows = cells(fill(protocol, table, known, data))
-        grid = Grid(title=f"{table.name}: {table.about}", box=None, header_style="bold")
-        for index, heading in enumerate(headings):
-            grid.add_column(heading, justify="right" if index else "left")
-        for row in rows:
-            grid.add_row(*(Text(cell, overflow="fold") for cell in row))
-        console.print(grid)
-
-
 # ── hvt paper report ────────────────────────────────────────────────────────────────────────────
 
 
@@ -401,13 +268,18 @@ def run_report(args: argparse.Namespace) -> None:
     from ..paper.report import long_results, render
     from ..paper.results import read_all
 
-    args.results = args.results or [_RESULTS]
-    protocol, known = _opened(args)
+    protocol, known = _opened(args, args.results)
+    folders = [Path(folder) for folder in args.results or [_RESULTS]]
     long, known_long = None, {}
     if protocol.name == "cpu":  # whose models it trains for longer
-        known_long = read_all([Path(folder) / "long" for folder in args.results])
-        parts = load_protocol("long", args.protocol_file)
-        long = long_results(protocol, known, parts, known_long)
+        known_long = read_all([folder / "long" for folder in folders])
+        long = long_results(protocol, known, load_protocol("long"), known_long)
+    if not (known or known_long):
+        places = " or ".join(str(one / n) for one in folders for n in _parts(protocol.name))
+        raise HVTError(
+            f"there is no result in {places}: name the folder that hvt paper run filled with "
+            "--results"
+        )
     output = Path(args.output)
     folder = output.with_suffix("")
     text = render(protocol, known, folder, args.data, long)
@@ -415,7 +287,7 @@ def run_report(args: argparse.Namespace) -> None:
         temporary.write_text(text, encoding="utf-8")
     written = [output, *draw(folder, protocol, known, args.data, long)]
     print("\n".join(str(path) for path in written))
-    planned = run.jobs(protocol, _chosen(["all"]), BUDGETS, data=args.data)
+    planned = run.jobs(protocol, trainable().values(), BUDGETS, data=args.data)
     strangers = sorted(set(known) - {job.training.key for job in planned})
     strangers += sorted(set(known_long) - {row.training.key for row in long.rows} if long else ())
     if strangers:
@@ -429,26 +301,23 @@ def run_report(args: argparse.Namespace) -> None:
 # ── shared ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _opened(args: argparse.Namespace) -> tuple[Protocol, dict[str, list[Finished]]]:
-    """The protocol, and the results that there are."""
+def _opened(
+    args: argparse.Namespace, named: list[str] | None
+) -> tuple[Protocol, dict[str, list[Finished]]]:
+    """The protocol, and its results in the folders that were named, or else in the usual one."""
     from ..paper.protocol import load_protocol
     from ..paper.results import read_all
 
     protocol = load_protocol(args.protocol, args.protocol_file)
-    results = [args.results] if isinstance(args.results, str) else args.results
-    folders = [Path(folder) / protocol.name for folder in results]
-    if isinstance(args.results, list) and args.results != [_RESULTS]:
-        for folder in folders:
-            if not folder.is_dir():
-                raise HVTError(f"{folder} does not exist: name a folder that hvt paper run filled")
-    return protocol, read_all(folders)
+    for folder in named or ():
+        if not any((Path(folder) / part).is_dir() for part in _parts(protocol.name)):
+            raise HVTError(
+                f"{Path(folder) / protocol.name} does not exist: name a folder that hvt paper run "
+                "filled"
+            )
+    return protocol, read_all([Path(one) / protocol.name for one in named or [_RESULTS]])
 
 
-def _place(args: argparse.Namespace) -> Place:
-    from ..paper.run import Place
-
-    flags = {name: getattr(args, name) for name in ("root", "device", "threads", "workers")}
-    recipe = {name: value for name, value in flags.items() if value is not None}
-    if args.download:
-        recipe["download"] = True
-    return Place(Path(args.results) / args.protocol, Path(args.runs) / args.protocol, recipe)
+def _parts(protocol: str) -> tuple[str, ...]:
+    """Where a folder has the results of a page: the CPU protocol's has those of `long` too."""
+    return ("cpu", "long") if protocol == "cpu" else (protocol,)

@@ -13,7 +13,8 @@ from rich.console import Console
 from ..costs import cost
 from ..errors import HVTError
 from ..power import search
-from ..training.engine import Result, resume, train
+from ..training.engine import Result, train
+from .going_on import go_on
 from .protocol import Training
 
 
@@ -29,14 +30,15 @@ def search_and_retrain(
 
     A search that was stopped begins anew, as it is short; its result is kept for the training.
     """
-    if (folder / "recipe.json").exists():
-        return resume(folder, console, **circumstances), None
     steps = training.power
     assert steps is not None
     # The architecture is the checkpoint's from here on.
     recipe = dataclasses.replace(training.recipe, model=None, overrides={}, seed=seed)
     recipe = recipe.replace(tensorboard=False, **circumstances)
     searched, seconds = folder / "searched.safetensors", None
+    again = recipe.replace(init=str(searched), epochs=steps.retrain, output=str(folder))
+    if (folder / "recipe.json").exists():
+        return go_on(folder, training, again.to_dict(), circumstances, console), None
     if not searched.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -47,5 +49,4 @@ def search_and_retrain(
         looking = recipe.replace(init=str(deit), epochs=steps.search)
         search(looking, gflops, output=searched, console=console)
         seconds = time.perf_counter() - began
-    again = recipe.replace(init=str(searched), epochs=steps.retrain, output=str(folder))
     return train(again, console=console), seconds

@@ -2,8 +2,8 @@
 
 A protocol is a recipe per data set. `full` is the paper's: the recipes `cifar100` and `imagenet`.
 `cpu` is ours: `cpu.toml`, whose model fields say what the paper's sizes become; any other recipe
-file can stand in for it. `long` has the same models, trained until the curve flattens; `long.py`
-has its parts.
+file can stand in for it. `long` has the same models, trained for 10 to 300 epochs; `long.py` has
+its parts.
 
     the paper's             in the CPU protocol
     224 pixels              the recipe's img_size (32); others in proportion, rounded up to whole
@@ -253,10 +253,14 @@ class Training:
             "power": dataclasses.asdict(self.power) if self.power else None,
         }
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-        config = self.config
-        kind = "power" if self.power else "deit" if config.class_token else "hvt"
-        size = f"w{config.width}_l{config.depth}_m{len(config.pool_blocks)}_n{config.tokens[0]}"
-        return f"{kind}_{size}-{self.epochs:g}ep-{digest}"
+        return f"{key_begins(self.config, self.power is not None, self.epochs)}{digest}"
+
+
+def key_begins(config: HVTConfig, power: bool, epochs: float) -> str:
+    """The part of a key that can be read."""
+    kind = "power" if power else "deit" if config.class_token else "hvt"
+    size = f"w{config.width}_l{config.depth}_m{len(config.pool_blocks)}_n{config.tokens[0]}"
+    return f"{kind}_{size}-{epochs:g}ep-"
 
 
 def _unlike(value: Any, plain: Any) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -17,9 +19,12 @@ import timm
 import torch
 
 from .._version import __version__
+from ..config import HVTConfig
 from ..device import processor
 from ..errors import HVTError
+from ..fields import check_type, check_values
 from ..files import whole_file
+from .protocol import PROTOCOLS, key_begins
 
 FOLDER = Path("benchmarks/results/paper")
 
@@ -55,6 +60,20 @@ class Finished:
     def name(self) -> str:
         return f"{self.key}-seed{self.seed}"
 
+    @property
+    def figures(self) -> tuple[Any, ...]:
+        """What was measured of the model, by which two results are one."""
+        return self.top1, self.top5, self.loss, self.curve
+
+    @property
+    def place(self) -> str:
+        """What it ran on, in words."""
+        machine = self.machine
+        processes, threads = machine.get("processes", 1), machine["threads"]
+        several = f" × {processes} processes" if processes > 1 else ""
+        plural = "" if threads == 1 else "s"
+        return f"{machine.get('gpu') or machine['cpu']}, {threads} thread{plural}{several}"
+
 
 def path_of(folder: Path, name: str) -> Path:
     """Where the result of a training and seed is."""
@@ -76,48 +95,119 @@ def write(folder: Path, finished: Finished) -> Path:
 def read(path: Path) -> Finished:
     """Read one result; a file that is not one is named."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        finished = Finished(**values)
-        checked = (finished.top1, finished.top5, finished.loss, finished.training_macs)
-        if not all(isinstance(value, (int, float)) for value in checked):
-            raise TypeError("its figures are not numbers")
-        for point in finished.curve:
-            point["epoch"], point["train_loss"], point["val_top1"]
-        finished.recipe["epochs"], finished.machine["cpu"], finished.versions["torch"]
-    except (OSError, TypeError, ValueError, KeyError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        finished = Finished(**json.loads(path.read_text(encoding="utf-8")))
+        _check(finished)
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        kind = "" if isinstance(error, HVTError) else f"{type(error).__name__}: "
         raise HVTError(
-            f"{path} is not a readable result ({reason}): copy it again, or delete it and run the "
-            "row"
+            f"{path} is not a readable result ({kind}{error}): copy it again, or delete it and run "
+            "the row"
         ) from error
     if path.stem != finished.name:
         raise HVTError(f"{path} holds the result of {finished.name}: give it back that name")
+    folder = path.parent.name
+    if folder in PROTOCOLS and folder != finished.protocol:
+        raise HVTError(
+            f"{path} holds a result of the protocol {finished.protocol}: move it to "
+            f"{path.parent.parent / finished.protocol}"
+        )
     return finished
 
 
 def read_all(folders: Iterable[Path]) -> dict[str, list[Finished]]:
-    """The results of several folders by training, seeds rising; of two alike the first counts."""
-    by_name: dict[str, Finished] = {}
+    """The results of several folders by training, seeds rising; one may be in several of them."""
+    by_name: dict[str, tuple[Path, Finished]] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.json")):
-            by_name.setdefault(path.stem, read(path))
+            finished = read(path)
+            before, same = by_name.setdefault(path.stem, (path, finished))
+            if finished.figures != same.figures:
+                raise HVTError(
+                    f"{before} and {path} have different figures of one training: keep the one "
+                    "that is right"
+                )
     grouped: dict[str, list[Finished]] = {}
-    for finished in sorted(by_name.values(), key=lambda one: (one.key, one.seed)):
+    for finished in sorted((one for _, one in by_name.values()), key=lambda o: (o.key, o.seed)):
         grouped.setdefault(finished.key, []).append(finished)
     return grouped
+
+
+# ── what a result must be ───────────────────────────────────────────────────────────────────────
+
+
+def _check(finished: Finished) -> None:
+    """Refuse what `hvt paper run` would not have written."""
+    check_values(finished)
+    _check_limits(vars(finished), {"top1": 100, "top5": 100})
+    if finished.protocol not in PROTOCOLS:
+        raise HVTError(f"protocol={finished.protocol!r} must be one of {', '.join(PROTOCOLS)}")
+    power = finished.key.startswith("power_")
+    begins = key_begins(HVTConfig.from_dict(finished.config), power, finished.epochs)
+    if not finished.config or not finished.key.startswith(begins):
+        raise HVTError(f"its config and epochs are those of {begins}…, not of {finished.key}")
+    recipe = {"seed": finished.seed, "data": finished.data}
+    recipe |= {} if power else {"epochs": finished.epochs}  # which has those of three steps
+    for name, value in recipe.items():
+        if finished.recipe.get(name) != value:
+            raise HVTError(f"{name} is {value} and, in its recipe, {finished.recipe.get(name)}")
+    _check_limits({"smoothing": finished.recipe.get("smoothing", 0.0)}, {"smoothing": 1})
+    _check_curve(finished, power)
+    _check_kinds("machine", finished.machine, {"cpu": str, "threads": int})
+    _check_kinds("machine", {"processes": 1} | finished.machine, {"processes": int})
+    _check_kinds("versions", finished.versions, dict.fromkeys(("hvt", "torch", "timm"), str))
+    try:
+        shlex.split(finished.command)
+    except ValueError as error:
+        raise HVTError(f"command={finished.command!r}: {error}") from error
+
+
+def _check_curve(finished: Finished, power: bool) -> None:
+    if not finished.curve:
+        raise HVTError("its curve is empty")
+    for point in finished.curve:
+        _check_kinds("a point of its curve", point, {"epoch": int, "train_loss": float})
+        known = {k: v for k, v in point.items() if v is not None}
+        _check_limits(known, {"val_top1": 100})
+    last = finished.curve[-1]
+    # With PoWER the curve is that of retraining alone. A rest of less than half a step is none.
+    if not power and abs(last["epoch"] - finished.epochs) >= 1:
+        raise HVTError(f"its curve ends at epoch {last['epoch']} of {finished.epochs:g}")
+    if last.get("val_top1") != finished.top1:
+        raise HVTError(f"its curve ends at {last.get('val_top1')}, top1 is {finished.top1}")
+
+
+def _check_kinds(where: str, values: Any, kinds: Mapping[str, type]) -> None:
+    if not isinstance(values, dict):
+        raise HVTError(f"{where} must be a table")
+    for name, kind in kinds.items():
+        if name not in values:
+            raise HVTError(f"{where} has no {name}")
+        check_type(name, values[name], kind)
+    _check_limits(values, {})
+
+
+def _check_limits(values: Mapping[str, Any], most: Mapping[str, float]) -> None:
+    """Every number is finite and not negative, and those named are numbers up to a limit."""
+    for name, value in values.items():
+        if name in most:
+            check_type(name, value, float)
+        if isinstance(value, (int, float)) and not 0 <= value <= most.get(name, sys.float_info.max):
+            limit = f" and at most {most[name]:g}" if name in most else ""
+            raise HVTError(f"{name}={value!r} must be finite, at least 0{limit}")
 
 
 # ── where and with what ─────────────────────────────────────────────────────────────────────────
 
 
-def machine() -> dict[str, Any]:
-    """What the training ran on."""
+def machine(device: torch.device | None = None) -> dict[str, Any]:
+    """What a training on this device runs on; a GPU that it leaves idle is no part of that."""
+    cuda = device is not None and device.type == "cuda"
     return {
         "cpu": processor(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name(device) if cuda else None,
     }
 
 

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
+from ..device import find_device
 from ..errors import HVTError, nearest
-from ..training.engine import Result, resume, train
+from ..training.engine import Result, train
 from ..training.interrupt import Interrupted
 from . import power_baseline, results
+from .going_on import go_on
 from .protocol import SEEDS, Protocol, Training, plan
 from .results import Finished
 from .tables import Row, Table
@@ -138,6 +141,11 @@ def has_begun(job: Job, place: Place) -> bool:
     return (place.runs / job.name / "recipe.json").exists()
 
 
+def trains_again(job: Job, place: Place) -> bool:
+    """Whether its weights are not here, though its result is: then what needs them trains it."""
+    return is_done(job, place) and not has_begun(job, place)
+
+
 def is_main_process() -> bool:
     """Whether this process is rank 0 of those that torchrun started: the one that writes."""
     return int(os.environ.get("RANK", "0")) == 0
@@ -146,12 +154,18 @@ def is_main_process() -> bool:
 def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Finished:
     """Train, or go on, to the end; then write the result."""
     try:
+        if job.training.power is not None and trains_again(job.base, place) and is_main_process():
+            console.print(
+                f"{job.base.name} has a result but no weights in {place.runs}: it is trained again",
+                highlight=False,
+                soft_wrap=True,
+            )
         last = _train(job.base, place, console)
         seconds = _seconds(last, job.base.training)
         if job.training.power is not None:
             if last.stop_asked:
                 raise Interrupted("stopped before PoWER's search")
-            if is_done(job.base, place):
+            if seconds is None and is_done(job.base, place):  # not trained now, but here before
                 seconds = results.read(results.path_of(place.results, job.base.name)).seconds
             weights, folder = last.folder / "model.safetensors", place.runs / job.name
             last, searching = power_baseline.search_and_retrain(
@@ -172,9 +186,9 @@ def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Fin
 
 def _train(job: Job, place: Place, console: Console) -> Result:
     folder = place.runs / job.name
-    if has_begun(job, place):
-        return resume(folder, console, **place.recipe)
     recipe = job.training.recipe.replace(seed=job.seed, output=str(folder), tensorboard=False)
+    if has_begun(job, place):
+        return go_on(folder, job.training, recipe.to_dict(), place.recipe, console)
     return train(recipe.replace(**place.recipe), console=console)
 
 
@@ -212,7 +226,7 @@ def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | Non
             }
             for row in result.rows
         ],
-        machine=results.machine(),
+        machine=results.machine(next(result.model.parameters()).device),
         versions=results.versions(),
         date=results.today(),
     )
@@ -222,16 +236,29 @@ def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | Non
 
 
 def estimate(
-    protocol: Protocol, planned: Sequence[Job], known: Sequence[Finished]
+    protocol: Protocol, pending: Sequence[Job], known: Sequence[Finished], place: Place
 ) -> Callable[[Job], float | None]:
     """Seconds that a job takes from the beginning, by what was measured on such a machine."""
-    rate = results.speed(known, results.machine()) or SPEED.get(protocol.name)
-    names = {job.name for job in planned}
+    names = {job.name for job in pending}
+    recipe = next(iter(protocol.recipes.values()))
+    here = results.machine(_device(place.recipe.get("device", recipe.device)))
+    rate = results.speed(known, here) or SPEED.get(protocol.name)
 
     def seconds(job: Job) -> float | None:
         macs = job.training.training_macs
-        if job.training.power is not None and job.base.name in names:  # which counts it
+        # What PoWER starts from is counted where it is trained, or has been.
+        if job.training.power is not None and (
+            job.base.name in names or has_begun(job.base, place)
+        ):
             macs -= job.base.training.training_macs
         return None if rate is None else macs / rate
 
     return seconds
+
+
+def _device(name: str) -> torch.device:
+    """One that is not here may be where the trainings are to run: they tell, a plan does not."""
+    try:
+        return find_device(name)
+    except HVTError:
+        return torch.device("cpu")
