@@ -230,7 +230,7 @@ class Verdict:
         """holds, does not hold, not decided, not run, not tested.
 
         What holds may do so the other way round, or not clearly. Not decided is what lies within
-        the seeds' spread or hangs on a row that had too few epochs.
+        the seeds' spread, fails where that is not known, or hangs on a row with too few epochs.
         """
         if not self.tested:
             return "not tested"
@@ -240,8 +240,6 @@ class Verdict:
         if self.missing or not self.outcomes:
             return "not run"
         failed = [one for one in used if not one.holds]
-        if any(one.error is None for one in failed):
-            return "does not hold"
         if failed or len(used) < len(self.outcomes):
             return "not decided"
         words = ["holds"]
@@ -283,7 +281,9 @@ def judge(
                     one,
                     statistics.fmean(left) - statistics.fmean(right),
                     (len(left), len(right)),
-                    _error((spread.get(one.left), len(left)), (spread.get(one.right), len(right))),
+                    standard_error(
+                        (spread.get(one.left), len(left)), (spread.get(one.right), len(right))
+                    ),
                     paper[one.left] - paper[one.right] if set(pair) <= paper.keys() else None,
                     tuple(name for name in pair if name in short),
                 )
@@ -291,7 +291,7 @@ def judge(
     return Verdict(tuple(outcomes), tuple(dict.fromkeys(missing)))
 
 
-def _error(*means: tuple[float | None, int]) -> float | None:
+def standard_error(*means: tuple[float | None, int]) -> float | None:
     """The standard error of a difference, from each mean's spread and number of seeds."""
     squares = [spread**2 / seeds for spread, seeds in means if spread is not None]
     return math.sqrt(sum(squares)) if len(squares) == len(means) else None

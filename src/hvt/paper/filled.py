@@ -171,12 +171,18 @@ def usual_speed(results: Iterable[Finished]) -> float | None:
 
 def noise_of(filled: Iterable[Filled]) -> Noise:
     """The spread over seeds of the trainings with PoWER together, and of the others."""
+    return {power: pooled_spread(seeds) for power, seeds in several_seeds(filled).items()}
+
+
+def several_seeds(filled: Iterable[Filled]) -> dict[bool, list[list[float]]]:
+    """Top-1 by seed of each training that has several, by whether it is one with PoWER."""
     groups: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
     for line in (line for one in filled for line in one.lines):
         for budget, results in line.results.items():
-            key = line.plans[budget].training.key
-            groups[line.row.power][key] = [one.top1 for one in results]
-    return {power: pooled_spread(by_key.values()) for power, by_key in groups.items()}
+            if len(results) > 1:
+                key = line.plans[budget].training.key
+                groups[line.row.power][key] = [one.top1 for one in results]
+    return {power: list(by_key.values()) for power, by_key in groups.items()}
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 99) -> str:

@@ -29,11 +29,17 @@ class RegimeClaim:
     group: str
     comparisons: tuple[Comparison, ...] = ()
     """In place of the claim's own, where its rows have not been trained there."""
+    words: str = ""
+    """In place of the claim's own, where a part of it is not tested there."""
 
     @property
     def claim(self) -> Claim:
         (claim,) = (one for one in CLAIMS if one.number == self.number)
-        return dataclasses.replace(claim, comparisons=self.comparisons or claim.comparisons)
+        return dataclasses.replace(
+            claim,
+            comparisons=self.comparisons or claim.comparisons,
+            words=self.words or claim.words,
+        )
 
     @property
     def data(self) -> str:
@@ -42,10 +48,12 @@ class RegimeClaim:
         return self.claim.data or ("imagenet" if self.group == "A" else of_table)
 
 
+_HALF = "HVT-1, at half of DeiT's cost, stays within 3 points of it at equal epochs."
+
 TESTS = (
     RegimeClaim("1", "A"),
-    RegimeClaim("2a", "A"),
-    RegimeClaim("2b", "B"),
+    RegimeClaim("2a", "A", words=f"In the tiny setting {_HALF}"),
+    RegimeClaim("2b", "B", words=f"In the small setting {_HALF}"),
     RegimeClaim("3", "A"),
     RegimeClaim("5a", "B"),
     RegimeClaim("5a", "C", tuple(Comparison(f"M={stages}", "M=0") for stages in (2, 4))),
@@ -95,9 +103,10 @@ def summary(results: LongResults, short: Mapping[str, Mapping[str, Verdict]]) ->
     return [
         markdown(headings, rows),
         "In brackets our difference in points, where the claim is about one. A dash: not tested "
-        f"there. *Long, capacity-limited* is {_regime(results, 'A')}, as ImageNet is for the "
-        f"paper's models; *in between* is {_regime(results, 'B')}; *data-limited* is "
-        f"{_regime(results, 'C')}, as CIFAR-100 is for the paper's.",
+        "there. *Long* is at equal epochs alone, and of claims 2a and 2b tests that half. *Long, "
+        f"capacity-limited* is {_regime(results, 'A')}, as ImageNet is for the paper's models; "
+        f"*in between* is {_regime(results, 'B')}; *data-limited* is {_regime(results, 'C')}, as "
+        "CIFAR-100 is for the paper's.",
     ]
 
 
@@ -122,13 +131,13 @@ def _regime(results: LongResults, name: str) -> str:
 
 def section(results: LongResults, folder: str) -> list[str]:
     """The whole of it, as parts of the page."""
-    done = sum(len(one.results) for one in results.rows)
+    done = sum(r.seed in one.part.seeds for one in results.rows for r in one.results)
     wanted = sum(len(one.part.seeds) for one in results.rows)
     return [
         "## long",
         "One pass shows how fast a model learns; the protocol `long` trains the same models on the "
-        "same pictures until the curve flattens, by [long.toml](../src/hvt/paper/long.toml), to "
-        "show what they can hold. Of each part's question and of what was expected before the "
+        f"same pictures for {_lengths()}, by [long.toml](../src/hvt/paper/long.toml), to come "
+        "closer to what they can hold. Of each part's question and of what was expected before the "
         f"first row ran, [predictions.md]({folder}/predictions.md) tells. Of {wanted} trainings, "
         f"{done} have been run.",
         "```\nhvt paper run long --root DATA\nhvt paper report\n```",
@@ -138,9 +147,10 @@ def section(results: LongResults, folder: str) -> list[str]:
         + _provenance(results.rows),
         "### long: gap to DeiT-Ti",
         _gaps_table(results),
-        "± is the standard error by the rows' own seeds, where both have several. One and three "
-        "epochs are the CPU protocol's, with its learning rate; each length has a schedule of its "
-        "own, so that no point lies on the way to the next.",
+        "± is the standard error, by the spread over seeds that is named below and by the rows' "
+        "numbers of seeds. A dash: no protocol has such a training. One and three epochs are the "
+        "CPU protocol's, with its learning rate; each length has a schedule of its own, so that no "
+        "point lies on the way to the next.",
         f"![Points above DeiT-Ti against epochs: {', '.join(GAPS)}]({folder}/gap.png)",
         "### long: claims",
         _noise(results),
@@ -149,6 +159,11 @@ def section(results: LongResults, folder: str) -> list[str]:
         "### long: predictions",
         _predictions_table(results),
     ]
+
+
+def _lengths() -> str:
+    epochs = [part.epochs for part in PARTS.values()]
+    return f"{min(epochs)} to {max(epochs)} epochs"
 
 
 def _rows_table(rows: Iterable[Measured]) -> str:
@@ -192,7 +207,7 @@ def _provenance(rows: Iterable[Measured]) -> str:
     if not results:
         return ""
     versions = sorted({result.versions["torch"] for result in results})
-    machines = sorted({f"{r.machine['cpu']}, {r.machine['threads']} thread(s)" for r in results})
+    machines = sorted({result.place for result in results})
     first = shlex.join(shlex.split(results[0].command))
     return (
         f" Each by a command such as `{first}`; torch {', '.join(versions)}; {'; '.join(machines)}."
@@ -213,14 +228,14 @@ def _gaps_table(results: LongResults) -> str:
     headings = ["epochs", *(str(epochs) for epochs in LENGTHS.values())]
     rows = []
     for name in GAPS:
-        measured = gaps(results, name)
-        rows.append(
-            [f"{name} − DeiT-Ti", *(_gap(measured.get(epochs)) for epochs in LENGTHS.values())]
-        )
+        rows.append([f"{name} − DeiT-Ti", *(_gap(results, group, name) for group in LENGTHS)])
     return markdown(headings, rows, left=1)
 
 
-def _gap(gap: Gap | None) -> str:
+def _gap(results: LongResults, group: str, name: str) -> str:
+    if name not in results.groups[group]:
+        return "–"
+    gap = results.gap(group, name, "DeiT-Ti")
     if gap is None:
         return NOT_RUN
     return f"{gap.points:+.2f}" + ("" if gap.error is None else f" ± {gap.error:.2f}")
@@ -230,12 +245,19 @@ def _noise(results: LongResults) -> str:
     plain, power = (results.noise[kind] for kind in (False, True))
     if plain is None:
         return "No row has several seeds, so nothing is known of their spread."
-    more = "" if power is None else f", those of rows with PoWER by {power:.2f}"
+    more = ""
+    if power is not None:
+        more = f", those of rows with PoWER by {power:.2f} ({_several(results, True)})"
     return (
-        f"Seeds differ by {plain:.2f} points{more} (standard deviation; from part A where it has "
-        "several seeds, otherwise from the CPU protocol). Parts B and C have one seed, and are "
-        "judged by the same spread."
+        f"Seeds differ by {plain:.2f} points ({_several(results, False)}){more}: standard "
+        "deviations, pooled over the trainings that have several seeds. Rows with one are judged "
+        "by the same spread."
     )
+
+
+def _several(results: LongResults, power: bool) -> str:
+    short, long = results.several[power]
+    return f"{short} trainings of the CPU protocol, {long} of `long`"
 
 
 def _paragraph(test: RegimeClaim, results: LongResults) -> str:

@@ -6,12 +6,11 @@ others are parts of `long`. PoWER's row, which starts from part A's DeiT, is cou
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .claims import Spread, pooled_spread
+from .claims import Spread, pooled_spread, standard_error
 from .filled import Known, Noise
 from .long import PARTS, SMALL, TINY, Part, rows_of, training
 from .protocol import Protocol, Training, plan
@@ -67,7 +66,8 @@ class Gap:
 
     points: float
     error: float | None
-    """Its standard error by the rows' own seeds; None where one of them has a single seed."""
+    """Its standard error by the spread of all rows; None where that is not known."""
+    seeds: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,9 @@ class LongResults:
     rows: tuple[Measured, ...]
     groups: Mapping[str, Mapping[str, Sequence[Finished]]]
     noise: Noise
+    """Of the trainings of both protocols that have several seeds."""
+    several: Mapping[bool, tuple[int, int]]
+    """How many those are, with PoWER and without: of the short protocol and of `long`."""
 
     def top1(self, group: str) -> dict[str, list[float]]:
         """Top-1 over seeds by row."""
@@ -84,13 +87,12 @@ class LongResults:
 
     def gap(self, group: str, left: str, right: str) -> Gap | None:
         """None where a row has not been run."""
-        pair = [self.top1(group).get(name, []) for name in (left, right)]
-        if not all(pair):
+        ours, theirs = (self.top1(group).get(name, []) for name in (left, right))
+        if not (ours and theirs):
             return None
-        error = None
-        if all(len(one) > 1 for one in pair):
-            error = math.sqrt(sum(statistics.variance(one) / len(one) for one in pair))
-        return Gap(statistics.fmean(pair[0]) - statistics.fmean(pair[1]), error)
+        spread, seeds = self.spread(group), (len(ours), len(theirs))
+        error = standard_error((spread[left], seeds[0]), (spread[right], seeds[1]))
+        return Gap(statistics.fmean(ours) - statistics.fmean(theirs), error, seeds)
 
     def spread(self, group: str) -> Spread:
         """The standard deviation over seeds that each row has."""
@@ -98,9 +100,13 @@ class LongResults:
 
 
 def collect(
-    protocol: Protocol, known: Known, short: Protocol, known_short: Known, noise: Noise
+    protocol: Protocol,
+    known: Known,
+    short: Protocol,
+    known_short: Known,
+    seeds: Mapping[bool, Sequence[Sequence[float]]],
 ) -> LongResults:
-    """Results of both protocols; `noise` is the short one's, where `long` has one seed alone."""
+    """Results of both protocols; `seeds` has the short one's trainings with several of them."""
     rows = tuple(
         Measured(part, row, one, tuple(known.get(one.key, ())))
         for part in PARTS.values()
@@ -115,14 +121,17 @@ def collect(
     for one in rows:
         group = "A" if one.part.name == "P" else one.part.name
         _add(groups.setdefault(group, {}), one.row.name, one.results)
-    own = {
-        power: pooled_spread(
-            [result.top1 for result in one.results] for one in rows if one.row.power == power
-        )
-        for power in (True, False)
-    }
-    spread = {power: noise[power] if value is None else value for power, value in own.items()}
-    return LongResults(rows, groups, spread)
+    noise, several = {}, {}
+    for power in (True, False):
+        own = [
+            [result.top1 for result in one.results]
+            for one in rows
+            if one.row.power == power and len(one.results) > 1
+        ]
+        # Together: two seeds of one row alone may lie side by side by chance.
+        noise[power] = pooled_spread([*seeds[power], *own])
+        several[power] = (len(seeds[power]), len(own))
+    return LongResults(rows, groups, noise, several)
 
 
 def _short(protocol: Protocol, known: Known, row: Row) -> Sequence[Finished]:

@@ -1,21 +1,28 @@
 """The predictions of `docs/reproduction/predictions.md` as checks of what was measured.
 
 The page was written before the first long training, and these sentences are its own. Where it says
-"about" or "some points", the number that is meant stands in the sentence here.
+"about" or "some points", the number that is meant stands in the sentence here. A figure that two
+standard errors could carry over the limit decides nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .long_results import FLAT, LENGTHS, LongResults
+from .claims import standard_error
+from .long_results import FLAT, LENGTHS, Gap, LongResults
 
-TRUE, FALSE, NOT_RUN = "came true", "did not", "not run"
+WORDS = {True: "came true", False: "did not", None: "not decided"}
+NOT_RUN = "not run"
 
-Check = Callable[[LongResults], tuple[str, bool] | None]
-"""What was measured, in words, and whether it was predicted; None where a row has not been run."""
+Outcome = tuple[str, bool | None] | None
+"""What was measured, in words, and whether it was predicted, of which None is that nothing can be
+told; without any where a row has not been run."""
+Check = Callable[[LongResults], Outcome]
 
 
 @dataclass(frozen=True)
@@ -31,70 +38,88 @@ class Prediction:
         checked = self.check(results)
         if checked is None:
             return "", NOT_RUN
-        return checked[0], TRUE if checked[1] else FALSE
+        return checked[0], WORDS[checked[1]]
+
+
+def _within(gap: Gap, least: float = -math.inf, most: float = math.inf) -> bool | None:
+    """Whether a difference is within limits; None where two standard errors could change that."""
+    if gap.error is None:
+        return None
+    reach = 2 * gap.error
+    if least + reach < gap.points < most - reach:
+        return True
+    return False if not least - reach <= gap.points <= most + reach else None
+
+
+def _all(outcomes: Iterable[bool | None]) -> bool | None:
+    """One that failed is enough; otherwise one that cannot be told is."""
+    every = list(outcomes)
+    if False in every:
+        return False
+    return None if None in every else True
+
+
+def _change(before: Gap, after: Gap) -> Gap:
+    """By how much a difference has grown."""
+    error = standard_error((before.error, 1), (after.error, 1))
+    return Gap(after.points - before.points, error, after.seeds)
+
+
+def _told(gap: Gap) -> str:
+    error = "" if gap.error is None else f" ± {gap.error:.2f}"
+    return f"{gap.points:+.2f}{error} (n = {gap.seeds[0]} and {gap.seeds[1]})"
 
 
 def _gap(group: str, left: str, right: str, least: float, most: float) -> Check:
-    """A difference within limits, both included."""
+    """A difference within limits."""
 
-    def check(results: LongResults) -> tuple[str, bool] | None:
+    def check(results: LongResults) -> Outcome:
         gap = results.gap(group, left, right)
         if gap is None:
             return None
-        return f"{left} − {right}: {gap.points:+.2f}", least <= gap.points <= most
+        return f"{left} − {right}: {_told(gap)}", _within(gap, least, most)
 
     return check
 
 
-def _series(results: LongResults, groups: Sequence[str], left: str) -> list[float] | None:
-    """Gaps to DeiT-Ti in several lengths."""
-    gaps = [results.gap(group, left, "DeiT-Ti") for group in groups]
-    points = [gap.points for gap in gaps if gap is not None]
-    return points if len(points) == len(gaps) else None
+def _gaps(results: LongResults, *wanted: tuple[str, str, str]) -> list[Gap] | None:
+    """Differences by group and the two rows' names; None where one of the rows has not been run."""
+    gaps = [results.gap(*one) for one in wanted]
+    known = [gap for gap in gaps if gap is not None]
+    return known if len(known) == len(gaps) else None
 
 
 def _falls(left: str, least: float = -math.inf) -> Check:
     """A gap to DeiT-Ti that falls from 1 to 10 to 40 epochs and stays above some points."""
 
-    def check(results: LongResults) -> tuple[str, bool] | None:
-        points = _series(results, ("1", "A10", "A"), left)
-        if points is None:
+    def check(results: LongResults) -> Outcome:
+        gaps = _gaps(results, *((group, left, "DeiT-Ti") for group in ("1", "A10", "A")))
+        if gaps is None:
             return None
-        measured = " → ".join(f"{point:+.2f}" for point in points)
-        falls = points[0] > points[1] > points[2] and min(points) > least
-        return f"{left} − DeiT-Ti: {measured}", falls
+        steps = [_change(*pair) for pair in itertools.pairwise(gaps)]
+        falls = _all(_within(step, most=0) for step in steps)
+        stays = _all(_within(gap, least) for gap in gaps)
+        measured = " → ".join(_told(gap) for gap in gaps)
+        return f"{left} − DeiT-Ti: {measured}", _all([falls, stays])
 
     return check
 
 
-def _below(group: str, left: str, right: str) -> Check:
-    """A row is below another one; equal is not below."""
-
-    def check(results: LongResults) -> tuple[str, bool] | None:
-        gap = results.gap(group, left, right)
-        if gap is None:
-            return None
-        return f"{left} − {right}: {gap.points:+.2f}", gap.points < 0
-
-    return check
-
-
-def _not_below(results: LongResults) -> tuple[str, bool] | None:
-    """Stages against none; a loss within the seeds' spread is none."""
-    gaps = [results.gap("C", name, "M=0") for name in ("M=2", "M=4")]
-    points = [gap.points for gap in gaps if gap is not None]
-    if len(points) < len(gaps):
+def _not_below(results: LongResults) -> Outcome:
+    """Stages against none."""
+    gaps = _gaps(results, ("C", "M=2", "M=0"), ("C", "M=4", "M=0"))
+    if gaps is None:
         return None
-    least = -(results.noise[False] or 0.0)
-    measured = f"M=2 − M=0: {points[0]:+.2f}, M=4 − M=0: {points[1]:+.2f}"
-    return measured, all(point >= least for point in points)
+    measured = f"M=2 − M=0: {_told(gaps[0])}, M=4 − M=0: {_told(gaps[1])}"
+    return measured, _all(_within(gap, least=0) for gap in gaps)
 
 
 _NEAR = 0.2
 """Of the least loss, for pictures that were learned nearly perfectly."""
 
 
-def _fitted(results: LongResults) -> tuple[str, bool] | None:
+def _fitted(results: LongResults) -> Outcome:
+    """By the first seed, as the spread of losses is not known."""
     losses = {}
     for name in ("M=0", "M=2", "M=4"):
         trained = results.groups["C"][name]
@@ -105,7 +130,7 @@ def _fitted(results: LongResults) -> tuple[str, bool] | None:
         least = _least_loss(smoothing, trained[0].config["num_classes"])
     measured = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
     near = all(loss <= least + _NEAR for loss in losses.values())
-    return f"training loss {measured}; least possible {least:.3f}", near and min(
+    return f"training loss {measured} (n = 1); least possible {least:.3f}", near and min(
         losses, key=lambda name: losses[name]
     ) == "M=0"
 
@@ -118,49 +143,51 @@ def _least_loss(smoothing: float, classes: int) -> float:
     return -(true * math.log(true) + rest)
 
 
-def _slowly(results: LongResults) -> tuple[str, bool] | None:
-    gaps = [results.gap("B", f"M={m}", f"M={m - 1}") for m in range(1, 5)]
-    points = [gap.points for gap in gaps if gap is not None]
-    if len(points) < len(gaps):
+def _slowly(results: LongResults) -> Outcome:
+    gaps = _gaps(results, *(("B", f"M={m}", f"M={m - 1}") for m in range(1, 5)))
+    if gaps is None:
         return None
-    measured = ", ".join(f"{point:+.2f}" for point in points)
-    return f"each against the one before: {measured}", min(points) >= -2
+    measured = ", ".join(_told(gap) for gap in gaps)
+    return f"each against the one before: {measured}", _all(_within(gap, least=-2) for gap in gaps)
 
 
-def _smaller(results: LongResults) -> tuple[str, bool] | None:
-    words, good = [], True
+def _smaller(results: LongResults) -> Outcome:
+    words, outcomes = [], []
     for stages in range(5):
-        pair = [results.gap(group, f"M={stages}", "DeiT-S") for group in ("1", "B")]
-        if pair[0] is None or pair[1] is None:
+        pair = _gaps(results, *((group, f"M={stages}", "DeiT-S") for group in ("1", "B")))
+        if pair is None:
             return None
-        short, longer = pair[0].points, pair[1].points
-        words.append(f"M={stages} {short:+.2f} → {longer:+.2f}")
-        good = good and longer < short
-    return "to DeiT-S: " + ", ".join(words), good
+        words.append(f"M={stages} {_told(pair[0])} → {_told(pair[1])}")
+        outcomes.append(_within(_change(*pair), most=0))
+    return "to DeiT-S: " + ", ".join(words), _all(outcomes)
 
 
 _TINY = ("DeiT-Ti", "HVT-Ti-0", "HVT-Ti-1", "Scale HVT-Ti-4")
 
 
-def _not_flat(results: LongResults) -> tuple[str, bool] | None:
+def _not_flat(results: LongResults) -> Outcome:
+    """Both points are of one curve, so the spread over seeds says nothing of their difference."""
     gains = {one.name: one.gain for one in results.rows if one.part.name == "A"}
     known = {name: gain for name, gain in gains.items() if gain is not None}
     if len(known) < len(gains):
         return None
-    measured = ", ".join(f"{name} {gain:+.2f}" for name, gain in known.items())
+    seeds = {one.name: len(one.results) for one in results.rows if one.part.name == "A"}
+    measured = ", ".join(f"{name} {gain:+.2f} (n = {seeds[name]})" for name, gain in known.items())
     return f"from epoch 20 to 40: {measured}", all(gain >= FLAT for gain in known.values())
 
 
-def _longer(results: LongResults) -> tuple[str, bool] | None:
-    words, good = [], True
+def _longer(results: LongResults) -> Outcome:
+    words, outcomes = [], []
     for name in _TINY:
-        means = [results.top1(group)[name] for group in ("A10", "A")]
-        if not all(means):
+        short, longer = (results.top1(group)[name] for group in ("A10", "A"))
+        if not (short and longer):
             return None
-        gain = sum(means[1]) / len(means[1]) - sum(means[0]) / len(means[0])
-        words.append(f"{name} {gain:+.2f}")
-        good = good and 2 <= gain <= 5
-    return ", ".join(words), good
+        spread, seeds = results.noise[False], (len(longer), len(short))
+        error = standard_error((spread, seeds[0]), (spread, seeds[1]))
+        gain = Gap(statistics.fmean(longer) - statistics.fmean(short), error, seeds)
+        words.append(f"{name} {_told(gain)}")
+        outcomes.append(_within(gain, 2, 5))
+    return ", ".join(words), _all(outcomes)
 
 
 _LONG = LENGTHS["A"]
@@ -169,7 +196,7 @@ PREDICTIONS = (
     Prediction(
         "A",
         f"HVT-Ti-1 is below DeiT-Ti after {_LONG} epochs.",
-        _below("A", "HVT-Ti-1", "DeiT-Ti"),
+        _gap("A", "HVT-Ti-1", "DeiT-Ti", -math.inf, 0),
     ),
     Prediction("A", "It is so by 1 to 3 points.", _gap("A", "HVT-Ti-1", "DeiT-Ti", -3, -1)),
     Prediction(

@@ -28,6 +28,7 @@ from .filled import (
     is_slow,
     markdown,
     noise_of,
+    several_seeds,
     usual_speed,
 )
 from .long_report import section, summary
@@ -91,7 +92,7 @@ def long_results(
 ) -> LongResults:
     """What the page says of the long protocol, beside one of tables."""
     filled = [fill(protocol, table, known) for table in tables().values() if table.trained]
-    return collect(long, known_long, protocol, known, noise_of(filled))
+    return collect(long, known_long, protocol, known, several_seeds(filled))
 
 
 def render(
@@ -104,11 +105,13 @@ def render(
     """The page, from the results and from `TABLE.md` in the folder of comments, if there is one."""
     filled = [fill(protocol, table, known, data) for table in tables().values() if table.trained]
     used = {one.name: one for table in filled for one in table.results}
-    noise, usual = noise_of(filled), usual_speed(used.values())
+    # One spread for the page, so that a difference has one standard error wherever it stands.
+    noise = noise_of(filled) if long is None else long.noise
+    usual = usual_speed(used.values())
     parts = [
         "# Reproduction",
         "<!-- Written by `hvt paper report` from the result files; do not edit. -->",
-        _opening(protocol, filled, list(used.values()), noise),
+        _opening(protocol, filled, list(used.values()), noise, long),
         *_summary(filled, noise, long),
         "## Claims",
         _claims_table(filled, noise),
@@ -133,7 +136,11 @@ def _summary(filled: Sequence[Filled], noise: Noise, long: LongResults | None) -
 
 
 def _opening(
-    protocol: Protocol, filled: Sequence[Filled], used: Sequence[Finished], noise: Noise
+    protocol: Protocol,
+    filled: Sequence[Filled],
+    used: Sequence[Finished],
+    noise: Noise,
+    long: LongResults | None,
 ) -> str:
     wanted = {
         f"{line.plans[budget].training.key}-{seed}"
@@ -155,13 +162,15 @@ def _opening(
     ]
     if noise[False] is not None:
         power = "" if noise[True] is None else f", those of rows with PoWER by {noise[True]:.2f}"
+        both = "" if long is None else ", those of [long](#long) too"
         lines.append(
             f"Seeds differ by {noise[False]:.2f} points{power} (standard deviation, pooled over "
-            "all such rows with several seeds); from it follow the standard errors below, also of "
-            "rows with one seed. A claim holds *not clearly*, or is *not decided*, where two "
-            "standard errors could have turned it round. It holds *the other way round* where the "
-            "claim allows for a loss and the paper has one, but here it is a gain, or the reverse. "
-            f"At equal compute a row with less than half an epoch ({SHORT}) decides nothing."
+            f"all such rows with several seeds{both}); from it follow the standard errors below, "
+            "also of rows with one seed. A claim holds *not clearly*, or is *not decided*, where "
+            "two standard errors could have turned it round. It holds *the other way round* where "
+            "the claim allows for a loss and the paper has one, but here it is a gain, or the "
+            f"reverse. At equal compute a row with less than half an epoch ({SHORT}) decides "
+            "nothing."
         )
     commands = (
         f"```\nhvt paper run all --protocol {protocol.name} --root DATA\n"
@@ -268,21 +277,12 @@ def _provenance(protocol: Protocol, one: Filled) -> str:
     if not results:
         return f"Command: {command}."
     seeds = sorted({result.seed for result in results})
-    machines = sorted({_machine(result) for result in results})
+    machines = sorted({result.place for result in results})
     stacks = sorted({_stack(result) for result in results})
     return (
         f"Command: {command}; seeds {', '.join(map(str, seeds))}; {len(results)} trainings, "
         f"{clock(_total(results))} in all; {'; '.join(stacks)}; {'; '.join(machines)}."
     )
-
-
-def _machine(result: Finished) -> str:
-    machine = result.machine
-    where = machine.get("gpu") or machine["cpu"]
-    processes = machine.get("processes", 1)
-    several = f" × {processes} processes" if processes > 1 else ""
-    threads = machine.get("threads")
-    return f"{where}, {threads} thread{'' if threads == 1 else 's'}{several}"
 
 
 def _stack(result: Finished) -> str:
