@@ -1,4 +1,4 @@
-"""The `long` protocol: rows trained until the curve flattens, in parts with a question each.
+"""The `long` protocol: rows trained for 10 to 300 epochs, in parts with a question each.
 
 One pass over the data shows how fast a model learns; many show what it can hold. The models are
 those of the CPU protocol, the recipe is `long.toml`, and each part has its own epochs, seeds and
