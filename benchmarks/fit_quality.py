@@ -33,12 +33,15 @@ def main() -> None:
         "--study",
         type=Path,
         action="append",
-        default=sorted(STUDIES.glob("*.csv")),
         help="trials.csv of hvt search (default: those in results/search)",
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it is stale")
     args = parser.parse_args()
-    runs = [*paper_runs(args.paper), *(run for path in args.study for run in study_runs(path))]
+    paper = list(paper_runs(args.paper))
+    if not paper:
+        sys.exit(f"{args.paper} has no results of hvt paper run: name their folder by --paper")
+    studies = args.study or sorted(STUDIES.glob("*.csv"))
+    runs = [*paper, *(run for path in studies for run in study_runs(path))]
     about = "CIFAR-100, 24 to 56 pixels, mostly one epoch"
     quality = fit(runs, about)
     print(quality.sentence(), file=sys.stderr)

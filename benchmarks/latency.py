@@ -30,6 +30,8 @@ from hvt.plan.space import Space, lengths, space_of
 HERE = Path(__file__).parent
 WITHIN = 0.15
 ROUNDS = 7  # turns of each config
+DRAWS = 1000
+"""Configs to draw for one that is timed, at most: the plan's space ends somewhere."""
 
 
 def main() -> None:
@@ -47,6 +49,8 @@ def main() -> None:
     add("--seed", type=int, default=0, help="of the configs")
     add("--out", type=Path, default=HERE / "results/latency.csv", help="the results' CSV file")
     args = parser.parse_args()
+    if not 0 < args.gflops[0] < args.gflops[1]:
+        parser.error("--gflops must be two numbers above 0, the smaller first")
     device = find_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -82,12 +86,16 @@ def draw(count: int, gflops: tuple[float, ...], seed: int) -> list[HVTConfig]:
     space, chance = space_of({}), random.Random(seed)
     results: list[HVTConfig] = []
     ratio = gflops[1] / gflops[0]
-    while len(results) < count:
+    for _ in range(DRAWS * count):
+        if len(results) == count:
+            break
         step = len(results) / count
         low, high = gflops[0] * ratio**step, gflops[0] * ratio ** (step + 1 / count)
         config = one(space, chance)
         if config is not None and low <= cost(config).gflops <= high:
             results.append(config)
+    if len(results) < count:
+        sys.exit(f"too few configs of the plan's space have {gflops[0]:g} to {gflops[1]:g} GFLOPs")
     chance.shuffle(results)
     return results
 

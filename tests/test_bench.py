@@ -36,6 +36,14 @@ def checkpoint(build: Build, tmp_path: Path) -> Path:
 # Time
 
 
+def test_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    in_turns({0: lambda: None}, torch.device("mps"), 0, 0.0, {})
+    in_turns({0: lambda: None}, CPU, 0, 0.0, {})
+    assert waited == [torch.device("mps")] * 2
+
+
 def test_every_case_gets_its_turn_and_another_neighbour() -> None:
     called: list[str] = []
     runs = {name: (lambda name=name: called.append(name)) for name in "abc"}

@@ -389,3 +389,16 @@ def test_a_cost_is_a_short_table_in_a_session() -> None:
     assert "22.12 M parameters" in shown
     assert len(shown.splitlines()) == 4 + 12
     assert "cheaper" not in repr(hvt.cost("deit_s"))
+
+
+@pytest.mark.parametrize("words", [["-m", "hvt", "models"], ["-u", "-m", "hvt", "models"]])
+def test_a_full_disk_is_told_of(words: list[str]) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("only Linux has a disk that is always full")
+    with full.open("w") as out:
+        done = subprocess.run(
+            [sys.executable, *words], stdout=out, stderr=subprocess.PIPE, text=True, check=False
+        )
+    expected = "hvt: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, expected)

@@ -22,11 +22,12 @@ from hvt.cli import build_parser
 from hvt.config import HVTConfig, read_config, write_config
 from hvt.plan.answer import limit
 from hvt.plan.best import _scores
-from hvt.plan.latency import Latency, cache_file, get_latency, measure
+from hvt.plan.latency import Latency, by_cost, measure
 from hvt.plan.price import Priced, memory_mb, priced
 from hvt.plan.quality import Run, fit, flags_of, load_quality, measures_of, spearman
 from hvt.plan.rivals import paper_ways
 from hvt.plan.space import Space, space_of
+from hvt.plan.timings import cache_file, get_latency
 
 ROOT = Path(__file__).parents[1]
 NARROW: dict[str, Any] = {"depth": 12, "img_size": 224, "patch_size": 16}
@@ -212,6 +213,14 @@ def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
             "no config of the space has tokens enough for its poolings: use fewer stages",
         ),
         (("--gflops", "1", "--img-size", "100", "--patch-size", "16"), "does not divide"),
+        (("--gflops", "1e-323"), "gflops=1e-323 must be from 1e-12 to 1e+15"),
+        (("--gflops", "1", "--train-batch", "9" * 401), "train_batch=… must be at most 100000000"),
+        (("--gflops", "1", "--in-chans", "9" * 401), "in_chans=… must be at most 100000000"),
+        (("--gflops", "1", "--num-heads", "9" * 401), "num_heads=… must be at most 100000000"),
+        (("--latency-ms", "5", "--threads", "9" * 20), "threads=… must be at most 1024"),
+        (("--latency-ms", "5", "--device", "meta"), "the device 'meta' is not available"),
+        (("--latency-ms", "5", "--head-dim", "12"), "head_dim=12 has no latency"),
+        (("--gflops", "1", "--mlp-ratio", "1e-4"), "mlp_ratio=0.0001 leaves the MLP no width, at"),
         (("--gflops", "1", "--embed-dim", "100", "--num-heads", "3"), "embed_dim=100 is not"),
         (("--gflops", "1", "--depth", "7", "--stages", "2"), "stages=2 does not divide depth=7"),
         (("--gflops", "1", "--depth", "0"), "depth=0 must be a whole number"),
@@ -241,11 +250,19 @@ def test_nonsense_is_refused(command: Command, words: tuple[str, ...], message: 
         ({"stages": -1}, "stages=-1 must be a whole number of at least 0"),
         ({"stages": 11}, "stages=11 divides no depth of the plan"),
         ({"img_size": 100_000, "depth": 64}, "gflops=1 cannot be met: the least"),
+        ({"gflops": 10**400}, "gflops must be from 1e-12 to 1e+15"),
+        ({"mode": None}, "mode=None must be text"),
+        ({"gflops": None, "latency_ms": 5, "device": None}, "the device 'None' is not available"),
     ],
 )
 def test_a_field_that_nothing_has_is_named(fixed: dict[str, Any], message: str) -> None:
     with pytest.raises(hvt.HVTError, match=re.escape(message)):
-        hvt.plan(gflops=1, **fixed)
+        hvt.plan(**{"gflops": 1} | fixed)
+
+
+def test_a_small_mlp_leaves_out_the_widths_that_would_have_none() -> None:
+    planned = hvt.plan(gflops=0.01, mlp_ratio=0.02, num_classes=10, depth=2, img_size=96)
+    assert min(choice.config.mlp_width for choice in planned.choices) >= 1
 
 
 def test_lists_are_tuples() -> None:
@@ -279,6 +296,9 @@ def test_the_command(command: Command, tmp_path: Path) -> None:
     assert len(answer["best"]) == 2
     config = HVTConfig.from_dict(answer["best"][0]["config"])
     assert read_config(tmp_path / "plan.json") == config
+    assert hvt.cost(tmp_path / "plan.json").gflops == answer["best"][0]["gflops"]
+    _, out, _ = command(*words, "--count", 1, "--save", tmp_path / "my plan.json")
+    assert out.rstrip().endswith(f"--model '{tmp_path}/my plan.json'")
     code, priced_out, _ = command("cost", tmp_path / "plan.json", "--json")
     assert json.loads(priced_out)["gflops"] == answer["best"][0]["gflops"]
 
@@ -339,7 +359,22 @@ def test_the_command_for_upcycling_keeps_what_was_asked(
     assert args.source == str(path)
     assert (args.img_size, args.pool_after, args.proportional_attention) == (64, (1,), False)
     best = json.loads(command(*words, "--json")[1])["best"]
-    assert args.gflops >= max(choice["gflops"] for choice in best)
+    most = max(choice["gflops"] for choice in best)
+    assert args.gflops >= most
+    # Another budget binds, of which upcycling knows nothing: it gets the GFLOPs of what is listed.
+    both = (
+        "plan",
+        "--from",
+        path,
+        "--params",
+        6,
+        "--gflops",
+        0.9 * hvt.cost(hvt.load(path)).gflops,
+    )
+    _, out, _ = command(*both, *fixed)
+    printed = shlex.split(out.split("train it: ")[1])
+    assert build_parser(["upcycle"]).parse_args(printed[1:]).gflops == args.gflops
+    assert "hvt upcycle bounds GFLOPs alone" in out
 
 
 def test_a_plan_for_upcycling_is_cheaper_than_the_source(
@@ -380,6 +415,7 @@ def test_a_plan_for_upcycling_is_cheaper_than_the_source(
         (b'{"depth": "12"}', "depth='12' must be a whole number"),
         (b'{"img_size": {"a": 1}}', "is not a config"),
         (b'{"depth": 1e400}', "depth=inf must be a whole number"),
+        (b'{"in_chans": ' + b"9" * 401 + b"}", "in_chans=… must be at most 100000000"),
         (b" " * (2**20 + 1), "it is larger than 1 MB"),
     ],
 )
@@ -389,6 +425,13 @@ def test_a_bad_config_file(content: bytes, message: str, tmp_path: Path) -> None
     for call in (hvt.get_config, hvt.create_model, hvt.cost):
         with pytest.raises(hvt.HVTError, match=re.escape(message)):
             call(str(path))
+
+
+def test_a_config_file_by_its_path(tmp_path: Path) -> None:
+    write_config(hvt.get_config("hvt_ti_1", **SMALL, depth=2), tmp_path / "plan.json")
+    assert hvt.create_model(tmp_path / "plan.json").config.depth == 2
+    with pytest.raises(hvt.HVTError, match="unknown model 'absent'"):
+        hvt.create_model(Path("absent"))
 
 
 def test_a_config_file_that_never_ends(tmp_path: Path) -> None:
@@ -467,7 +510,15 @@ def test_a_models_time_is_the_sum_of_its_layers() -> None:
     config = hvt.get_config("hvt_s_1")
     expected = 2e-4 + 1e-11 * 196 * 768 * 384 + 1e-9 * 3 * 224**2
     expected += latency.block(196, 384) + 11 * latency.block(97, 384) + 1e-5 + 1e-9 * 196 * 384
-    assert latency.seconds(config) == pytest.approx(float(expected))
+    assert latency.seconds(config.replace(num_classes=0)) == pytest.approx(float(expected))
+
+
+def test_a_classifier_takes_the_time_of_a_blocks_linear_layers() -> None:
+    points = [(n, d, 2e-12 * 12 * n * d * d) for n in (4, 16, 49) for d in (64, 192, 384)]
+    latency = Latency({}, points, 0.0, (0.0, 0.0), {"1": (0.0, 0.0), "2": (0.0, 0.0)})
+    config = hvt.get_config("deit_ti", num_classes=0)
+    added = latency.seconds(config.replace(num_classes=21841)) - latency.seconds(config)
+    assert added == pytest.approx(2e-12 * 192 * 21841, rel=1e-6)
 
 
 @pytest.mark.parametrize("fixed", [{"mlp_ratio": 1.0}, {"mlp_ratio": 8.0}])
@@ -524,11 +575,20 @@ def test_the_table_is_taken_once(cache: Path) -> None:
         lambda text: text.replace('"start": ', '"start": -1e9'),
         lambda text: text.replace('"points"', '"pionts"'),
         lambda text: text.replace('"threads": ', '"threads": 9'),
+        lambda text: text.replace('"start": ', f'"start": 1{"0" * 400}, "begin": '),
+        lambda text: json.dumps(json.loads(text) | {"machine": [1]}),
+        lambda text: json.dumps(with_points(text, [[math.inf, 32, 1e-4]])),
+        lambda text: json.dumps(with_points(text, [[4, 16, 0.0]])),
+        lambda text: json.dumps(with_points(text, [])),
+        lambda text: json.dumps(with_points(text, json.loads(text)["points"][1:])),
         lambda text: "[" * 100_000,
     ],
 )
-def test_a_damaged_table_is_taken_anew(cache: Path, damage: Any) -> None:
+def test_a_damaged_table_is_taken_anew(
+    cache: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = get_latency("eager", "cpu", 1, 1)
+    monkeypatch.setattr("hvt.plan.timings.measure", lambda *_, **__: (first, {}))  # in no time
     path = cache_file(first.machine)
     path.write_text(damage(path.read_text()))
     notes: list[str] = []
@@ -537,6 +597,38 @@ def test_a_damaged_table_is_taken_anew(cache: Path, damage: Any) -> None:
     notes.clear()
     get_latency("eager", "cpu", 1, 1, note=notes.append)
     assert not notes
+
+
+def with_points(text: str, points: list[Any]) -> dict[str, Any]:
+    return {**json.loads(text), "points": points}
+
+
+def test_a_table_may_end_where_blocks_are_slow(cache: Path) -> None:
+    first = get_latency("eager", "cpu", 1, 1)
+    path = cache_file(first.machine)
+    dearest = by_cost((16, 32), (2, 4))[-1]
+    kept = [point for point in first.points if point[:2] != dearest]
+    path.write_text(json.dumps(with_points(path.read_text(), kept)))
+    assert get_latency("eager", "cpu", 1, 1).points == kept
+
+
+def test_a_batch_that_is_slow_from_the_first_block(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvt.plan.latency.SLOW", 0.0)
+    points = get_latency("eager", "cpu", 1, 1).points
+    assert [point[:2] for point in points] == [(4, 16), (4, 32), (16, 16)]
+
+
+def test_a_batch_that_does_not_fit_into_memory(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("hvt.plan.timings.measure", full)
+    with pytest.raises(hvt.HVTError, match="batch=99 does not fit into memory: use a smaller one"):
+        hvt.plan(latency_ms=20, device="cpu", batch=99)
 
 
 def test_a_cache_that_cannot_be_written(
@@ -553,9 +645,7 @@ def test_a_cache_that_cannot_be_written(
 def test_exported_models_are_timed_too() -> None:
     pytest.importorskip("onnxruntime", reason="the export extra is not installed")
     beside = {"mine": hvt.get_config("hvt_ti_1", **SMALL, depth=1)}
-    taken, others = measure(
-        "onnx", CPU, 1, widths=(16,), rows=(3,), rounds=1, least=0.0, beside=beside
-    )
+    taken, others = measure("onnx", CPU, 1, widths=(16,), rows=(3,), rounds=1, beside=beside)
     assert others["mine"] > 0
     assert [point[:2] for point in taken.points] == [(9, 16)]
     assert all(seconds > 0 for *_, seconds in taken.points)

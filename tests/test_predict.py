@@ -506,7 +506,7 @@ def test_wrong_numbers_and_devices(model: hvt.HVT) -> None:
     for name in ("top", "batch_size"):
         with pytest.raises(HVTError, match=f"{name}=0 must be a whole number of at least 1"):
             Predictor(model, **{name: 0})
-    for device in ("gpu", "cuda:99", "xla"):
+    for device in ("gpu", "cuda:99", "xla", "meta"):
         with pytest.raises(HVTError, match=f"the device '{device}' is not available"):
             Predictor(model, device=device)
     assert find_device("cpu") == torch.device("cpu")

@@ -16,12 +16,20 @@ from conftest import Command
 from rich.console import Console
 
 import hvt
-from hvt.config import HVTConfig
+from hvt.cli.search import _train_command
+from hvt.config import HVTConfig, write_config
 from hvt.plan.answer import limit
 from hvt.search.halving import Score, frontier, goes_on, rungs
 from hvt.search.report import importance, render
 from hvt.search.run import Worker, _identity, _recipe
-from hvt.search.study import _join, _without_password, import_optuna, open_study, rows_of
+from hvt.search.study import (
+    _join,
+    _without_password,
+    default_storage,
+    import_optuna,
+    open_study,
+    rows_of,
+)
 from hvt.search.suggest import choices_of, place
 from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
@@ -81,6 +89,12 @@ def test_what_is_fixed_is_not_searched() -> None:
         config = choices.suggest(study.ask())
         assert config is not None
         assert (config.depth, config.image, config.pool_blocks) == (6, (32, 32), (0, 3))
+
+
+def test_a_recipe_with_a_small_mlp_has_the_widths_that_leave_it_any() -> None:
+    values = {"num_heads": 10, "head_dim": 12, "mlp_ratio": 0.02}
+    base = hvt.get_config("hvt_ti_4", img_size=32, patch_size=4, **values)
+    assert choices_of(base, 0.01, {}).space.widths[0] == (5, 12)
 
 
 def test_the_cheapest_config_is_pooled() -> None:
@@ -183,7 +197,49 @@ def test_a_search_goes_on_and_ends(found: Any) -> None:
     again = hvt.search("digits", 0.002, trials=3, output=found.folder, quiet=True, **TINY)
     assert [row["trial"] for row in again.trials] == [row["trial"] for row in found.trials]
     with pytest.raises(hvt.HVTError, match=r"begun with other settings \(gflops was 0.002\)"):
-        hvt.search("digits", 0.003, trials=3, output=found.folder, quiet=True, **TINY)
+        open_study("digits", default_storage(found.folder), {**_settings(found), "gflops": 0.003})
+
+
+def test_results_are_not_written_over_by_another_study_of_the_same_name(
+    found: Any, tmp_path: Path
+) -> None:
+    elsewhere = {"storage": f"sqlite:///{tmp_path}/other.db", "output": found.folder}
+    with pytest.raises(hvt.HVTError, match=r"begun with other settings \(gflops was 0.002\)"):
+        hvt.search("digits", 0.003, trials=1, quiet=True, **elsewhere, **TINY)
+    assert not (tmp_path / "other.db").exists()
+
+
+def _settings(found: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads((found.folder / "trials.json").read_text())["settings"]
+    return settings
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "50 %41 {why}?x=1#@"
+    folder.mkdir()
+    try:
+        address = default_storage(folder)
+    except hvt.HVTError:
+        pytest.skip("SQLAlchemy before 2.1 does not quote, and such names are refused")
+    open_study("s", address, {})
+    assert [path.name for path in folder.iterdir()] == ["study.db"]
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_the_command_to_train_the_best_has_its_pictures() -> None:
+    given = {"root": "MY DATA", "download": True, "batch_size": 8}
+    command = _train_command("cifar100-cpu", given, Path("my runs"))
+    expected = "hvt train cifar100-cpu --root 'MY DATA' --download --model 'my runs/best.json'"
+    assert command == expected
+    assert _train_command("folder", {"data": "X"}, Path("out")) == (
+        "hvt train folder --data X --model out/best.json"
+    )
+
+
+def test_a_config_files_path_is_a_model(trained: list[Recipe], tmp_path: Path) -> None:
+    write_config(hvt.get_config("hvt_ti_0", img_size=8, patch_size=2), tmp_path / "plan.json")
+    recipe, *_ = _recipe("digits", {"model": tmp_path / "plan.json"})
+    assert recipe.overrides["num_heads"] == 3
 
 
 @pytest.fixture
@@ -440,12 +496,19 @@ def test_flags_are_checked_first(command: Command, words: tuple[str, ...]) -> No
         ({"teacher": "x.pth"}, "leave teacher out"),
         ({"pretrained": True}, "leave pretrained out"),
         ({"processes": 2}, "leave processes out"),
+        ({"storage": Path("x.db")}, "must be text or nothing"),
+        ({"study": 5}, "study=5 must be text or nothing"),
+        ({"trials": 10**400}, "trials=… must be at most"),
     ],
 )
 def test_what_a_trial_cannot_have(values: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(hvt.HVTError, match=message):
         hvt.search("digits", 1, **values)
-    if "processes" not in values:  # in a file it is for hvt train, and trials have one each
+    if values.keys() & {
+        "init",
+        "teacher",
+        "pretrained",
+    }:  # in a file it is for hvt train, and trials have one each
         name, value = next(iter(values.items()))
         path = tmp_path / "mine.toml"
         path.write_text(f"data = 'digits'\n{name} = {json.dumps(value)}\n")

@@ -599,6 +599,7 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
     )  # fmt: skip
     assert "the class 'zebra'" in text
     assert "neither a file nor a model" in refused(capsys, "deit_tiny_", out, "--data", photos)
+    assert len(refused(capsys, "nofile.safetensors", out, "--data", photos)) < 200
     assert "should end in .safetensors" in refused(capsys, vit, "out.pth", "--data", photos)
     assert "no photos are given" in refused(capsys, vit, out)
     assert "a source and a file" in refused(capsys, vit)

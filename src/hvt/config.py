@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import HVTError, nearest
+from .fields import LARGEST, check_most
 from .fields import field as _field
 from .files import open_regular, whole_file
 from .lengths import KINDS, padding, pooled_length, window
@@ -243,8 +244,8 @@ class HVTConfig:
         for name, (value, least) in whole.items():
             if not _is_whole(value) or value < least:
                 raise HVTError(f"{name}={value!r} must be a whole number of at least {least}")
-            if name in ("depth", "pool_kernel", "pool_stride") and value > MOST:
-                raise HVTError(f"{name}={value} must be at most {MOST}")
+            timed = name in ("depth", "pool_kernel", "pool_stride")
+            check_most(name, value, MOST if timed else LARGEST)
         for name in ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"):
             self._check_share(name)
         self._check_share("drop_path_rate")
@@ -446,9 +447,9 @@ MAX_FILE = 2**20
 """Bytes of a config file; 10,000 blocks with a retention take 60 kB."""
 
 
-def is_config_file(name: str) -> bool:
+def is_config_file(name: str | Path) -> bool:
     """Whether the name of a model is that of a config file, by its form."""
-    return name.lower().endswith(".json")
+    return str(name).lower().endswith(".json")
 
 
 def read_config(path: str | Path) -> HVTConfig:

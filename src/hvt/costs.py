@@ -7,6 +7,7 @@ softmax, pooling and additions are not counted.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import HVTConfig
@@ -127,13 +128,15 @@ class Cost:
         }
 
 
-def cost(model: HVTConfig | HVT | str, **overrides: Any) -> Cost:
+def cost(model: HVTConfig | HVT | str | Path, **overrides: Any) -> Cost:
     """What a config, model or named model costs; nothing is built.
 
     >>> round(cost("hvt_s_4").gflops, 2)
     1.39
     """
-    config = get_config(model) if isinstance(model, str) else getattr(model, "config", model)
+    config = (
+        get_config(model) if isinstance(model, (str, Path)) else getattr(model, "config", model)
+    )
     if not isinstance(config, HVTConfig):
         raise HVTError(
             f"a {type(model).__name__} cannot be priced: give a model, its config or its name"

@@ -14,10 +14,16 @@ class CheckpointError(HVTError):
     """A weights file that cannot be read, is not ours to read, or does not fit."""
 
 
+MOST_NAMES = 100
+"""Names that a sentence can list; of more, those of timm for one, only the nearest are."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of a sentence that offers the known names closest to a mistyped one."""
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(close)}?"
+    if len(known) > MOST_NAMES:
+        return f"the nearest are {', '.join(difflib.get_close_matches(name, known, cutoff=0.0))}"
     return f"known: {', '.join(known)}"

@@ -53,11 +53,23 @@ def check_type(name: str, value: Any, hint: Any) -> None:
         raise HVTError(f"{name}={value!r} must be {wanted}")
 
 
-def check_whole(least: int = 1, **values: Any) -> None:
-    """Refuse what is not a whole number of at least 1, or of another bound."""
+LARGEST = 10**8
+"""Of any whole number that is a count: with more, costs would have no number in floating point."""
+
+
+def check_whole(least: int = 1, most: int = LARGEST, **values: Any) -> None:
+    """Refuse what is not a whole number from 1 to `LARGEST`, or within other bounds."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise HVTError(f"{name}={value!r} must be a whole number of at least {least}")
+        check_most(name, value, most)
+
+
+def check_most(name: str, value: int, most: int = LARGEST) -> None:
+    """Refuse a whole number that is too large; one of hundreds of digits is not repeated."""
+    if value > most:
+        shown = value if value < 10**18 else "…"
+        raise HVTError(f"{name}={shown} must be at most {most}")
 
 
 def _check_value(

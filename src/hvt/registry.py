@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 
@@ -25,7 +26,7 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def create_model(name: str, pretrained: bool = False, **overrides: Any) -> HVT:
+def create_model(name: str | Path, pretrained: bool = False, **overrides: Any) -> HVT:
     """A named model, any field of `HVTConfig` replaced: `create_model("hvt_s_4", depth=24)`.
 
     A `.json` file that `hvt plan --save` wrote does in place of a name.
@@ -40,7 +41,7 @@ def create_model(name: str, pretrained: bool = False, **overrides: Any) -> HVT:
         from .checkpoint import HVT  # see below
 
         return HVT(config)
-    return _build(name, pretrained, **overrides)
+    return _build(str(name), pretrained, **overrides)
 
 
 def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from pathlib import Path
 from typing import Any
 
 from .config import HVTConfig, is_config_file, read_config
@@ -60,10 +61,10 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in MODELS if fnmatch.fnmatchcase(name, pattern)]
 
 
-def get_config(name: str, **overrides: Any) -> HVTConfig:
+def get_config(name: str | Path, **overrides: Any) -> HVTConfig:
     """The config of a named model, or in a `.json` file, with some fields replaced."""
     if is_config_file(name):
         return read_config(name).replace(**overrides)
-    if name not in MODELS:
-        raise HVTError(f"unknown model {name!r}: {nearest(name, MODELS)}")
-    return MODELS[name].replace(**overrides)
+    if str(name) not in MODELS:
+        raise HVTError(f"unknown model {str(name)!r}: {nearest(str(name), MODELS)}")
+    return MODELS[str(name)].replace(**overrides)

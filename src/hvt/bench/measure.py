@@ -112,8 +112,9 @@ def _seconds(run: Callable[[], object], device: torch.device, least: float) -> l
 
 
 def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Wait for what was asked of an accelerator, which answers before it is done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def matmuls(device: torch.device) -> dict[int, Callable[[], object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -54,6 +55,9 @@ COMMANDS = {
     "completion": "completion",
 }
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write to a full disk or beyond a quota fails by."""
+
 
 def build_parser(words: Sequence[str] = ()) -> Parser:
     """The parser of a command line: with the command that it begins with, or else with all."""
@@ -79,6 +83,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     wait_briefly()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
+    code = 0
+    try:
+        try:
+            code = _run(words)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # or a full disk would be noticed when nobody can tell of it
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        _drop_output()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        _drop_output()
+        print(f"hvt: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
     try:
         parser = build_parser(words)
         args = parser.parse_args(words)
@@ -94,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Interrupted, KeyboardInterrupt) as stopped:
         print(f"hvt: {str(stopped) or 'stopped'}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+
+
+def _drop_output() -> None:
+    """Leave what is still to be printed unprinted, so that Python does not try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

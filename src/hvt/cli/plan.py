@@ -143,7 +143,8 @@ def run(args: argparse.Namespace) -> None:
         return
     _print(planned)
     if args.save:
-        print(f"{args.save} has choice {args.choice or 1}: hvt train RECIPE --model {args.save}")
+        command = f"hvt train RECIPE --model {shlex.quote(args.save)}"
+        print(f"{args.save} has choice {args.choice or 1}: {command}")
 
 
 def _print(planned: Plan) -> None:
@@ -220,12 +221,17 @@ def _figure(value: float) -> str:
 
 
 def _upcycle(planned: Plan) -> str:
-    """The command; its budget holds what is printed, which may be half a digit above the plan's."""
+    """The command; its budget holds what is printed, which may be half a digit above the plan's.
+
+    Upcycling knows no budget but GFLOPs. Where another one bounds the plan, the most GFLOPs of the
+    choices stand for it: with the plan's own, what is measured would be dearer than what is listed.
+    """
     from ..plan.answer import rounded_up
 
     whole = planned.source_gflops
     assert whole is not None
-    asked, most = planned.budgets.get("gflops", 0.0), max(one.gflops for one in planned.best)
+    most, alone = max(one.gflops for one in planned.best), set(planned.budgets) == {"gflops"}
+    asked = planned.budgets["gflops"] if alone else 0.0
     most = max(asked, most) if asked < whole else most
     # upcycling takes no budget that the source itself is within
     budget = next(text for n in range(3, 17) if float(text := rounded_up(most, n)) < whole)
@@ -234,4 +240,5 @@ def _upcycle(planned: Plan) -> str:
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [f"--{name.replace('_', '-')}", text]
     command = shlex.join([*words, "--data", "PHOTOS"])
-    return f"To measure which is best, and train it: {command}"
+    bound = "" if alone else "hvt upcycle bounds GFLOPs alone, here by the most of these. "
+    return f"{bound}To measure which is best, and train it: {command}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..config import FIELDS, HVTConfig
@@ -105,12 +107,23 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print((result.folder / "trials.json").read_text(), end="")
         return 0
+    command = _train_command(args.recipe, values, result.folder)
     print(
         f"{result.folder}/report.html: best {result.top1:.2f} % on pictures held out; "
-        f"train it with hvt train {args.recipe} --model {result.folder}/best.json"
+        f"train it with {command}"
     )
     print(json.dumps(_summary(result.best)))
     return 0
+
+
+def _train_command(recipe: str, values: dict[str, Any], folder: Path) -> str:
+    """The command that trains the best on the same pictures."""
+    words = ["hvt", "train", recipe]
+    for name in ("data", "root"):
+        if values.get(name) is not None:
+            words += [f"--{name}", values[name]]
+    words += ["--download"] * bool(values.get("download"))
+    return shlex.join([*words, "--model", str(folder / "best.json")])
 
 
 def _summary(config: HVTConfig) -> dict[str, Any]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 BUDGETS = {"gflops": "GFLOPs", "params": "M parameters", "latency_ms": "ms", "memory": "MB"}
 """What can be bounded, and in which unit."""
+NARROWEST = 16
+"""The narrowest head whose latency can be told."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,19 @@ def limit(budget: float) -> float:
     """
     digits = max(2, 2 - math.floor(math.log10(budget)))
     return budget + 0.5 * 10.0**-digits
+
+
+def check_timed(head_dim: int) -> None:
+    """Refuse heads of which the table of block timings says nothing.
+
+    Its blocks have heads of 32, and of 64 from a width of 192 on, which stand for others too; but
+    the softmax of many narrow heads takes much longer.
+    """
+    if head_dim < NARROWEST:
+        raise HVTError(
+            f"head_dim={head_dim} has no latency, for the blocks that are timed have heads of 32 "
+            f"or 64: fix at least {NARROWEST}, or leave latency_ms out"
+        )
 
 
 @dataclass

@@ -8,15 +8,12 @@ which is interpolated between them. The time of a model is the sum over its laye
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
-import os
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,9 +26,6 @@ from ..bench.contenders import contender_of
 from ..bench.measure import describe, in_turns
 from ..config import HVTConfig
 from ..costs import cost
-from ..device import find_device
-from ..errors import HVTError
-from ..files import open_regular, whole_file
 from ..model import HVT
 from .price import Priced
 from .space import Space, head_dim_of
@@ -93,6 +87,14 @@ class Latency:
             ratios[missing, column] = ratios[missing, column - 1]
         return np.log(tokens), np.log(widths), ratios
 
+    @cached_property
+    def _per_weight(self) -> float:
+        """Of a weight of the classifier, which sees one token: as of the blocks' linear layers.
+
+        The ten classes of the table's models are in `start`, and too few to be taken out of it.
+        """
+        return float(self._base[1] * 1e-6 / 12 + self._base[2] * 1e-9)
+
     def block(self, tokens: Any, width: Any, mlp_ratio: float = 4.0) -> Any:
         """Seconds of a block, by numbers or arrays that broadcast.
 
@@ -116,6 +118,8 @@ class Latency:
             elif layer.name.endswith(".pool"):
                 once, each = self.pools[str(config.pool_dims)]
                 total += once + each * layer.tokens_in * width
+            elif layer.name == "head":
+                total += self._per_weight * layer.macs
         return total
 
     def of_space(self, one: Priced, space: Space) -> Floats:
@@ -127,6 +131,7 @@ class Latency:
         total = np.einsum("ps,qsw->pqw", one.counts, blocks)
         pixels = np.array([p.size[0] * p.size[1] for p in lengths.pictures]) * space.base.in_chans
         total += self.start + pixels[:, None] * (self.patches[0] * widths + self.patches[1])
+        total += self._per_weight * widths * space.base.num_classes
         pools = np.array([self.pools[str(pooling[0])] for pooling in lengths.poolings])  # (Q, 2)
         entering = (lengths.summed - lengths.tokens)[:, one.poolings].T  # (P, Q)
         total += one.poolings[:, None, None] * pools[:, 0, None]
@@ -178,47 +183,22 @@ def _cell(edges: Floats, values: Floats) -> tuple[Any, Floats]:
 # ── taking the table ────────────────────────────────────────────────────────────────────────────
 
 
-def get_latency(
-    mode: str = "eager",
-    device: str = "auto",
-    threads: int | None = None,
-    batch: int = 1,
-    *,
-    remeasure: bool = False,
-    note: Callable[[str], None] = lambda text: None,
-) -> Latency:
-    """The table of this machine from the cache, or taken now, in about a minute."""
-    where = find_device(device)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        machine = _machine(where, mode, batch)
-        path = cache_file(machine)
-        stored = None if remeasure else _read(path, machine, note)
-        if stored is not None:
-            return stored
-        note(
-            f"timing blocks in {mode} at batch {batch}, once for this machine (a minute or two, "
-            "best while it is idle)"
-        )
-        widths, rows = points_of(mode)
-        taken, _ = measure(
-            mode, where, batch, widths=widths, rows=rows, rounds=ROUNDS, least=LEAST, note=note
-        )
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as temporary:
-                temporary.write_text(json.dumps(asdict(taken), indent=1) + "\n")
-        except (HVTError, OSError) as error:
-            note(f"the timings are not kept: {error}")
-        return taken
-    finally:
-        torch.set_num_threads(before)
-
-
 def points_of(mode: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Widths and rows of a table; fewer where each model must be exported, which takes seconds."""
     return (WIDTHS, ROWS) if mode == "eager" else (WIDTHS[1:], (ROWS[0], *ROWS[2:]))
+
+
+def by_cost(widths: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Tokens and width of every block of a table, the cheapest first."""
+    points = [(n * n, width) for n, width in itertools.product(rows, widths)]
+    return sorted(points, key=lambda point: point[0] * point[1] ** 2)
+
+
+def needed(widths: Sequence[int], rows: Sequence[int]) -> set[tuple[int, int]]:
+    """Those that are timed at two depths, and so however slow they are."""
+    least, middle = min(rows) ** 2, rows[len(rows) // 2] ** 2
+    first, wide = min(widths), sorted(widths)[len(widths) // 2]
+    return {(least, first), (least, wide), (middle, first)}
 
 
 def measure(
@@ -228,19 +208,19 @@ def measure(
     *,
     widths: Sequence[int] = WIDTHS,
     rows: Sequence[int] = ROWS,
-    rounds: int = ROUNDS,
-    least: float = LEAST,
+    rounds: int | None = None,
     beside: Mapping[str, HVTConfig] | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[Latency, dict[str, float]]:
     """Time the models of the table in turns, and with them some configs `beside` it, in seconds."""
     cases: dict[Case, HVTConfig] = {
-        ("block", n * n, width): _config(n, width)
-        for n, width in sorted(itertools.product(rows, widths), key=lambda p: p[0] ** 2 * p[1] ** 2)
+        ("block", tokens, width): _config(math.isqrt(tokens), width)
+        for tokens, width in by_cost(widths, rows)
     }
+    always = needed(widths, rows)
+    for tokens, width in always:
+        cases["deep", tokens, width] = _config(math.isqrt(tokens), width, depth=DEEP)
     first, wide, middle = min(widths), sorted(widths)[len(widths) // 2], rows[len(rows) // 2]
-    for n, width in {(min(rows), first), (min(rows), wide), (middle, first)}:
-        cases["deep", n * n, width] = _config(n, width, depth=DEEP)
     for width in (first, wide):
         cases["patches", width] = _config(middle, width, patch=32, depth=1)
         for dims in (1, 2):
@@ -250,7 +230,7 @@ def measure(
         runs: dict[Case, Callable[[], object]] = {}
         slow = False
         for number, (case, config) in enumerate(cases.items(), 1):
-            if slow and case[0] == "block":
+            if slow and case[0] == "block" and case[1:] not in always:
                 continue
             note(f"preparing model {number} of {len(cases)}")
             model = HVT(config).eval()
@@ -261,12 +241,13 @@ def measure(
             slow = slow or times[0][0] > SLOW
             runs[case] = run
         taken: dict[Case, list[float]] = {}
+        rounds = ROUNDS if rounds is None else rounds
         for turn in range(rounds):
             note(f"round {turn + 1} of {rounds}")
-            in_turns(runs, device, turn, least, taken)
+            in_turns(runs, device, turn, LEAST, taken)
     medians = {case: statistics.median(seconds) for case, seconds in taken.items()}
     others = {str(case[1]): t for case, t in medians.items() if case[0] == "beside"}
-    return _solve(medians, cases, _machine(device, mode, batch)), others
+    return _solve(medians, cases, machine_of(device, mode, batch)), others
 
 
 def _config(
@@ -342,44 +323,6 @@ def _values(config: HVTConfig) -> float:
     return float(config.in_chans * height * width)
 
 
-# ── the cache ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _machine(device: torch.device, mode: str, batch: int) -> dict[str, Any]:
+def machine_of(device: torch.device, mode: str, batch: int) -> dict[str, Any]:
     """What the timings depend on, and the day."""
     return describe(device) | {"mode": mode, "batch": batch, "table": VERSION}
-
-
-def cache_file(machine: dict[str, Any]) -> Path:
-    """Where the timings of a machine, its versions, a mode and a batch are kept."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    identity = json.dumps(_identity(machine), sort_keys=True)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    return Path(home) / "hvt" / f"latency-{machine['mode']}-{machine['batch']}-{digest}.json"
-
-
-def _identity(machine: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in machine.items() if name not in ("date", "timm")}
-
-
-def _read(path: Path, machine: dict[str, Any], note: Callable[[str], None]) -> Latency | None:
-    """The stored table of a machine; None where there is none that can be used."""
-    if not path.exists():
-        return None
-    try:
-        with open_regular(path) as file:
-            stored = json.loads(file.read(2**20))
-        points = [(int(n), int(d), float(seconds)) for n, d, seconds in stored["points"]]
-        patches = tuple(map(float, stored["patches"]))
-        pools = {dims: tuple(map(float, stored["pools"][dims])) for dims in ("1", "2")}
-        numbers = [*(t for *_, t in points), float(stored["start"]), *patches]
-        numbers += [number for pair in pools.values() for number in pair]
-        sound = all(0 <= number < math.inf for number in numbers) and len(points) > 3
-        sound = sound and all(n > 0 and d > 0 and t > 0 for n, d, t in points)
-        sound = sound and len(patches) == 2 and all(len(pair) == 2 for pair in pools.values())
-        if not sound or _identity(stored["machine"]) != _identity(machine):
-            raise ValueError("its numbers are not timings")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        note(f"{path} cannot be used ({error}): the timings are taken anew")
-        return None
-    return Latency(stored["machine"], points, float(stored["start"]), patches, pools)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from ..errors import HVTError
 from ..upcycle.placement import describe, lean, placements
 from ..upcycle.settings import from_dict
 from ..upcycle.source import check_plain
-from .answer import Frontier, Judge, Nearest, Plan, limit
+from .answer import Frontier, Judge, Nearest, Plan, check_timed, limit
 
 FIXED = (
     "img_size", "pool_after", "pool", "pool_dims", "pool_kernel", "pool_stride",
@@ -40,6 +40,8 @@ def plan_source(
     fixed = from_dict(fixed).fixed  # refuses what upcycling does
     config = read(source, {}).config
     check_plain(config, source)
+    if judge.latency is not None:
+        check_timed(config.head_dim)
     base = config.replace(drop_path_rate=0.0)
     whole = cost(base).gflops
     known = [one for one in map(lean, placements(base, fixed)) if cost(one).gflops < whole]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError, nearest
-from ..fields import check_whole
-from .answer import Judge, Plan
+from ..fields import check_type, check_whole
+from .answer import Judge, Plan, check_timed
 from .best import plan_space
 from .quality import load_quality
 from .space import space_of
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MODES = ("eager", "onnx", "int8")
 """How a model is run, for its latency."""
+LEAST, MOST = 1e-12, 1e15
+"""Of a budget in any unit; no model is near, and steps between smaller numbers have none."""
+MOST_THREADS = 1024
 
 
 def plan(
@@ -49,7 +52,8 @@ def plan(
     budgets = _budgets(gflops=gflops, params=params, latency_ms=latency_ms, memory=memory)
     check_whole(batch=batch, train_batch=train_batch, count=count)
     if threads is not None:
-        check_whole(threads=threads)
+        check_whole(most=MOST_THREADS, threads=threads)
+    check_type("mode", mode, str)
     if mode not in MODES:
         raise HVTError(f"unknown mode {mode!r}: {nearest(mode, MODES)}")
     measured = (mode, device, threads, batch, remeasure)
@@ -60,13 +64,16 @@ def plan(
         )
     if latency_ms is not None and fixed.get("pool") == "conv":
         raise HVTError(
-            "pool='conv' has no latency, for the table has the timings of max and avg: fix one of "
-            "these, or leave latency_ms out"
+            "pool='conv' has no latency, for the table has the timings of max, by which avg is "
+            "taken too: fix one of these, or leave latency_ms out"
         )
     space = space_of(fixed) if source is None else None
+    if latency_ms is not None and space is not None:
+        for _, dim in space.widths:
+            check_timed(dim)
     latency: Latency | None = None
     if "latency_ms" in budgets:
-        from .latency import get_latency
+        from .timings import get_latency
 
         latency = get_latency(mode, device, threads, batch, remeasure=remeasure, note=note)
     judge = Judge(load_quality(), latency, train_batch)
@@ -85,8 +92,11 @@ def _budgets(**asked: float | None) -> dict[str, float]:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise HVTError(f"{name}={value!r} must be a number")
-        if not math.isfinite(value) or value <= 0:
+        if not 0 < value < math.inf:
             raise HVTError(f"{name}={value!r} must be a finite number above 0")
+        if not LEAST <= value <= MOST:  # a whole number may have hundreds of digits
+            shown = f"={value!r}" if value < LEAST or isinstance(value, float) else ""
+            raise HVTError(f"{name}{shown} must be from {LEAST:g} to {MOST:g}")
         budgets[name] = float(value)
     if not budgets:
         raise HVTError("no budget is named: use gflops, params, latency_ms or memory")

@@ -168,7 +168,7 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
     _check_alone(fixed)
     space = Space(
         fixed=fixed,
-        widths=_widths(fixed),
+        widths=with_mlp(_widths(fixed), fixed.get("mlp_ratio", PLAIN.mlp_ratio)),
         depths=(fixed["depth"],) if "depth" in fixed else DEPTHS,
         pictures=_pictures(fixed, sizes),
         poolings=_poolings(fixed),
@@ -188,6 +188,8 @@ def _check_alone(fixed: dict[str, Any]) -> None:
         if name in together:
             continue
         extra = {"pool_dims": 2} if isinstance(value, tuple) else {}
+        if name == "mlp_ratio":  # at a width that has an MLP by any ratio; see `with_mlp`
+            extra = {"num_heads": 10**6}
         HVTConfig(**{name: value, **extra})
     if "img_size" in fixed:
         HVTConfig(img_size=fixed["img_size"], patch_size=1)
@@ -220,6 +222,17 @@ def _widths(fixed: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     if dim is not None:
         return tuple((count, dim) for count in HEADS)
     return tuple((width // head_dim_of(width), head_dim_of(width)) for width in WIDTHS)
+
+
+def with_mlp(widths: tuple[tuple[int, int], ...], ratio: float) -> tuple[tuple[int, int], ...]:
+    """Those of some widths at which a small ratio leaves the MLP any."""
+    kept = tuple((heads, dim) for heads, dim in widths if int(heads * dim * ratio + 1e-6))
+    if not kept:
+        widest = max(heads * dim for heads, dim in widths)
+        raise HVTError(
+            f"mlp_ratio={ratio} leaves the MLP no width, at {widest} or below: use a larger one"
+        )
+    return kept
 
 
 def head_dim_of(width: int) -> int:

@@ -16,7 +16,7 @@ from ..costs import arrow
 from ..files import whole_file
 from ..plot import new_figure
 from .halving import frontier
-from .study import import_optuna
+from .study import SETTINGS, import_optuna
 
 COLUMNS = (
     "trial", "top1", "gflops", "params_m", "epochs", "finished", "seconds", "again", "rungs",
@@ -43,7 +43,8 @@ def write_report(folder: Path, study: Any, rows: Sequence[dict[str, Any]], gflop
                 ]
             )
     described = {
-        "study": study.study_name, "gflops": gflops, "importance": mattered,
+        "study": study.study_name, "settings": study.user_attrs.get(SETTINGS),
+        "gflops": gflops, "importance": mattered,
         "frontier": [row["trial"] for row in best], "trials": done,
     }  # fmt: skip
     with whole_file(folder / "trials.json") as temporary:

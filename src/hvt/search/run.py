@@ -16,7 +16,7 @@ from rich.console import Console
 from ..config import FIELDS, HVTConfig
 from ..costs import arrow, cost
 from ..errors import HVTError, nearest
-from ..fields import check_whole
+from ..fields import check_type, check_whole
 from ..plan.answer import limit, rounded_up
 from ..terminal import printable
 from ..training import engine
@@ -29,6 +29,7 @@ from .report import write_report
 from .study import (
     HEARTBEAT,
     default_storage,
+    differences,
     import_optuna,
     open_study,
     quietly,
@@ -84,6 +85,8 @@ def search(
     recipe's unless it is set, is that of the trainings and of what is suggested. The first
     `promising` trials are those that the regression of `hvt.plan` expects most of.
     """
+    for argument, given in (("study", study), ("storage", storage)):
+        check_type(argument, given, str | None)
     if isinstance(gflops, bool) or not isinstance(gflops, (int, float)) or not 0 < gflops < 1e9:
         raise HVTError(f"gflops={gflops!r} must be a finite number above 0")
     check_whole(trials=trials, heartbeat=heartbeat)
@@ -92,7 +95,11 @@ def search(
     base, fixed, name = _recipe(recipe, values | ({} if seed is None else {"seed": seed}))
     name = study or name
     folder = Path(output or f"runs/search-{_file_name(name)}")
-    _check_folder(folder, name)
+    settings = {
+        "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": rungs(base.epochs),
+        "seed": base.seed,
+    }  # fmt: skip
+    _check_folder(folder, name, settings)
     console = Console(quiet=quiet)
     model, data = build_model(base)  # refuses a recipe or data that no trial could use
     choices = choices_of(model.config, float(gflops), fixed)
@@ -108,10 +115,6 @@ def search(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
-    settings = {
-        "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": rungs(base.epochs),
-        "seed": base.seed,
-    }  # fmt: skip
     opened = open_study(name, storage or default_storage(folder), settings, heartbeat)
     worker = Worker(base, choices, opened, folder, trials, console, promising)
     try:
@@ -158,15 +161,26 @@ def _recipe(
     return base.replace(read, holdout=base.holdout or HOLDOUT, processes=None), fixed, name
 
 
-def _check_folder(folder: Path, study: str) -> None:
-    """Refuse a folder with the results of another study, which would be written over."""
+def _check_folder(folder: Path, study: str, settings: dict[str, Any]) -> None:
+    """Refuse a folder with the results of another study, which would be written over.
+
+    A study of the same name may be another one, in another storage: its settings tell, where they
+    were written.
+    """
     try:
-        theirs = json.loads((folder / "trials.json").read_text())["study"]
+        report = json.loads((folder / "trials.json").read_text())
+        theirs = report["study"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):  # none, or none of ours
         return
     if theirs != study:
         raise HVTError(
             f"{folder} has the results of the study {theirs}: use another --output, or its --study"
+        )
+    known = report.get("settings")
+    if isinstance(known, dict) and (differing := differences(known, settings)):
+        raise HVTError(
+            f"{folder} has the results of a study {study} that was begun with other settings "
+            f"({differing}): use the same, or another --output and --study"
         )
 
 

@@ -66,17 +66,21 @@ def open_study(
                 f"the study cannot be opened in {_without_password(storage)}: {reason}"
             ) from error
     theirs = study.user_attrs.get(SETTINGS)
-    plain = json.loads(json.dumps(settings))
     if theirs is None:
-        study.set_user_attr(SETTINGS, plain)
-    elif theirs != plain:
-        differs = sorted(key for key in {*theirs, *plain} if theirs.get(key) != plain.get(key))
-        differences = ", ".join(f"{key} was {theirs.get(key)!r}" for key in differs)[:300]
+        study.set_user_attr(SETTINGS, json.loads(json.dumps(settings)))
+    elif differing := differences(theirs, settings):
         raise HVTError(
-            f"the study {name} was begun with other settings ({differences}): use the same, "
+            f"the study {name} was begun with other settings ({differing}): use the same, "
             "or another --study"
         )
     return study
+
+
+def differences(theirs: dict[str, Any], settings: dict[str, Any]) -> str:
+    """What another study was begun with, as far as it differs; empty where nothing does."""
+    ours = json.loads(json.dumps(settings))
+    differs = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
+    return ", ".join(f"{key} was {theirs.get(key)!r}" for key in differs)[:300]
 
 
 def _join(name: str, storage: str, heartbeat: int) -> Any:
@@ -124,8 +128,22 @@ def requeue(study: Any, trial: Any) -> None:
 
 
 def default_storage(folder: Path) -> str:
-    """A SQLite file in the search's folder."""
-    return f"sqlite:///{folder.resolve() / 'study.db'}"
+    """A SQLite file in the search's folder, whose name may have what means more in a URL.
+
+    Versions of SQLAlchemy differ in whether they quote: what would not come back is refused.
+    """
+    from sqlalchemy import URL, make_url
+
+    path = str(folder.resolve() / "study.db")
+    try:
+        address = URL.create("sqlite", database=path).render_as_string()
+    except UnicodeEncodeError:
+        address = ""
+    if not address or make_url(address).database != path or "{" in address:  # Optuna fills it in
+        raise HVTError(
+            f"the folder {folder} cannot have a database, for its name: use another --output"
+        )
+    return address
 
 
 def rows_of(study: Any) -> list[dict[str, Any]]:

@@ -18,7 +18,17 @@ from ..costs import cost
 from ..errors import HVTError
 from ..plan.answer import limit
 from ..plan.quality import flags_of, load_quality, measures_of
-from ..plan.space import DEPTHS, KEPT, MOST_STAGES, Picture, Pooling, Space, lengths, space_of
+from ..plan.space import (
+    DEPTHS,
+    KEPT,
+    MOST_STAGES,
+    Picture,
+    Pooling,
+    Space,
+    lengths,
+    space_of,
+    with_mlp,
+)
 
 LEAST_SPENT = 0.5
 """The smallest share of the budget that a trial is given."""
@@ -193,4 +203,5 @@ def choices_of(config: HVTConfig, gflops: float, fixed: dict[str, Any]) -> Choic
     kept = {name: value for name, value in space.fixed.items() if name in KEPT}
     without = {"class_token": False, "dist_token": False}
     base = config.replace(stages=0, embed_dim=None, **without | kept)
-    return Choices(dataclasses.replace(space, around=base), gflops)
+    widths = with_mlp(space.widths, base.mlp_ratio)
+    return Choices(dataclasses.replace(space, around=base, widths=widths), gflops)

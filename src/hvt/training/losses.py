@@ -102,7 +102,7 @@ def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
     else:
         raise HVTError(
             f"teacher {name!r} is neither a file nor a timm model: "
-            f"{nearest(name, timm.list_models())[:200]}"
+            f"{nearest(name, timm.list_models())}"
         )
     outputs = getattr(model, "num_classes", student.num_classes)
     if outputs != student.num_classes:

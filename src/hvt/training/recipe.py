@@ -154,7 +154,8 @@ class Recipe:
                 raise HVTError(f"unknown field {name!r}: {_place_of(name)}")
         overrides = _tuples(overrides or {})
         merged = self.overrides | overrides
-        if is_config_file(values.get("model") or ""):
+        model = values.get("model")
+        if isinstance(model, (str, Path)) and is_config_file(model):
             values["model"], merged = _from_file(values["model"], overrides)
         return dataclasses.replace(self, overrides=merged, **values)
 
@@ -226,7 +227,7 @@ def _tuples(overrides: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in overrides.items()}
 
 
-def _from_file(path: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _from_file(path: str | Path, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """A config file as a named model and what tells the config from it.
 
     So a run that is resumed does not need the file.

@@ -48,7 +48,7 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
         return _published(name)
     known_names = [*MODELS, *timm.list_models("*vit*"), *timm.list_models("deit*")]
     raise HVTError(
-        f"{name!r} is neither a file nor a model of hvt or timm: {nearest(name, known_names)[:200]}"
+        f"{name!r} is neither a file nor a model of hvt or timm: {nearest(name, known_names)}"
     )
 
 
