@@ -122,9 +122,10 @@ def choices(budget: float) -> Choices:
 
 
 def planned(budget: float) -> HVTConfig:
-    """What `hvt plan` would choose in the study's space."""
-    judge = Judge(load_quality(), None, 128)
-    return plan_space(choices(budget).space, {"gflops": budget}, judge, 1).best[0].config
+    """The first choice of `hvt plan` in the study's space that no trial of the study was."""
+    judge, seen = Judge(load_quality(), None, 128), known_configs()
+    best = plan_space(choices(budget).space, {"gflops": budget}, judge, 20).best
+    return next(one.config for one in best if one.config not in seen)
 
 
 def even_stages(budget: float) -> HVTConfig:
