@@ -53,7 +53,7 @@ def check_type(name: str, value: Any, hint: Any) -> None:
         raise HVTError(f"{name}={value!r} must be {wanted}")
 
 
-LARGEST = 10**8
+LARGEST = 10**15
 """Of any whole number that is a count: with more, costs would have no number in floating point."""
 
 
