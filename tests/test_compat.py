@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMPAT = Path(__file__).parents[1] / "src" / "hvt" / "_compat.py"
 
 # The module alone: `import hvt` would already have called it.
@@ -67,6 +69,7 @@ def test_missing_operators_are_declared() -> None:
     succeed(LOAD + NO_SHARED_LIBRARY + USE + "assert compat._library is not None\n")
 
 
+@pytest.mark.slow
 def test_present_operators_are_left_alone() -> None:
     succeed(LOAD + NO_SHARED_LIBRARY + DECLARED + USE + "assert compat._library is None\n")
 

@@ -328,6 +328,7 @@ def test_compiles_as_one_graph_in_training(build: Build, images: Tensor) -> None
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler"
 )

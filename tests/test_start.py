@@ -125,7 +125,9 @@ for module in (torchvision, timm):
     "code",
     [
         UNTOUCHED + KNOWN,
-        ALONE + "from timm.layers import Mlp\nimport hvt\n" + KNOWN,
+        pytest.param(
+            ALONE + "from timm.layers import Mlp\nimport hvt\n" + KNOWN, marks=pytest.mark.slow
+        ),
         pytest.param("import hvt.model\n" + KNOWN, marks=pytest.mark.slow),
         pytest.param("import hvt.data.arrays, hvt.registry\n" + KNOWN, marks=pytest.mark.slow),
     ],
