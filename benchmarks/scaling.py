@@ -46,7 +46,7 @@ STUDIES = sorted((HERE / "results/search").glob("*.csv"))
 BUDGET = 0.008
 """GFLOPs of the study: those of DeiT-Ti at 32 pixels."""
 OTHERS = (0.004, 0.016)
-RANDOM = 6
+RANDOM = 4
 """Configs at random that are trained for each of the other budgets."""
 HOLDOUT = 0.1
 BEST, EVEN = "the study's best", "four even stages within the budget"
