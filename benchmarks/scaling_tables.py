@@ -30,6 +30,8 @@ PROTOCOLS = {1: "cpu", 10: "long"}
 """Of `hvt paper run`, by epochs."""
 ROWS = {"deit_w36_l6_m0_n65": "DeiT-Ti", "hvt_w72_l6_m4_n64": "Scale HVT-Ti-4"}
 """Names by the beginning of a training's key."""
+BEST_SHOWN = {1: 6, 3: 4}
+"""How many of the best are shown, by epochs."""
 RULE = tuple(0.002 * 2**n for n in range(5))
 """Budgets that the rule is derived from: 2 to 32 M multiply-adds."""
 DRAWS, TOP = 1000, 20
@@ -61,21 +63,30 @@ def tables(rows: Sequence[dict[str, Any]], rule: bool = True) -> dict[str, str]:
 
 
 def study_table() -> str:
+    """The trials in numbers, and the best of each length."""
     done = trials()
     whole = [row for row in done if row["finished"] == "True"]
-    hours = sum(float(row["seconds"]) for row in done if row["seconds"]) / 3600
     whole.sort(key=lambda row: -float(row["top1"]))
-    best = list({row["config"]: row for row in reversed(whole)}.values())[::-1][:8]  # each once
-    lines = [
-        [f"{row['study']} {row['trial']}", f"{float(row['top1']):.2f}", mega(row["gflops"]),
-         *shape(HVTConfig.from_dict(json.loads(row["config"])))]
-        for row in best
-    ]  # fmt: skip
-    return (
+    hours = sum(float(row["seconds"]) for row in done if row["seconds"]) / 3600
+    parts = [
         f"{len(done)} trials, {len(whole)} of them trained to the end, in {hours:.1f} hours of one "
-        "core. The best by top-1 on pictures held out, after one epoch:\n\n"
-        + pages.table(["trial", "top-1", "M multiply-adds", *SHAPE], lines, SHAPE)
-    )
+        "core. The best by top-1 on pictures held out:"
+    ]
+    for epochs, count in BEST_SHOWN.items():
+        some = [row for row in whole if float(row["epochs"]) == epochs]
+        once = list({row["config"]: row for row in reversed(some)}.values())[::-1][:count]
+        lines = [
+            [
+                f"{row['study']} {row['trial']}",
+                f"{float(row['top1']):.2f}",
+                mega(row["gflops"]),
+                *shape(HVTConfig.from_dict(json.loads(row["config"]))),
+            ]
+            for row in once
+        ]
+        heading = f"{epochs} epoch{'s' * (epochs > 1)}: trial"
+        parts.append(pages.table([heading, "top-1", "M multiply-adds", *SHAPE], lines, SHAPE))
+    return "\n\n".join(parts)
 
 
 SHAPE = ("picture", "width", "blocks", "pool after", "window", "tokens")
