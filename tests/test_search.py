@@ -21,7 +21,7 @@ from hvt.config import HVTConfig, write_config
 from hvt.plan.answer import limit
 from hvt.search.halving import Score, frontier, goes_on, rungs
 from hvt.search.report import importance, render
-from hvt.search.run import Worker, _identity, _recipe
+from hvt.search.run import _identity, _recipe
 from hvt.search.study import (
     _join,
     _without_password,
@@ -31,6 +31,7 @@ from hvt.search.study import (
     rows_of,
 )
 from hvt.search.suggest import choices_of, place
+from hvt.search.worker import Worker
 from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
 
@@ -251,7 +252,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         recipes.append(recipe)
         return SimpleNamespace(top1=50.0, stop_asked=False)
 
-    monkeypatch.setattr("hvt.search.run.engine.train", train)
+    monkeypatch.setattr("hvt.search.worker.engine.train", train)
     monkeypatch.setattr("hvt.search.run.write_report", lambda *_: None)
     return recipes
 
@@ -303,7 +304,7 @@ def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
             raise Interrupted("stopped")
         return SimpleNamespace(top1=50.0, stop_asked=False)
 
-    monkeypatch.setattr("hvt.search.run.engine.train", interrupted)
+    monkeypatch.setattr("hvt.search.worker.engine.train", interrupted)
     with pytest.raises(Interrupted):
         params("cut", 8)
     assert params("cut", 8) == whole
@@ -319,7 +320,7 @@ def test_a_stop_that_comes_after_a_training_is_not_forgotten(
         trained.append(recipe)
         return SimpleNamespace(top1=50.0, stop_asked=len(trained) == trainings)
 
-    monkeypatch.setattr("hvt.search.run.engine.train", train)
+    monkeypatch.setattr("hvt.search.worker.engine.train", train)
     words = {"trials": 2, "output": tmp_path, "quiet": True} | TINY
     with pytest.raises(Interrupted):
         hvt.search("digits", 0.002, **words)
