@@ -114,7 +114,8 @@ class Quality:
         return (
             f"Order: a regression on {self.trainings} short trainings of {self.configurations} "
             f"small models ({self.about}); rank correlation on configurations left out "
-            f"{self.rank_correlation:.2f}. A hint, not a measurement."
+            f"{self.rank_correlation:.2f}. A hint, not a measurement: short trainings favour few "
+            "blocks."
         )
 
 
