@@ -551,6 +551,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("mode", ["eager", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_a_rough_latency_is_said_to_be_rough(
+    cache: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvt.plan.latency.ROWS", (4, 8))
+    if mode == "onnx":
+        pytest.importorskip("onnxruntime", reason="the export extra is not installed")
+    notes: list[str] = []
+    asked = {"mode": mode, "device": "cpu", "threads": 1, "img_size": 32, "depth": 2}
+    hvt.plan(latency_ms=1e4, note=notes.append, **asked)
+    assert any("is predicted roughly" in note for note in notes) == (mode == "onnx")
+
+
 def test_the_table_is_taken_once(cache: Path) -> None:
     notes: list[str] = []
     first = get_latency("eager", "cpu", 1, 2, note=notes.append)
