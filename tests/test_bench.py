@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,6 +57,21 @@ def test_every_case_gets_its_turn_and_another_neighbour() -> None:
     each: dict[str, list[float]] = {}
     calls_in_turns(runs, CPU, 0, 0.001, each)
     assert all(len(result) > 1 and sum(result) >= 0.001 for result in each.values())
+
+
+def test_what_another_model_left_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are slow for 50 ms, as they are beside the threads of a session that still spin."""
+    now = 0.0
+
+    def run() -> None:
+        nonlocal now
+        now += 0.02 if now < 0.05 else 0.001
+
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("hvt.bench.measure.time", clock)
+    each: dict[int, list[float]] = {}
+    calls_in_turns({0: run}, CPU, 0, 0.08, each)
+    assert len(each[0]) >= 80 and max(each[0]) == pytest.approx(0.001)
 
 
 def test_percentiles() -> None:

@@ -22,6 +22,9 @@ from ..device import processor
 Case = TypeVar("Case", bound=Hashable)
 
 MATMUL_SIZES = (1024, 1536, 2048)
+SETTLE = 0.1
+"""Seconds of a turn that are not counted: ONNX Runtime's threads spin for up to 0.05 s after a
+session's last call, and take the cores from the model that is next."""
 
 
 def describe(device: torch.device) -> dict[str, str | int]:
@@ -73,9 +76,9 @@ def in_turns(
     """Time every case once, one after the other, starting one further along at every turn.
 
     A disturbance of the machine then falls on all cases alike, and none always follows the same
-    neighbour. Each time is the mean of as many calls as fill `least` seconds, at least one, after
-    one call that is not counted: it finds the caches and the allocator as another model left them,
-    which costs the quickest models most and is not part of a steady throughput.
+    neighbour. Each time is the mean of as many calls as fill `least` seconds, at least one. Calls
+    for as long before, and for at most `SETTLE`, are not counted: they find the caches, the
+    allocator and the cores as another model left them, which is not part of a steady throughput.
     """
     calls: dict[Case, list[float]] = {}
     calls_in_turns(runs, device, turn, least, calls)
@@ -98,8 +101,11 @@ def calls_in_turns(
 
 
 def _seconds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    run()
-    _finish(device)
+    _calls(run, device, min(least, SETTLE))
+    return _calls(run, device, least)
+
+
+def _calls(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
     calls: list[float] = []
     start = before = time.perf_counter()
     while before - start < least or not calls:
