@@ -391,7 +391,9 @@ def test_a_cost_is_a_short_table_in_a_session() -> None:
     assert "cheaper" not in repr(hvt.cost("deit_s"))
 
 
-@pytest.mark.parametrize("words", [["-m", "hvt", "models"], ["-u", "-m", "hvt", "models"]])
+@pytest.mark.parametrize(
+    "words", [["-m", "hvt", "models"], ["-u", "-m", "hvt", "models"], ["-u", "-m", "hvt", "--help"]]
+)
 def test_a_full_disk_is_told_of(words: list[str]) -> None:
     full = Path("/dev/full")
     if not full.exists():

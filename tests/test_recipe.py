@@ -219,7 +219,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         ("eval_every", (0,), (1,)),
         ("max_bad_steps", (0,), (1,)),
         ("workers", (-2,), (-1, 0)),
-        ("threads", (0,), (None, 1)),
+        ("threads", (0, 1025), (None, 1, 1024)),
         ("seed", (-1,), (0, 2**40)),
         ("lr", (0, -1e-3), (1e-9,)),
         ("warmup_lr", (-1e-9,), (0,)),

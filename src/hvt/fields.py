@@ -53,6 +53,7 @@ def check_type(name: str, value: Any, hint: Any) -> None:
         raise HVTError(f"{name}={value!r} must be {wanted}")
 
 
+MOST_THREADS = 1024
 LARGEST = 10**15
 """Of any whole number that is a count: with more, costs would have no number in floating point."""
 

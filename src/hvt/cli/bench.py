@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..bench import MODES
 from ..errors import HVTError, nearest
+from ..fields import MOST_THREADS
 from .console import new_console
 from .flags import converter
 
@@ -66,7 +67,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=converter("threads", int, least=1),
+        type=converter("threads", int, least=1, most=MOST_THREADS),
         metavar="N",
         help="CPU threads (default: torch's)",
     )

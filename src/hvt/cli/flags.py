@@ -45,6 +45,11 @@ class Parser(argparse.ArgumentParser):
             message = f"unknown {what} {value!r}: {nearest(str(value), action.choices)}"
             raise argparse.ArgumentError(None, message)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Unlike argparse, tell of a disk that is full."""
+        if message and file is not None:
+            file.write(message)
+
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument \S+: (?=\w+=)", "", message)  # our converters name the field
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)

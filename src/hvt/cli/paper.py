@@ -12,6 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..errors import HVTError
+from ..fields import MOST_THREADS
 from ..paper.tables import FOOTNOTE, entries, get_table, tables, trainable
 from .console import new_console
 from .flags import Parser, converter
@@ -114,7 +115,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--device", help="auto, cpu, cuda … (default: the protocol's, auto)")
     parser.add_argument(
         "--threads",
-        type=converter("threads", int, least=1),
+        type=converter("threads", int, least=1, most=MOST_THREADS),
         metavar="N",
         help="CPU threads of a process",
     )

@@ -185,7 +185,7 @@ def _cell(edges: Floats, values: Floats) -> tuple[Any, Floats]:
 
 def points_of(mode: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Widths and rows of a table; fewer where each model must be exported, which takes seconds."""
-    return (WIDTHS, ROWS) if mode == "eager" else (WIDTHS[1:], (ROWS[0], *ROWS[2:]))
+    return WIDTHS, ROWS if mode == "eager" else (ROWS[0], *ROWS[2:])
 
 
 def by_cost(widths: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError, nearest
-from ..fields import check_type, check_whole
+from ..fields import MOST_THREADS, check_type, check_whole
 from .answer import Judge, Plan, check_timed
 from .best import plan_space
 from .quality import load_quality
@@ -26,7 +26,6 @@ ROUGH = {
 """What is known of the predicted latency where it is not known to be good; docs/scaling.md."""
 LEAST, MOST = 1e-12, 1e15
 """Of a budget in any unit; no model is near, and steps between smaller numbers have none."""
-MOST_THREADS = 1024
 
 
 def plan(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import FIELDS, HVTConfig, check_fields, is_config_file, read_config
 from ..errors import HVTError, nearest
-from ..fields import check_type, check_values, field
+from ..fields import MOST_THREADS, check_type, check_values, field
 from ..zoo import get_config
 
 if sys.version_info >= (3, 11):
@@ -108,7 +108,7 @@ class Recipe:
     compile: bool = field(False, "torch.compile the model")
     grad_checkpointing: bool = field(False, "recompute blocks in the backward pass")
     workers: int = field(-1, "processes that read pictures; -1 chooses", least=-1)
-    threads: int | None = field(None, "CPU threads of each process", least=1)
+    threads: int | None = field(None, "CPU threads of each process", least=1, most=MOST_THREADS)
     processes: int | str | None = field(
         None,
         "local processes that share each batch: a number, or auto, which measures whether several "
