@@ -20,7 +20,7 @@ from hvt.cli.search import _train_command
 from hvt.config import HVTConfig, write_config
 from hvt.plan.answer import limit
 from hvt.search.halving import Score, frontier, goes_on, rungs
-from hvt.search.report import importance, render
+from hvt.search.report import importance, render, write_report
 from hvt.search.run import _identity, _recipe
 from hvt.search.study import (
     _join,
@@ -350,6 +350,19 @@ def test_studies_do_not_share_a_folder(
     (mine.folder / "trials.json").write_text(json.dumps({"study": "my/first"}))
     with pytest.raises(hvt.HVTError, match="has the results of the study my/first: use another"):
         hvt.search("digits", 0.002, trials=1, output=mine.folder, quiet=True, **TINY)
+
+
+def test_a_study_in_another_storage_is_another(
+    trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvt.search.run.write_report", write_report)
+    words = {"trials": 1, "output": tmp_path / "out", "quiet": True} | TINY
+    hvt.search("digits", 0.002, **words)
+    report = (tmp_path / "out/trials.json").read_bytes()
+    with pytest.raises(hvt.HVTError, match="its trial 0 is not in this storage"):
+        hvt.search("digits", 0.002, storage=f"sqlite:///{tmp_path}/other.db", **words)
+    assert (tmp_path / "out/trials.json").read_bytes() == report
+    assert len(hvt.search("digits", 0.002, **words | {"trials": 2}).trials) == 2
 
 
 def test_a_study_that_another_process_is_making(

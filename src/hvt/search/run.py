@@ -100,6 +100,7 @@ def search(
     except OSError as error:
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
     opened = open_study(name, storage or default_storage(folder), settings, heartbeat)
+    _check_trials(folder, name, rows_of(opened))
     worker = Worker(base, choices, opened, folder, trials, console, promising)
     try:
         worker.work()
@@ -151,11 +152,10 @@ def _check_folder(folder: Path, study: str, settings: dict[str, Any]) -> None:
     A study of the same name may be another one, in another storage: its settings tell, where they
     were written.
     """
-    try:
-        report = json.loads((folder / "trials.json").read_text())
-        theirs = report["study"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # none, or none of ours
+    report = _read_report(folder)
+    if report is None:
         return
+    theirs = report["study"]
     if theirs != study:
         raise HVTError(
             f"{folder} has the results of the study {theirs}: use another --output, or its --study"
@@ -166,6 +166,29 @@ def _check_folder(folder: Path, study: str, settings: dict[str, Any]) -> None:
             f"{folder} has the results of a study {study} that was begun with other settings "
             f"({differing}): use the same, or another --output and --study"
         )
+
+
+def _check_trials(folder: Path, study: str, rows: list[dict[str, Any]]) -> None:
+    """Refuse a folder with trials that the study does not have: it is in another storage."""
+    report = _read_report(folder) or {}
+    configs = {row["trial"]: row["config"] for row in rows}
+    for row in report.get("trials", []):
+        if configs.get(row["trial"]) != row["config"]:
+            raise HVTError(
+                f"{folder} has the results of another study {study}: its trial {row['trial']} is "
+                "not in this storage; use the other --storage, or another --output"
+            )
+
+
+def _read_report(folder: Path) -> dict[str, Any] | None:
+    """What a search has left in a folder; None where there is nothing, or nothing of ours."""
+    try:
+        report = json.loads((folder / "trials.json").read_text())
+        known = isinstance(report["study"], str)
+        known = known and all({"trial", "config"} <= row.keys() for row in report.get("trials", []))
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):
+        return None
+    return report if known else None
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
