@@ -31,13 +31,15 @@ from .price import Priced
 from .space import Space, head_dim_of
 
 WIDTHS = (32, 96, 192, 384, 768)
-ROWS = (2, 4, 7, 14, 28)
-"""Rows of patches: 4, 16, 49, 196 and 784 tokens."""
+ROWS = (2, 4, 7, 14, 20, 28)
+"""Rows of patches: 4, 16, 49, 196, 400 and 784 tokens."""
 DEPTH, DEEP = 3, 12
+FEW, FEW_DEPTH = 49, 6
+"""Blocks of few tokens wait for their weights, which a short model would keep in the cache."""
 ROUNDS, LEAST = 5, 0.08  # turns of each model, and seconds of a turn
 SLOW = 0.6
 """Seconds of a call above which no larger model is timed; the table ends there."""
-VERSION = 2
+VERSION = 3
 """Of what is timed and how; a table of another version is taken anew."""
 
 Floats = NDArray[np.float64]
@@ -214,7 +216,9 @@ def measure(
 ) -> tuple[Latency, dict[str, float]]:
     """Time the models of the table in turns, and with them some configs `beside` it, in seconds."""
     cases: dict[Case, HVTConfig] = {
-        ("block", tokens, width): _config(math.isqrt(tokens), width)
+        ("block", tokens, width): _config(
+            math.isqrt(tokens), width, depth=FEW_DEPTH if tokens <= FEW else DEPTH
+        )
         for tokens, width in by_cost(widths, rows)
     }
     always = needed(widths, rows)
@@ -274,18 +278,20 @@ def _solve(
 ) -> Latency:
     """From the models' times to those of their layers."""
     blocks: dict[Case, float] = {case[1:]: t for case, t in times.items() if case[0] == "block"}
-    # Three blocks and twelve differ by nine; what is left of the three is no block's.
-    lefts = [
-        blocks[case[1:]] - DEPTH * (t - blocks[case[1:]]) / (DEEP - DEPTH)
-        for case, t in times.items()
-        if case[0] == "deep"
-    ]
+    depths = {case[1:]: config.depth for case, config in cases.items() if case[0] == "block"}
+    lefts = []
+    for case, t in times.items():
+        if (
+            case[0] == "deep"
+        ):  # with nine blocks more than three: what is left of these is no block's
+            depth, short = depths[case[1:]], blocks[case[1:]]
+            lefts.append(short - depth * (t - short) / (DEEP - depth))
     start = max(0.0, statistics.median(lefts))
     widths = sorted({case[1] for case in cases if case[0] == "patches"})
     patches = (0.0, 0.0)
     for _ in range(3):  # the blocks' times need the patches', and these the blocks'
         points = [
-            (n, d, max(t - start - _embedding(patches, _config(round(n**0.5), d)), t / 4) / DEPTH)
+            (n, d, max(t - start - _embedding(patches, cases["block", n, d]), t / 4) / depths[n, d])
             for (n, d), t in sorted(blocks.items())
         ]
         table = Latency(machine, points, start, patches, {})
