@@ -39,7 +39,7 @@ FEW, FEW_DEPTH = 49, 6
 ROUNDS, LEAST = 5, 0.08  # turns of each model, and seconds of a turn
 SLOW = 0.6
 """Seconds of a call above which no larger model is timed; the table ends there."""
-VERSION = 3
+VERSION = 4
 """Of what is timed and how; a table of another version is taken anew."""
 
 Floats = NDArray[np.float64]
@@ -64,7 +64,7 @@ class Latency:
     @cached_property
     def _base(self) -> Floats:
         """What a block's time is made of, fitted with no negative part: see `_parts`."""
-        parts = np.array([_parts(n, d) for n, d, _ in self.points])
+        parts = np.array([self._parts(n, d, d // head_dim_of(d)) for n, d, _ in self.points])
         seconds = np.array([time for *_, time in self.points])
         return _nonnegative(parts / seconds[:, None], np.ones(len(seconds)))
 
@@ -78,7 +78,7 @@ class Latency:
         widths = sorted({d for _, d, _ in self.points})
         ratios = np.full((len(tokens), len(widths)), np.nan)
         for n, d, seconds in self.points:
-            fitted = float(_parts(n, d) @ self._base)
+            fitted = float(self._parts(n, d, d // head_dim_of(d)) @ self._base)
             ratios[tokens.index(n), widths.index(d)] = math.log(seconds / fitted)
         for column in range(len(widths)):
             for row in range(1, len(tokens)):
@@ -97,15 +97,30 @@ class Latency:
         """
         return float(self._base[1] * 1e-6 / 12 + self._base[2] * 1e-9)
 
-    def block(self, tokens: Any, width: Any, mlp_ratio: float = 4.0) -> Any:
+    def block(self, tokens: Any, width: Any, heads: Any, mlp_ratio: float = 4.0) -> Any:
         """Seconds of a block, by numbers or arrays that broadcast.
 
         The table has blocks of a ratio of 4: how much longer they took than fitted is taken for
         that of other ratios too.
         """
-        n, d = np.broadcast_arrays(np.asarray(tokens, float), np.asarray(width, float))
-        fitted = np.moveaxis(_parts(n, d, mlp_ratio), 0, -1) @ self._base
+        n, d, h = np.broadcast_arrays(*(np.asarray(x, float) for x in (tokens, width, heads)))
+        fitted = np.moveaxis(self._parts(n, d, h, mlp_ratio), 0, -1) @ self._base
         return fitted * np.exp(_interpolate(*self._table, np.log(n), np.log(d)))
+
+    def _parts(self, tokens: Any, width: Any, heads: Any, mlp_ratio: float = 4.0) -> Any:
+        """What a block's time follows: nothing, weights, linear layers, attention, activations.
+
+        Weights and linear layers are 4 d² of the attention and 2 d² times the ratio of the MLP.
+        Attention is there twice, the second time as threads have it that share it by heads, as
+        those of ONNX Runtime do: of three heads, two threads have two each, and one is idle once.
+        """
+        n, d, h = (np.asarray(x, float) for x in (tokens, width, heads))
+        linear = d * d * (4 + 2 * mlp_ratio) / 12
+        macs, attention = 12e-9 * n * linear, 2e-9 * n * n * d
+        on_cpu = self.machine.get("device") == "cpu"
+        batch, threads = self.machine.get("batch", 1), self.machine["threads"] if on_cpu else 1
+        shared = attention * np.ceil(batch * h / threads) * threads / (batch * h)
+        return np.stack([np.ones_like(n), 1e-6 * linear, macs, attention, 1e-6 * n * d, shared])
 
     def seconds(self, config: HVTConfig) -> float:
         """The time that a batch takes, by the sum over the layers."""
@@ -116,7 +131,9 @@ class Latency:
                 total += self.patches[0] * layer.macs
                 total += self.patches[1] * config.in_chans * height * columns
             elif layer.name.endswith(".attn"):
-                total += float(self.block(layer.tokens_in, width, config.mlp_ratio))
+                total += float(
+                    self.block(layer.tokens_in, width, config.num_heads, config.mlp_ratio)
+                )
             elif layer.name.endswith(".pool"):
                 once, each = self.pools[str(config.pool_dims)]
                 total += once + each * layer.tokens_in * width
@@ -126,10 +143,11 @@ class Latency:
 
     def of_space(self, one: Priced, space: Space) -> Floats:
         """The same for all configs of a depth, (P, Q, W)."""
-        widths = np.array([heads * dim for heads, dim in space.widths])
+        heads = np.array([count for count, _ in space.widths])
+        widths = heads * np.array([dim for _, dim in space.widths])
         lengths = one.lengths
         tokens = np.maximum(lengths.tokens, 1)[:, :, None]
-        blocks = self.block(tokens, widths, space.base.mlp_ratio)  # (Q, stages, W)
+        blocks = self.block(tokens, widths, heads, space.base.mlp_ratio)  # (Q, stages, W)
         total = np.einsum("ps,qsw->pqw", one.counts, blocks)
         pixels = np.array([p.size[0] * p.size[1] for p in lengths.pictures]) * space.base.in_chans
         total += self.start + pixels[:, None] * (self.patches[0] * widths + self.patches[1])
@@ -138,17 +156,6 @@ class Latency:
         entering = (lengths.summed - lengths.tokens)[:, one.poolings].T  # (P, Q)
         total += one.poolings[:, None, None] * pools[:, 0, None]
         return total + (entering * pools[:, 1])[:, :, None] * widths
-
-
-def _parts(tokens: Any, width: Any, mlp_ratio: float = 4.0) -> Any:
-    """What a block's time follows: nothing, weights, linear layers, attention, activations.
-
-    Weights and linear layers are 4 d² of the attention and 2 d² times the ratio of the MLP.
-    """
-    n, d = np.asarray(tokens, float), np.asarray(width, float)
-    linear = d * d * (4 + 2 * mlp_ratio) / 12
-    macs, attention = 12e-9 * n * linear, 2e-9 * n * n * d
-    return np.stack([np.ones_like(n), 1e-6 * linear, macs, attention, 1e-6 * n * d])
 
 
 def _nonnegative(x: Floats, y: Floats) -> Floats:
@@ -299,7 +306,8 @@ def _solve(
         rows, values = [], []
         for width in widths:
             config = cases["patches", width]
-            rest = times["patches", width] - start - float(table.block(config.tokens[0], width))
+            rest = times["patches", width] - start
+            rest -= float(table.block(config.tokens[0], width, config.num_heads))
             rows.append([float(cost(config).layers[0].macs), _values(config)])
             values.append(max(rest, 0.0))
         scale = np.array(rows).max(axis=0)
@@ -311,7 +319,7 @@ def _solve(
             config = cases["pool", dims, width]
             tokens = config.tokens[:DEPTH]
             alone = start + _embedding(patches, config)
-            alone += sum(float(table.block(n, width)) for n in tokens)
+            alone += sum(float(table.block(n, width, config.num_heads)) for n in tokens)
             rows.append([float(DEPTH), float(sum(tokens) * width)])
             values.append(max(times["pool", dims, width] - alone, 0.0))
         scale = np.array(rows).max(axis=0)
