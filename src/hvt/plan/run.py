@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 MODES = ("eager", "onnx", "int8")
 """How a model is run, for its latency."""
-ROUGH = {
-    "onnx": "of 24 random models 11 were within 15 % of it, and deep ones took up to 45 % less",
-    "int8": "it has not been compared with measurements",
-}
-"""What is known of the predicted latency where it is not known to be good; docs/scaling.md."""
 LEAST, MOST = 1e-12, 1e15
 """Of a budget in any unit; no model is near, and steps between smaller numbers have none."""
 
@@ -80,8 +75,6 @@ def plan(
         from .timings import get_latency
 
         latency = get_latency(mode, device, threads, batch, remeasure=remeasure, note=note)
-        if mode in ROUGH:
-            note(f"the latency in {mode} is predicted roughly: {ROUGH[mode]}; check by hvt bench")
     judge = Judge(load_quality(), latency, train_batch)
     if source is not None:
         from .placements import plan_source
