@@ -30,7 +30,8 @@ from ..model import HVT
 from .price import Priced
 from .space import Space, head_dim_of
 
-WIDTHS = (32, 96, 192, 384, 768)
+WIDTHS = (32, 64, 192, 384, 768)
+"""Of 1, 2, 3, 6 and 12 heads, odd and even numbers of them."""
 ROWS = (2, 4, 7, 14, 20, 28)
 """Rows of patches: 4, 16, 49, 196, 400 and 784 tokens."""
 DEPTH, DEEP = 3, 12
@@ -39,7 +40,7 @@ FEW, FEW_DEPTH = 49, 6
 ROUNDS, LEAST = 5, 0.08  # turns of each model, and seconds of a turn
 SLOW = 0.6
 """Seconds of a call above which no larger model is timed; the table ends there."""
-VERSION = 4
+VERSION = 5
 """Of what is timed and how; a table of another version is taken anew."""
 
 Floats = NDArray[np.float64]
@@ -56,6 +57,8 @@ class Latency:
     """Tokens, width and the time of a block."""
     start: float
     """Of a call, whatever the model."""
+    ends: float
+    """Of a value of the tokens before the first block and after the last, by norm and mean."""
     patches: tuple[float, float]
     """Of a multiply-add of the patch embedding, and of a value of the picture."""
     pools: dict[str, tuple[float, float]]
@@ -125,6 +128,7 @@ class Latency:
     def seconds(self, config: HVTConfig) -> float:
         """The time that a batch takes, by the sum over the layers."""
         total, width = self.start, config.width
+        total += self.ends * width * (config.tokens[0] + config.tokens[-1]) / 2
         for layer in cost(config).layers:
             if layer.name == "patch_embed":
                 height, columns = config.image
@@ -151,6 +155,8 @@ class Latency:
         total = np.einsum("ps,qsw->pqw", one.counts, blocks)
         pixels = np.array([p.size[0] * p.size[1] for p in lengths.pictures]) * space.base.in_chans
         total += self.start + pixels[:, None] * (self.patches[0] * widths + self.patches[1])
+        at_ends = (lengths.tokens[:, :1] + lengths.tokens[:, one.poolings]) / 2  # (Q, P)
+        total += self.ends * at_ends.T[:, :, None] * widths
         total += self._per_weight * widths * space.base.num_classes
         pools = np.array([self.pools[str(pooling[0])] for pooling in lengths.poolings])  # (Q, 2)
         entering = (lengths.summed - lengths.tokens)[:, one.poolings].T  # (P, Q)
@@ -205,9 +211,17 @@ def by_cost(widths: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int]]
 
 def needed(widths: Sequence[int], rows: Sequence[int]) -> set[tuple[int, int]]:
     """Those that are timed at two depths, and so however slow they are."""
-    least, middle = min(rows) ** 2, rows[len(rows) // 2] ** 2
-    first, wide = min(widths), sorted(widths)[len(widths) // 2]
-    return {(least, first), (least, wide), (middle, first)}
+    least, middle = min(rows) ** 2, _middle(rows) ** 2
+    first, second, *_ = sorted(widths)
+    return {(least, first), (least, _wide(widths)), (middle, second)}
+
+
+def _middle(rows: Sequence[int]) -> int:
+    return rows[min(len(rows) // 2, 2)]
+
+
+def _wide(widths: Sequence[int]) -> int:
+    return sorted(widths)[len(widths) // 2]
 
 
 def measure(
@@ -231,8 +245,8 @@ def measure(
     always = needed(widths, rows)
     for tokens, width in always:
         cases["deep", tokens, width] = _config(math.isqrt(tokens), width, depth=DEEP)
-    first, wide, middle = min(widths), sorted(widths)[len(widths) // 2], rows[len(rows) // 2]
-    for width in (first, wide):
+    middle = _middle(rows)
+    for width in (min(widths), _wide(widths)):
         cases["patches", width] = _config(middle, width, patch=32, depth=1)
         for dims in (1, 2):
             cases["pool", dims, width] = _config(middle, width, dims=dims)
@@ -286,32 +300,31 @@ def _solve(
     """From the models' times to those of their layers."""
     blocks: dict[Case, float] = {case[1:]: t for case, t in times.items() if case[0] == "block"}
     depths = {case[1:]: config.depth for case, config in cases.items() if case[0] == "block"}
-    lefts = []
-    for case, t in times.items():
-        if (
-            case[0] == "deep"
-        ):  # with nine blocks more than three: what is left of these is no block's
-            depth, short = depths[case[1:]], blocks[case[1:]]
-            lefts.append(short - depth * (t - short) / (DEEP - depth))
-    start = max(0.0, statistics.median(lefts))
     widths = sorted({case[1] for case in cases if case[0] == "patches"})
     patches = (0.0, 0.0)
     for _ in range(3):  # the blocks' times need the patches', and these the blocks'
-        points = [
-            (n, d, max(t - start - _embedding(patches, cases["block", n, d]), t / 4) / depths[n, d])
-            for (n, d), t in sorted(blocks.items())
-        ]
-        table = Latency(machine, points, start, patches, {})
+        # Three blocks and twelve differ by nine; what is left of the three is no block's.
+        sizes, lefts = [], []
+        for case in (case for case in times if case[0] == "deep"):
+            depth, short = depths[case[1:]], blocks[case[1:]]
+            each = (times[case] - short) / (DEEP - depth)
+            sizes.append([1.0, float(case[1] * case[2])])
+            lefts.append(short - depth * each - _embedding(patches, cases[case]))
+        start, ends = _solved(sizes, lefts)
+        points = []
+        for (n, d), t in sorted(blocks.items()):
+            others = start + ends * n * d + _embedding(patches, cases["block", n, d])
+            points.append((n, d, max(t - others, t / 4) / depths[n, d]))
+        table = Latency(machine, points, start, ends, patches, {})
         # Two widths have the same picture and other multiply-adds.
         rows, values = [], []
         for width in widths:
             config = cases["patches", width]
-            rest = times["patches", width] - start
+            rest = times["patches", width] - start - ends * config.tokens[0] * width
             rest -= float(table.block(config.tokens[0], width, config.num_heads))
             rows.append([float(cost(config).layers[0].macs), _values(config)])
             values.append(max(rest, 0.0))
-        scale = np.array(rows).max(axis=0)
-        patches = tuple((_nonnegative(np.array(rows) / scale, np.array(values)) / scale).tolist())
+        patches = _solved(rows, values)
     pools = {}
     for dims in (1, 2):
         rows, values = [], []
@@ -319,16 +332,22 @@ def _solve(
             config = cases["pool", dims, width]
             tokens = config.tokens[:DEPTH]
             alone = start + _embedding(patches, config)
+            alone += ends * width * (tokens[0] + config.tokens[-1]) / 2
             alone += sum(float(table.block(n, width, config.num_heads)) for n in tokens)
             rows.append([float(DEPTH), float(sum(tokens) * width)])
             values.append(max(times["pool", dims, width] - alone, 0.0))
-        scale = np.array(rows).max(axis=0)
-        solved = _nonnegative(np.array(rows) / scale, np.array(values)) / scale
-        pools[str(dims)] = (float(solved[0]), float(solved[1]))
-    return Latency(machine, points, start, (float(patches[0]), float(patches[1])), pools)
+        pools[str(dims)] = _solved(rows, values)
+    return Latency(machine, points, start, ends, patches, pools)
 
 
-def _embedding(patches: tuple[float, ...], config: HVTConfig) -> float:
+def _solved(rows: list[list[float]], values: list[float]) -> tuple[float, float]:
+    """Two prices, neither of them negative, by what some things have of both and take in all."""
+    scale = np.array(rows).max(axis=0)
+    first, second = _nonnegative(np.array(rows) / scale, np.array(values)) / scale
+    return float(first), float(second)
+
+
+def _embedding(patches: tuple[float, float], config: HVTConfig) -> float:
     return patches[0] * cost(config).layers[0].macs + patches[1] * _values(config)
 
 
