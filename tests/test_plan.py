@@ -22,7 +22,7 @@ from hvt.cli import build_parser
 from hvt.config import HVTConfig, read_config, write_config
 from hvt.plan.answer import limit
 from hvt.plan.best import _scores
-from hvt.plan.latency import Latency, by_cost, measure, needed
+from hvt.plan.latency import Latency, _cases, _solve, by_cost, measure, needed, points_of
 from hvt.plan.price import Priced, memory_mb, priced
 from hvt.plan.quality import Run, fit, flags_of, load_quality, measures_of, spearman
 from hvt.plan.rivals import paper_ways
@@ -504,6 +504,19 @@ def test_the_table_is_exact_at_its_points_and_near_between_them() -> None:
         assert latency.block(n, d, heads_of(d)) == pytest.approx(seconds)
     for n, d in ((30, 128), (100, 300), (400, 600)):
         assert latency.block(n, d, heads_of(d)) == pytest.approx(law(n, d), rel=0.1)
+
+
+@pytest.mark.parametrize("mode", ["eager", "onnx"])
+def test_layers_are_told_apart(mode: str) -> None:
+    """From the times of the table's models alone, those of others follow."""
+    truth = made_up()
+    cases = _cases(*points_of(mode))
+    times = {case: truth.seconds(config) for case, config in cases.items()}
+    solved = _solve(times, cases, {})
+    assert solved.start == pytest.approx(truth.start, rel=0.1)
+    for name in ("hvt_ti_1", "hvt_s_4", "deit_ti", "hvt_s_2_2d"):
+        config = hvt.get_config(name)
+        assert solved.seconds(config) == pytest.approx(truth.seconds(config), rel=0.1)
 
 
 @pytest.mark.parametrize("by_heads", [False, True])

@@ -236,20 +236,7 @@ def measure(
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[Latency, dict[str, float]]:
     """Time the models of the table in turns, and with them some configs `beside` it, in seconds."""
-    cases: dict[Case, HVTConfig] = {
-        ("block", tokens, width): _config(
-            math.isqrt(tokens), width, depth=FEW_DEPTH if tokens <= FEW else DEPTH
-        )
-        for tokens, width in by_cost(widths, rows)
-    }
-    always = needed(widths, rows)
-    for tokens, width in always:
-        cases["deep", tokens, width] = _config(math.isqrt(tokens), width, depth=DEEP)
-    middle = _middle(rows)
-    for width in (min(widths), _wide(widths)):
-        cases["patches", width] = _config(middle, width, patch=32, depth=1)
-        for dims in (1, 2):
-            cases["pool", dims, width] = _config(middle, width, dims=dims)
+    cases, always = _cases(widths, rows), needed(widths, rows)
     cases |= {("beside", name): config for name, config in (beside or {}).items()}
     with tempfile.TemporaryDirectory() as folder:
         runs: dict[Case, Callable[[], object]] = {}
@@ -273,6 +260,24 @@ def measure(
     medians = {case: statistics.median(seconds) for case, seconds in taken.items()}
     others = {str(case[1]): t for case, t in medians.items() if case[0] == "beside"}
     return _solve(medians, cases, machine_of(device, mode, batch)), others
+
+
+def _cases(widths: Sequence[int], rows: Sequence[int]) -> dict[Case, HVTConfig]:
+    """The models of a table."""
+    cases: dict[Case, HVTConfig] = {
+        ("block", tokens, width): _config(
+            math.isqrt(tokens), width, depth=FEW_DEPTH if tokens <= FEW else DEPTH
+        )
+        for tokens, width in by_cost(widths, rows)
+    }
+    for tokens, width in needed(widths, rows):
+        cases["deep", tokens, width] = _config(math.isqrt(tokens), width, depth=DEEP)
+    middle = _middle(rows)
+    for width in (min(widths), _wide(widths)):
+        cases["patches", width] = _config(middle, width, patch=32, depth=1)
+        for dims in (1, 2):
+            cases["pool", dims, width] = _config(middle, width, dims=dims)
+    return cases
 
 
 def _config(
