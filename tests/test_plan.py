@@ -26,7 +26,7 @@ from hvt.plan.latency import Latency, _cases, _solve, by_cost, measure, needed, 
 from hvt.plan.price import Priced, memory_mb, priced
 from hvt.plan.quality import Run, fit, flags_of, load_quality, measures_of, spearman
 from hvt.plan.rivals import paper_ways
-from hvt.plan.space import Space, head_dim_of, space_of
+from hvt.plan.space import Space, space_of
 from hvt.plan.timings import cache_file, get_latency
 
 ROOT = Path(__file__).parents[1]
@@ -488,22 +488,17 @@ def law(n: float, d: float) -> float:
     return (1e-4 + 3e-11 * n * d * d + 5e-12 * n * n * d) * (1 + 0.2 * math.sin(math.log(n * d)))
 
 
-def heads_of(width: int) -> int:
-    return width // head_dim_of(width)
-
-
 def made_up() -> Latency:
     points = [(n, d, law(n, d)) for n in (4, 16, 49, 196, 784) for d in (64, 192, 384, 768)]
-    pools = {"1": (1e-5, 1e-9), "2": (2e-5, 2e-9)}
-    return Latency({}, points, 2e-4, 3e-9, (1e-11, 1e-9), pools)
+    return Latency({}, points, 2e-4, (1e-11, 1e-9), {"1": (1e-5, 1e-9), "2": (2e-5, 2e-9)})
 
 
 def test_the_table_is_exact_at_its_points_and_near_between_them() -> None:
     latency = made_up()
     for n, d, seconds in latency.points:
-        assert latency.block(n, d, heads_of(d)) == pytest.approx(seconds)
+        assert latency.block(n, d) == pytest.approx(seconds)
     for n, d in ((30, 128), (100, 300), (400, 600)):
-        assert latency.block(n, d, heads_of(d)) == pytest.approx(law(n, d), rel=0.1)
+        assert latency.block(n, d) == pytest.approx(law(n, d), rel=0.1)
 
 
 @pytest.mark.parametrize("mode", ["eager", "onnx"])
@@ -519,23 +514,6 @@ def test_layers_are_told_apart(mode: str) -> None:
         assert solved.seconds(config) == pytest.approx(truth.seconds(config), rel=0.1)
 
 
-@pytest.mark.parametrize("by_heads", [False, True])
-def test_threads_that_share_attention_by_heads(by_heads: bool) -> None:
-    """Two threads take as long for three heads as for four, where they do not share one."""
-
-    def attention(n: int, heads: int, width: int) -> float:
-        busy = 2 * math.ceil(heads / 2) / heads if by_heads else 1.0
-        return 1e-4 + 3e-11 * n * width**2 + 5e-12 * n * n * width * busy
-
-    widths = (32, 96, 192, 384, 768)
-    points = [(n, d, attention(n, heads_of(d), d)) for n in (4, 49, 196, 784) for d in widths]
-    machine = {"device": "cpu", "threads": 2, "batch": 1}
-    latency = Latency(machine, points, 0.0, 0.0, (0.0, 0.0), {})
-    for heads, width in ((2, 64), (3, 96), (4, 128), (5, 320)):
-        expected = attention(784, heads, width)
-        assert latency.block(784, width, heads) == pytest.approx(expected, rel=0.01)
-
-
 def test_a_models_time_is_the_sum_of_its_layers() -> None:
     latency, space = made_up(), space_of({"depth": 12, "img_size": 224})
     (one,) = priced(space)
@@ -544,14 +522,13 @@ def test_a_models_time_is_the_sum_of_its_layers() -> None:
         assert seconds[place] == pytest.approx(latency.seconds(config))
     config = hvt.get_config("hvt_s_1")
     expected = 2e-4 + 1e-11 * 196 * 768 * 384 + 1e-9 * 3 * 224**2
-    expected += latency.block(196, 384, 6) + 11 * latency.block(97, 384, 6)
-    expected += 1e-5 + 1e-9 * 196 * 384 + 3e-9 * 384 * (196 + 97) / 2
+    expected += latency.block(196, 384) + 11 * latency.block(97, 384) + 1e-5 + 1e-9 * 196 * 384
     assert latency.seconds(config.replace(num_classes=0)) == pytest.approx(float(expected))
 
 
 def test_a_classifier_takes_the_time_of_a_blocks_linear_layers() -> None:
     points = [(n, d, 2e-12 * 12 * n * d * d) for n in (4, 16, 49) for d in (64, 192, 384)]
-    latency = Latency({}, points, 0.0, 0.0, (0.0, 0.0), {"1": (0.0, 0.0), "2": (0.0, 0.0)})
+    latency = Latency({}, points, 0.0, (0.0, 0.0), {"1": (0.0, 0.0), "2": (0.0, 0.0)})
     config = hvt.get_config("deit_ti", num_classes=0)
     added = latency.seconds(config.replace(num_classes=21841)) - latency.seconds(config)
     assert added == pytest.approx(2e-12 * 192 * 21841, rel=1e-6)
@@ -567,15 +544,15 @@ def test_the_ratio_of_the_mlp_takes_its_time(fixed: dict[str, Any]) -> None:
         usual = latency.seconds(config.replace(mlp_ratio=4.0))
         assert (latency.seconds(config) > usual) == (config.mlp_ratio > 4)
     # At a large width nearly all of the time is in the linear layers.
-    share = float(latency.block(4, 4096, 64, 8.0) / latency.block(4, 4096, 64))
+    share = float(latency.block(4, 4096, 8.0) / latency.block(4, 4096))
     assert share == pytest.approx((4 + 2 * 8) / 12, rel=0.05)
 
 
 def test_a_missing_point_takes_its_neighbours_place() -> None:
     whole = made_up()
-    partly = Latency({}, [p for p in whole.points if p[0] * p[1] < 10**5], 0.0, 0.0, (0.0, 0.0), {})
+    partly = Latency({}, [p for p in whole.points if p[0] * p[1] < 10**5], 0.0, (0.0, 0.0), {})
     assert len(partly.points) < len(whole.points)
-    assert partly.block(784, 768, 12) == pytest.approx(law(784, 768), rel=0.5)
+    assert partly.block(784, 768) == pytest.approx(law(784, 768), rel=0.5)
 
 
 @pytest.fixture
@@ -667,7 +644,7 @@ def test_a_batch_that_is_slow_from_the_first_block(
 ) -> None:
     monkeypatch.setattr("hvt.plan.latency.SLOW", 0.0)
     points = get_latency("eager", "cpu", 1, 1).points
-    assert [point[:2] for point in points] == [(4, 16), (4, 32), (16, 32)]
+    assert [point[:2] for point in points] == [(4, 16), (4, 32), (16, 16)]
 
 
 def test_a_batch_that_does_not_fit_into_memory(

@@ -30,8 +30,7 @@ from ..model import HVT
 from .price import Priced
 from .space import Space, head_dim_of
 
-WIDTHS = (32, 64, 192, 384, 768)
-"""Of 1, 2, 3, 6 and 12 heads, odd and even numbers of them."""
+WIDTHS = (32, 96, 192, 384, 768)
 ROWS = (2, 4, 7, 14, 20, 28)
 """Rows of patches: 4, 16, 49, 196, 400 and 784 tokens."""
 DEPTH, DEEP = 3, 12
@@ -40,7 +39,7 @@ FEW, FEW_DEPTH = 49, 6
 ROUNDS, LEAST = 5, 0.08  # turns of each model, and seconds of a turn
 SLOW = 0.6
 """Seconds of a call above which no larger model is timed; the table ends there."""
-VERSION = 5
+VERSION = 3
 """Of what is timed and how; a table of another version is taken anew."""
 
 Floats = NDArray[np.float64]
@@ -57,8 +56,6 @@ class Latency:
     """Tokens, width and the time of a block."""
     start: float
     """Of a call, whatever the model."""
-    ends: float
-    """Of a value of the tokens before the first block and after the last, by norm and mean."""
     patches: tuple[float, float]
     """Of a multiply-add of the patch embedding, and of a value of the picture."""
     pools: dict[str, tuple[float, float]]
@@ -67,7 +64,7 @@ class Latency:
     @cached_property
     def _base(self) -> Floats:
         """What a block's time is made of, fitted with no negative part: see `_parts`."""
-        parts = np.array([self._parts(n, d, d // head_dim_of(d)) for n, d, _ in self.points])
+        parts = np.array([_parts(n, d) for n, d, _ in self.points])
         seconds = np.array([time for *_, time in self.points])
         return _nonnegative(parts / seconds[:, None], np.ones(len(seconds)))
 
@@ -81,7 +78,7 @@ class Latency:
         widths = sorted({d for _, d, _ in self.points})
         ratios = np.full((len(tokens), len(widths)), np.nan)
         for n, d, seconds in self.points:
-            fitted = float(self._parts(n, d, d // head_dim_of(d)) @ self._base)
+            fitted = float(_parts(n, d) @ self._base)
             ratios[tokens.index(n), widths.index(d)] = math.log(seconds / fitted)
         for column in range(len(widths)):
             for row in range(1, len(tokens)):
@@ -100,44 +97,26 @@ class Latency:
         """
         return float(self._base[1] * 1e-6 / 12 + self._base[2] * 1e-9)
 
-    def block(self, tokens: Any, width: Any, heads: Any, mlp_ratio: float = 4.0) -> Any:
+    def block(self, tokens: Any, width: Any, mlp_ratio: float = 4.0) -> Any:
         """Seconds of a block, by numbers or arrays that broadcast.
 
         The table has blocks of a ratio of 4: how much longer they took than fitted is taken for
         that of other ratios too.
         """
-        n, d, h = np.broadcast_arrays(*(np.asarray(x, float) for x in (tokens, width, heads)))
-        fitted = np.moveaxis(self._parts(n, d, h, mlp_ratio), 0, -1) @ self._base
+        n, d = np.broadcast_arrays(np.asarray(tokens, float), np.asarray(width, float))
+        fitted = np.moveaxis(_parts(n, d, mlp_ratio), 0, -1) @ self._base
         return fitted * np.exp(_interpolate(*self._table, np.log(n), np.log(d)))
-
-    def _parts(self, tokens: Any, width: Any, heads: Any, mlp_ratio: float = 4.0) -> Any:
-        """What a block's time follows: nothing, weights, linear layers, attention, activations.
-
-        Weights and linear layers are 4 d² of the attention and 2 d² times the ratio of the MLP.
-        Attention is there twice, the second time as threads have it that share it by heads, as
-        those of ONNX Runtime do: of three heads, two threads have two each, and one is idle once.
-        """
-        n, d, h = (np.asarray(x, float) for x in (tokens, width, heads))
-        linear = d * d * (4 + 2 * mlp_ratio) / 12
-        macs, attention = 12e-9 * n * linear, 2e-9 * n * n * d
-        on_cpu = self.machine.get("device") == "cpu"
-        batch, threads = self.machine.get("batch", 1), self.machine["threads"] if on_cpu else 1
-        shared = attention * np.ceil(batch * h / threads) * threads / (batch * h)
-        return np.stack([np.ones_like(n), 1e-6 * linear, macs, attention, 1e-6 * n * d, shared])
 
     def seconds(self, config: HVTConfig) -> float:
         """The time that a batch takes, by the sum over the layers."""
         total, width = self.start, config.width
-        total += self.ends * width * (config.tokens[0] + config.tokens[-1]) / 2
         for layer in cost(config).layers:
             if layer.name == "patch_embed":
                 height, columns = config.image
                 total += self.patches[0] * layer.macs
                 total += self.patches[1] * config.in_chans * height * columns
             elif layer.name.endswith(".attn"):
-                total += float(
-                    self.block(layer.tokens_in, width, config.num_heads, config.mlp_ratio)
-                )
+                total += float(self.block(layer.tokens_in, width, config.mlp_ratio))
             elif layer.name.endswith(".pool"):
                 once, each = self.pools[str(config.pool_dims)]
                 total += once + each * layer.tokens_in * width
@@ -147,21 +126,29 @@ class Latency:
 
     def of_space(self, one: Priced, space: Space) -> Floats:
         """The same for all configs of a depth, (P, Q, W)."""
-        heads = np.array([count for count, _ in space.widths])
-        widths = heads * np.array([dim for _, dim in space.widths])
+        widths = np.array([heads * dim for heads, dim in space.widths])
         lengths = one.lengths
         tokens = np.maximum(lengths.tokens, 1)[:, :, None]
-        blocks = self.block(tokens, widths, heads, space.base.mlp_ratio)  # (Q, stages, W)
+        blocks = self.block(tokens, widths, space.base.mlp_ratio)  # (Q, stages, W)
         total = np.einsum("ps,qsw->pqw", one.counts, blocks)
         pixels = np.array([p.size[0] * p.size[1] for p in lengths.pictures]) * space.base.in_chans
         total += self.start + pixels[:, None] * (self.patches[0] * widths + self.patches[1])
-        at_ends = (lengths.tokens[:, :1] + lengths.tokens[:, one.poolings]) / 2  # (Q, P)
-        total += self.ends * at_ends.T[:, :, None] * widths
         total += self._per_weight * widths * space.base.num_classes
         pools = np.array([self.pools[str(pooling[0])] for pooling in lengths.poolings])  # (Q, 2)
         entering = (lengths.summed - lengths.tokens)[:, one.poolings].T  # (P, Q)
         total += one.poolings[:, None, None] * pools[:, 0, None]
         return total + (entering * pools[:, 1])[:, :, None] * widths
+
+
+def _parts(tokens: Any, width: Any, mlp_ratio: float = 4.0) -> Any:
+    """What a block's time follows: nothing, weights, linear layers, attention, activations.
+
+    Weights and linear layers are 4 d² of the attention and 2 d² times the ratio of the MLP.
+    """
+    n, d = np.asarray(tokens, float), np.asarray(width, float)
+    linear = d * d * (4 + 2 * mlp_ratio) / 12
+    macs, attention = 12e-9 * n * linear, 2e-9 * n * n * d
+    return np.stack([np.ones_like(n), 1e-6 * linear, macs, attention, 1e-6 * n * d])
 
 
 def _nonnegative(x: Floats, y: Floats) -> Floats:
@@ -211,17 +198,9 @@ def by_cost(widths: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int]]
 
 def needed(widths: Sequence[int], rows: Sequence[int]) -> set[tuple[int, int]]:
     """Those that are timed at two depths, and so however slow they are."""
-    least, middle = min(rows) ** 2, _middle(rows) ** 2
-    first, second, *_ = sorted(widths)
-    return {(least, first), (least, _wide(widths)), (middle, second)}
-
-
-def _middle(rows: Sequence[int]) -> int:
-    return rows[min(len(rows) // 2, 2)]
-
-
-def _wide(widths: Sequence[int]) -> int:
-    return sorted(widths)[len(widths) // 2]
+    least, middle = min(rows) ** 2, rows[len(rows) // 2] ** 2
+    first, wide = min(widths), sorted(widths)[len(widths) // 2]
+    return {(least, first), (least, wide), (middle, first)}
 
 
 def measure(
@@ -272,8 +251,8 @@ def _cases(widths: Sequence[int], rows: Sequence[int]) -> dict[Case, HVTConfig]:
     }
     for tokens, width in needed(widths, rows):
         cases["deep", tokens, width] = _config(math.isqrt(tokens), width, depth=DEEP)
-    middle = _middle(rows)
-    for width in (min(widths), _wide(widths)):
+    middle = rows[len(rows) // 2]
+    for width in (min(widths), sorted(widths)[len(widths) // 2]):
         cases["patches", width] = _config(middle, width, patch=32, depth=1)
         for dims in (1, 2):
             cases["pool", dims, width] = _config(middle, width, dims=dims)
@@ -305,31 +284,31 @@ def _solve(
     """From the models' times to those of their layers."""
     blocks: dict[Case, float] = {case[1:]: t for case, t in times.items() if case[0] == "block"}
     depths = {case[1:]: config.depth for case, config in cases.items() if case[0] == "block"}
+    lefts = []
+    for case, t in times.items():
+        if (
+            case[0] == "deep"
+        ):  # with nine blocks more than three: what is left of these is no block's
+            depth, short = depths[case[1:]], blocks[case[1:]]
+            lefts.append(short - depth * (t - short) / (DEEP - depth))
+    start = max(0.0, statistics.median(lefts))
     widths = sorted({case[1] for case in cases if case[0] == "patches"})
     patches = (0.0, 0.0)
     for _ in range(3):  # the blocks' times need the patches', and these the blocks'
-        # Three blocks and twelve differ by nine; what is left of the three is no block's.
-        sizes, lefts = [], []
-        for case in (case for case in times if case[0] == "deep"):
-            depth, short = depths[case[1:]], blocks[case[1:]]
-            each = (times[case] - short) / (DEEP - depth)
-            sizes.append([1.0, float(case[1] * case[2])])
-            lefts.append(short - depth * each - _embedding(patches, cases[case]))
-        start, ends = _solved(sizes, lefts)
-        points = []
-        for (n, d), t in sorted(blocks.items()):
-            others = start + ends * n * d + _embedding(patches, cases["block", n, d])
-            points.append((n, d, max(t - others, t / 4) / depths[n, d]))
-        table = Latency(machine, points, start, ends, patches, {})
+        points = [
+            (n, d, max(t - start - _embedding(patches, cases["block", n, d]), t / 4) / depths[n, d])
+            for (n, d), t in sorted(blocks.items())
+        ]
+        table = Latency(machine, points, start, patches, {})
         # Two widths have the same picture and other multiply-adds.
         rows, values = [], []
         for width in widths:
             config = cases["patches", width]
-            rest = times["patches", width] - start - ends * config.tokens[0] * width
-            rest -= float(table.block(config.tokens[0], width, config.num_heads))
+            rest = times["patches", width] - start - float(table.block(config.tokens[0], width))
             rows.append([float(cost(config).layers[0].macs), _values(config)])
             values.append(max(rest, 0.0))
-        patches = _solved(rows, values)
+        scale = np.array(rows).max(axis=0)
+        patches = tuple((_nonnegative(np.array(rows) / scale, np.array(values)) / scale).tolist())
     pools = {}
     for dims in (1, 2):
         rows, values = [], []
@@ -337,22 +316,16 @@ def _solve(
             config = cases["pool", dims, width]
             tokens = config.tokens[:DEPTH]
             alone = start + _embedding(patches, config)
-            alone += ends * width * (tokens[0] + config.tokens[-1]) / 2
-            alone += sum(float(table.block(n, width, config.num_heads)) for n in tokens)
+            alone += sum(float(table.block(n, width)) for n in tokens)
             rows.append([float(DEPTH), float(sum(tokens) * width)])
             values.append(max(times["pool", dims, width] - alone, 0.0))
-        pools[str(dims)] = _solved(rows, values)
-    return Latency(machine, points, start, ends, patches, pools)
+        scale = np.array(rows).max(axis=0)
+        solved = _nonnegative(np.array(rows) / scale, np.array(values)) / scale
+        pools[str(dims)] = (float(solved[0]), float(solved[1]))
+    return Latency(machine, points, start, (float(patches[0]), float(patches[1])), pools)
 
 
-def _solved(rows: list[list[float]], values: list[float]) -> tuple[float, float]:
-    """Two prices, neither of them negative, by what some things have of both and take in all."""
-    scale = np.array(rows).max(axis=0)
-    first, second = _nonnegative(np.array(rows) / scale, np.array(values)) / scale
-    return float(first), float(second)
-
-
-def _embedding(patches: tuple[float, float], config: HVTConfig) -> float:
+def _embedding(patches: tuple[float, ...], config: HVTConfig) -> float:
     return patches[0] * cost(config).layers[0].macs + patches[1] * _values(config)
 
 

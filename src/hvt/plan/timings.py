@@ -86,8 +86,7 @@ def _read(path: Path, machine: dict[str, Any], note: Callable[[str], None]) -> L
         points = [(int(n), int(d), float(seconds)) for n, d, seconds in stored["points"]]
         patches = tuple(map(float, stored["patches"]))
         pools = {dims: tuple(map(float, stored["pools"][dims])) for dims in ("1", "2")}
-        start, ends = float(stored["start"]), float(stored["ends"])
-        others = [start, ends, *patches, *itertools.chain(*pools.values())]
+        others = [float(stored["start"]), *patches, *itertools.chain(*pools.values())]
         sound = all(0 < t < math.inf for *_, t in points) and _whole_table(points, machine["mode"])
         sound = sound and all(0 <= number < math.inf for number in others)
         sound = sound and len(patches) == 2 and all(len(pair) == 2 for pair in pools.values())
@@ -96,7 +95,7 @@ def _read(path: Path, machine: dict[str, Any], note: Callable[[str], None]) -> L
     except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
         note(f"{path} cannot be used ({error}): the timings are taken anew")
         return None
-    return Latency(stored["machine"], points, start, ends, patches, pools)  # type: ignore[arg-type]
+    return Latency(stored["machine"], points, float(stored["start"]), patches, pools)  # type: ignore[arg-type]
 
 
 def _whole_table(points: list[tuple[int, int, float]], mode: str) -> bool:
