@@ -40,7 +40,7 @@ def get_latency(
         if stored is not None:
             return stored
         note(
-            f"timing blocks in {mode} at batch {batch}, once for this machine (a minute or two, "
+            f"timing blocks in {mode} at batch {batch}, once for this machine (one to three minutes, "
             "best while it is idle)"
         )
         widths, rows = points_of(mode)
