@@ -40,8 +40,8 @@ def get_latency(
         if stored is not None:
             return stored
         note(
-            f"timing blocks in {mode} at batch {batch}, once for this machine (one to three minutes, "
-            "best while it is idle)"
+            f"timing blocks in {mode} at batch {batch}, once for this machine (one to three "
+            "minutes, best while it is idle)"
         )
         widths, rows = points_of(mode)
         try:
