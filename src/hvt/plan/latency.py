@@ -286,9 +286,7 @@ def _solve(
     depths = {case[1:]: config.depth for case, config in cases.items() if case[0] == "block"}
     lefts = []
     for case, t in times.items():
-        if (
-            case[0] == "deep"
-        ):  # with nine blocks more than three: what is left of these is no block's
+        if case[0] == "deep":  # what is left without the blocks that both have is no block's
             depth, short = depths[case[1:]], blocks[case[1:]]
             lefts.append(short - depth * (t - short) / (DEEP - depth))
     start = max(0.0, statistics.median(lefts))
