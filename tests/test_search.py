@@ -19,7 +19,7 @@ import hvt
 from hvt.cli.search import _train_command
 from hvt.config import HVTConfig, write_config
 from hvt.plan.answer import limit
-from hvt.search.halving import Score, frontier, goes_on, rungs
+from hvt.search.halving import Score, frontier, goes_on, rung_epochs
 from hvt.search.report import importance, render, write_report
 from hvt.search.run import _identity, _recipe
 from hvt.search.study import (
@@ -143,8 +143,13 @@ def test_what_is_not_searched_is_the_recipes() -> None:
 
 
 def test_rungs_are_thirds() -> None:
-    assert rungs(9) == [1, 3, 9]
-    assert rungs(1.5)[-1] == 1.5
+    assert rung_epochs(9) == [1, 3, 9]
+    assert rung_epochs(1.5)[-1] == 1.5
+    assert rung_epochs(9, 1) == [9]
+    with pytest.raises(hvt.HVTError, match="too short for 3 rungs, the first of which is 1/9"):
+        rung_epochs(0.0001)
+    with pytest.raises(hvt.HVTError, match="rungs=10 are too many: use 1 to 9"):
+        rung_epochs(9, 10)
 
 
 def test_a_third_goes_on_and_the_cheap_are_not_measured_by_the_dear() -> None:
@@ -282,6 +287,17 @@ def test_the_seed_is_that_of_the_trainings(trained: list[Recipe], tmp_path: Path
     assert {recipe.seed for recipe in trained} == {2**40}
 
 
+def test_with_one_rung_every_trial_is_trained_to_the_end(
+    trained: list[Recipe], tmp_path: Path
+) -> None:
+    words = {"output": tmp_path, "quiet": True} | TINY
+    rows = hvt.search("digits", 0.002, trials=4, rungs=1, **words).trials
+    assert [recipe.epochs for recipe in trained] == 4 * [TINY["epochs"]]
+    assert all(row["finished"] and len(row["rungs"]) == 1 for row in rows)
+    with pytest.raises(hvt.HVTError, match="rungs"):
+        hvt.search("digits", 0.002, trials=5, **words)
+
+
 def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
     trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,21 +409,21 @@ def test_the_trial_of_a_process_that_died_is_taken_up(tmp_path: Path) -> None:
 
     base, fixed, _ = _recipe("digits", dict(TINY))
     settings = {"recipe": _identity(base), "gflops": 0.002, "fixed": fixed,
-                "rungs": rungs(base.epochs), "seed": 0}  # fmt: skip
+                "rungs": rung_epochs(base.epochs), "seed": 0}  # fmt: skip
     storage = f"sqlite:///{tmp_path}/study.db"
     study = open_study("s", storage, settings, heartbeat=1)
     config = hvt.get_config("hvt_ti_0", img_size=8, patch_size=2, head_dim=32, num_classes=10)
     trial = study.ask()  # a process that asked, trained one rung and was killed
     choices_of(config, 0.002, fixed).suggest(trial)
-    trial.set_user_attr("rungs", [[rungs(0.9)[0], 55.5]])
+    trial.set_user_attr("rungs", [[rung_epochs(0.9)[0], 55.5]])
     study._storage.record_heartbeat(trial._trial_id)
     _age_heartbeats(tmp_path / "study.db")
     choices = choices_of(config, 0.002, fixed)
-    Worker(base, choices, study, tmp_path, 1, Console(quiet=True)).work()
+    Worker(base, choices, study, tmp_path, 1, Console(quiet=True), rung_epochs(0.9)).work()
     (row,) = rows_of(study)
     assert row["again"] == trial.number
     assert row["params"] == trial.params
-    assert row["rungs"][0] == [rungs(0.9)[0], 55.5]
+    assert row["rungs"][0] == [rung_epochs(0.9)[0], 55.5]
     assert row["complete"]
     assert study.get_trials()[trial.number].state.name == "FAIL"
 
@@ -467,7 +483,7 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
         (("digit", "--gflops", "1"), "unknown recipe 'digit'"),
         (("digits", "--gflops", "1e-9"), "gflops=1e-09 cannot be met: the least"),
         (("digits", "--gflops", "1", "--holdout", "0"), "holdout=0 leaves a search nothing to"),
-        (("digits", "--gflops", "1", "--epochs", "0.0001"), "epochs=0.0001 is too short for a"),
+        (("digits", "--gflops", "1", "--epochs", "0.0001"), "epochs=0.0001 is too short for 3 rungs"),
         (("digits", "--gflops", "1", "--seed", "-1"), "seed=-1 must be at least 0"),
         (("digits", "--gflops", "1", "--model", "deit_s_power"), "cannot keep the recipe's retent"),
         (("digits", "--gflops", "1", "--stages", "18"), "no config of the search has blocks and"),

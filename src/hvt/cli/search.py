@@ -56,6 +56,7 @@ def register(commands: Any) -> None:
         ("--trials", 40, "trials of the whole study (default: 40)"),
         ("--heartbeat", 30, "seconds between signs of life (default: 30)"),
         ("--promising", 8, "first trials that hvt plan expects most of (default: 8)"),
+        ("--rungs", 3, "lengths of training; 1 trains every trial to the end (default: 3)"),
     ):
         kind = converter(flag[2:], int, least=0 if flag == "--promising" else 1)
         parser.add_argument(flag, type=kind, default=default, metavar="N", help=text)
@@ -97,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
             output=args.output,
             heartbeat=args.heartbeat,
             promising=args.promising,
+            rungs=args.rungs,
             quiet=args.json,
             **values,
             **given_fields(args, HVTConfig),

@@ -3,7 +3,8 @@
 Optuna's pruners know one objective alone, so this is our own: asynchronous, for trials of several
 processes end at any time. Each rung is a whole training with its own schedule, not the beginning of
 a longer one: what a model learns when the rate has come down is what is compared. Three rungs at
-thirds of the length cost 1/9 + 1/3 on top of the last.
+thirds of the length cost 1/9 + 1/3 on top of the last. One rung is no halving: what is best in a
+short training need not be best in a long one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import HVTError
+
 FACTOR = 3
 """A rung is so many times as long as the one before, and one in so many trials goes on to it."""
 RUNGS = 3
+MOST_RUNGS = 9
 CHEAP = 1.05
 """Trials up to so many times as dear count as no dearer."""
 
@@ -27,14 +31,21 @@ class Score:
     top1: float
 
 
-def rungs(epochs: float, count: int = RUNGS) -> list[float]:
+def rung_epochs(epochs: float, rungs: int = RUNGS) -> list[float]:
     """Epochs of each rung, the longest last.
 
-    >>> rungs(9)
+    >>> rung_epochs(9)
     [1.0, 3.0, 9]
     """
-    lengths = [round(epochs / FACTOR ** (count - 1 - rung), 4) for rung in range(count - 1)]
-    return [*lengths, epochs]
+    if rungs > MOST_RUNGS:
+        raise HVTError(f"rungs={rungs} are too many: use 1 to {MOST_RUNGS}")
+    shorter = [round(epochs / FACTOR**above, 4) for above in range(rungs - 1, 0, -1)]
+    if 0 in shorter:
+        raise HVTError(
+            f"epochs={epochs:g} is too short for {rungs} rungs, the first of which is "
+            f"1/{FACTOR ** (rungs - 1)} of it: use more epochs, or fewer rungs"
+        )
+    return [*shorter, epochs]
 
 
 def goes_on(score: Score, others: Iterable[Score]) -> bool:

@@ -15,7 +15,7 @@ from ..fields import check_type, check_whole
 from ..plan.answer import limit, rounded_up
 from ..training.pipeline import build_model
 from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
-from .halving import frontier, rungs
+from .halving import RUNGS, frontier, rung_epochs
 from .report import write_report
 from .study import (
     HEARTBEAT,
@@ -56,6 +56,7 @@ def search(
     seed: int | None = None,
     heartbeat: int = HEARTBEAT,
     promising: int = PROMISING,
+    rungs: int = RUNGS,
     quiet: bool = False,
     **values: Any,
 ) -> Found:
@@ -67,21 +68,22 @@ def search(
     of the whole study: a study that has some goes on, and several processes with the same
     `storage` and `study` share the work. `output` is the folder for the report. `seed`, the
     recipe's unless it is set, is that of the trainings and of what is suggested. The first
-    `promising` trials are those that the regression of `hvt.plan` expects most of.
+    `promising` trials are those that the regression of `hvt.plan` expects most of. With `rungs=1`
+    every trial is trained for all of the epochs; otherwise the poorer ones for a part of them.
     """
     for argument, given in (("study", study), ("storage", storage)):
         check_type(argument, given, str | None)
     if isinstance(gflops, bool) or not isinstance(gflops, (int, float)) or not 0 < gflops < 1e9:
         raise HVTError(f"gflops={gflops!r} must be a finite number above 0")
-    check_whole(trials=trials, heartbeat=heartbeat)
+    check_whole(trials=trials, heartbeat=heartbeat, rungs=rungs)
     check_whole(0, promising=promising)
     import_optuna()  # says what to install before anything else is done
     base, fixed, name = _recipe(recipe, values | ({} if seed is None else {"seed": seed}))
+    epochs = rung_epochs(base.epochs, rungs)
     name = study or name
     folder = Path(output or f"runs/search-{file_name(name)}")
     settings = {
-        "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": rungs(base.epochs),
-        "seed": base.seed,
+        "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": epochs, "seed": base.seed,
     }  # fmt: skip
     _check_folder(folder, name, settings)
     console = Console(quiet=quiet)
@@ -90,7 +92,7 @@ def search(
     _check_budget(choices)
     console.print(
         f"{data.name}: {len(data.train)} pictures to learn from, {len(data.val)} held out to "
-        f"compare by; rungs of {', '.join(f'{e:g}' for e in rungs(base.epochs))} epochs",
+        f"compare by; rungs of {', '.join(f'{e:g}' for e in epochs)} epochs",
         highlight=False,
         soft_wrap=True,
     )
@@ -101,7 +103,7 @@ def search(
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
     opened = open_study(name, storage or default_storage(folder), settings, heartbeat)
     _check_trials(folder, name, rows_of(opened))
-    worker = Worker(base, choices, opened, folder, trials, console, promising)
+    worker = Worker(base, choices, opened, folder, trials, console, epochs, promising)
     try:
         worker.work()
     finally:
@@ -137,11 +139,6 @@ def _recipe(
         raise HVTError("a trial has one process: leave processes out, and start the search twice")
     if values.get("holdout") == 0:
         raise HVTError("holdout=0 leaves a search nothing to compare by: leave it out, or raise it")
-    if not rungs(base.epochs)[0]:
-        raise HVTError(
-            f"epochs={base.epochs:g} is too short for a search, whose first trainings are a ninth "
-            "of it: use at least 0.001"
-        )
     read = {field: value for field, value in fixed.items() if field == "in_chans"}  # by the data
     return base.replace(read, holdout=base.holdout or HOLDOUT, processes=None), fixed, name
 

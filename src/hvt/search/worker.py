@@ -19,7 +19,7 @@ from ..training import engine
 from ..training.interrupt import Interrupted
 from ..training.recipe import Recipe
 from ..training.watch import clock
-from .halving import RUNGS, Score, goes_on, reached, rungs
+from .halving import Score, goes_on, reached
 from .study import import_optuna, quietly, requeue, rows_of
 from .suggest import Choices
 
@@ -41,11 +41,11 @@ class Worker:
 
     def __init__(
         self, recipe: Recipe, choices: Choices, study: Any, folder: Path, trials: int,
-        console: Console, promising: int = PROMISING,
+        console: Console, rungs: list[float], promising: int = PROMISING,
     ) -> None:  # fmt: skip
         self.recipe, self.choices, self.study = recipe, choices, study
         self.folder, self.trials, self.console = folder, trials, console
-        self.rungs = rungs(recipe.epochs, RUNGS)
+        self.rungs = rungs
         self.begins_with, self.promising = promising, list[dict[str, Any]]()
         self.stop_asked = False
         self.began = time.monotonic()
