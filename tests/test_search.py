@@ -1,6 +1,7 @@
 """A search trains only what its budget holds, halves its trials, and outlives its processes."""
 
 import csv
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Command
 from rich.console import Console
@@ -298,6 +300,77 @@ def test_with_one_rung_every_trial_is_trained_to_the_end(
         hvt.search("digits", 0.002, trials=5, **words)
 
 
+# Configs that are given
+
+
+def _small(**values: Any) -> HVTConfig:
+    shape = {"img_size": 8, "patch_size": 2, "num_heads": 2, "head_dim": 16, "depth": 4}
+    return hvt.get_config("hvt_ti_0", **shape | {"drop_path_rate": 0.0} | values)
+
+
+def test_configs_that_are_given_come_first(trained: list[Recipe], tmp_path: Path) -> None:
+    first = _small(pool_after=(0, 2), stages=None)
+    second = _small(pool_dims=2, stages=1, pool_kernel=2, num_heads=1)
+    write_config(first, tmp_path / "mine.json")
+    words = {"output": tmp_path / "out", "quiet": True, "promising": 0} | TINY
+    words |= {"head_dim": 16, "drop_path_rate": 0.0}
+    del words["depth"]
+    given = [tmp_path / "mine.json", second]
+    rows = hvt.search("digits", 0.002, trials=3, configs=given, **words).trials
+    shapes = [(one.num_heads, one.depth, one.pool_blocks, one.tokens) for one in (first, second)]
+    found = [HVTConfig.from_dict(row["config"]) for row in rows]
+    assert [(f.num_heads, f.depth, f.pool_blocks, f.tokens) for f in found[:2]] == shapes
+    # Another is taken in by a study that exists, and those that it has are not tried again.
+    third = _small(depth=2)
+    rows = hvt.search("digits", 0.002, trials=4, configs=[*given, third], **words).trials
+    assert len(rows) == 4
+    assert rows[3]["config"]["depth"] == 2
+    assert rows[3]["config"]["stages"] == 0
+
+
+@pytest.mark.parametrize("depth", [2, 3, 6, 7, 12, 16])
+def test_every_place_of_the_search_can_be_given(depth: int) -> None:
+    choices = choices_of(hvt.get_config("hvt_ti_0", img_size=32, patch_size=4), 10.0, {})
+    grid = np.linspace(0, 1, 15)
+    for stages, first, gap in itertools.product(range(5), grid, grid):
+        after = place(depth, stages, first, gap)
+        config = _small(img_size=32, head_dim=64, depth=depth, drop_path_rate=0.1)
+        try:
+            config = config.replace(pool_after=after, stages=None)
+        except hvt.HVTError:  # more poolings than a picture has tokens for
+            continue
+        params = choices.params_of(config, "mine")
+        assert place(depth, *(params[name] for name in ("stages", "first", "gap"))) == after
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"depth": 17}, "mine has depth=17, which is not in this search"),
+        ({"img_size": 36}, "mine has img_size=36 with patch_size=2, which is not in this search"),
+        ({"pool_kernel": 4, "stages": 2}, "mine has pooling in 1D by 4/2, which is not in"),
+        (
+            {"pool_after": (0, 1, 3), "depth": 6, "stages": None},
+            "pools after blocks 0, 1, 3, which",
+        ),
+        ({"drop_rate": 0.5}, "mine has drop_rate=0.5, which this search would not suggest"),
+        ({"head_dim": 32}, "mine has head_dim=32, which this search would not suggest"),
+        ({"num_heads": 24, "depth": 16}, "mine takes .* GFLOPs, above 0.002"),
+    ],
+)
+def test_configs_that_a_search_cannot_suggest_are_refused(
+    values: dict[str, Any], what: str
+) -> None:
+    choices = choices_of(_small(), 0.002, {})
+    with pytest.raises(hvt.HVTError, match=what):
+        choices.params_of(_small(**values), "mine")
+
+
+def test_one_config_is_no_list() -> None:
+    with pytest.raises(hvt.HVTError, match="configs is to be a list"):
+        hvt.search("digits", 0.002, configs="mine.json")  # type: ignore[arg-type]
+
+
 def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
     trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,7 +556,10 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
         (("digit", "--gflops", "1"), "unknown recipe 'digit'"),
         (("digits", "--gflops", "1e-9"), "gflops=1e-09 cannot be met: the least"),
         (("digits", "--gflops", "1", "--holdout", "0"), "holdout=0 leaves a search nothing to"),
-        (("digits", "--gflops", "1", "--epochs", "0.0001"), "epochs=0.0001 is too short for 3 rungs"),
+        (
+            ("digits", "--gflops", "1", "--epochs", "0.0001"),
+            "epochs=0.0001 is too short for 3 rungs",
+        ),
         (("digits", "--gflops", "1", "--seed", "-1"), "seed=-1 must be at least 0"),
         (("digits", "--gflops", "1", "--model", "deit_s_power"), "cannot keep the recipe's retent"),
         (("digits", "--gflops", "1", "--stages", "18"), "no config of the search has blocks and"),

@@ -21,6 +21,7 @@ examples:
   hvt search cifar100-cpu --root DATA --gflops 0.02 --trials 40 --epochs 1 --threads 1
                                      the same again, beside it: both work on one study
   hvt search cifar100-cpu --root DATA --gflops 0.02 --storage postgresql://me@host/hvt
+  hvt search folder --data PHOTOS --gflops 0.7 --configs mine.json --rungs 1
   hvt train cifar100-cpu --root DATA --model runs/search-cifar100-cpu/best.json
 """
 
@@ -60,6 +61,10 @@ def register(commands: Any) -> None:
     ):
         kind = converter(flag[2:], int, least=0 if flag == "--promising" else 1)
         parser.add_argument(flag, type=kind, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--configs", nargs="+", default=(), metavar="FILE",
+        help="configs to try before all others (.json, as of hvt plan --save)",
+    )  # fmt: skip
     parser.add_argument("--study", metavar="NAME", help="the study's name (default: the recipe's)")
     parser.add_argument(
         "--storage", metavar="URL", help="Optuna's storage (default: study.db in the output folder)"
@@ -99,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
             heartbeat=args.heartbeat,
             promising=args.promising,
             rungs=args.rungs,
+            configs=args.configs,
             quiet=args.json,
             **values,
             **given_fields(args, HVTConfig),

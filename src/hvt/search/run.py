@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ..fields import check_type, check_whole
 from ..plan.answer import limit, rounded_up
 from ..training.pipeline import build_model
 from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
+from ..zoo import get_config
 from .halving import RUNGS, frontier, rung_epochs
 from .report import write_report
 from .study import (
@@ -57,6 +59,7 @@ def search(
     heartbeat: int = HEARTBEAT,
     promising: int = PROMISING,
     rungs: int = RUNGS,
+    configs: Sequence[str | Path | HVTConfig] = (),
     quiet: bool = False,
     **values: Any,
 ) -> Found:
@@ -70,6 +73,7 @@ def search(
     recipe's unless it is set, is that of the trainings and of what is suggested. The first
     `promising` trials are those that the regression of `hvt.plan` expects most of. With `rungs=1`
     every trial is trained for all of the epochs; otherwise the poorer ones for a part of them.
+    `configs` (`.json` files, model names or `HVTConfig`s) are trials before any other.
     """
     for argument, given in (("study", study), ("storage", storage)):
         check_type(argument, given, str | None)
@@ -83,13 +87,15 @@ def search(
     name = study or name
     folder = Path(output or f"runs/search-{file_name(name)}")
     settings = {
-        "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": epochs, "seed": base.seed,
+        "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": epochs,
+        "seed": base.seed,
     }  # fmt: skip
     _check_folder(folder, name, settings)
     console = Console(quiet=quiet)
     model, data = build_model(base)  # refuses a recipe or data that no trial could use
     choices = choices_of(model.config, float(gflops), fixed)
     _check_budget(choices)
+    first = _given(configs, choices)
     console.print(
         f"{data.name}: {len(data.train)} pictures to learn from, {len(data.val)} held out to "
         f"compare by; rungs of {', '.join(f'{e:g}' for e in epochs)} epochs",
@@ -103,7 +109,7 @@ def search(
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
     opened = open_study(name, storage or default_storage(folder), settings, heartbeat)
     _check_trials(folder, name, rows_of(opened))
-    worker = Worker(base, choices, opened, folder, trials, console, epochs, promising)
+    worker = Worker(base, choices, opened, folder, trials, console, epochs, promising, first)
     try:
         worker.work()
     finally:
@@ -195,6 +201,18 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         "threads", "accumulate", "checkpoint_minutes", "tensorboard", "eval_every", "skip_broken",
     )  # fmt: skip
     return {k: v for k, v in recipe.to_dict().items() if k not in elsewhere and v is not None}
+
+
+def _given(configs: Sequence[str | Path | HVTConfig], choices: Choices) -> list[dict[str, Any]]:
+    """The parameters of configs that a study is to try."""
+    if isinstance(configs, (str, Path, HVTConfig)):
+        raise HVTError("configs is to be a list of configs: put the one in brackets")
+    given = []
+    for number, one in enumerate(configs, 1):
+        config = one if isinstance(one, HVTConfig) else get_config(one)
+        name = f"config {number}" if isinstance(one, HVTConfig) else str(one)
+        given.append(choices.params_of(config, name))
+    return given
 
 
 def _check_budget(choices: Choices) -> None:

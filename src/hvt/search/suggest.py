@@ -16,7 +16,7 @@ import numpy as np
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
-from ..plan.answer import limit
+from ..plan.answer import limit, rounded_up
 from ..plan.quality import flags_of, load_quality, measures_of
 from ..plan.space import (
     DEPTHS,
@@ -65,6 +65,22 @@ class Drawn:
     def _keep(self, name: str, value: Any) -> Any:
         self.params[name] = value
         return value
+
+
+class Given(Drawn):
+    """A trial whose parameters are known."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.params = params
+
+    def suggest_int(self, name: str, low: int, high: int) -> int:
+        return int(self.params[name])
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        return float(self.params[name])
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        return self.params[name]
 
 
 @dataclass(frozen=True)
@@ -140,6 +156,35 @@ class Choices:
                 break
         return list(chosen.values())
 
+    def params_of(self, config: HVTConfig, name: str) -> dict[str, Any]:
+        """The parameters that suggest a config; what the search cannot suggest is refused."""
+        price, depths = cost(config).gflops, self.space.depths
+        if price > limit(self.gflops):
+            raise HVTError(f"{name} takes {rounded_up(price)} GFLOPs, above {self.gflops:g}")
+        picture = Picture(config.image, config.patch_size)
+        pictures = [key for key, one in self.pictures.items() if one == picture]
+        pooling = config.pool_dims, config.pool_kernel, config.pool_stride
+        windows = [k for k, one in self.windows.items() if one == pooling or not config.pool_blocks]
+        for what, known in (
+            (f"depth={config.depth}", config.depth in depths),
+            (f"img_size={config.img_size} with patch_size={config.patch_size}", pictures),
+            (f"pooling in {pooling[0]}D by {pooling[1]}/{pooling[2]}", windows),
+        ):
+            if not known:
+                raise HVTError(f"{name} has {what}, which is not in this search")
+        params = {
+            "depth": depths.index(config.depth), "picture": pictures[0], "window": windows[0],
+            "spent": max(LEAST_SPENT, min(1.0, price / self.gflops)),
+        }  # fmt: skip
+        if not self.placed:
+            params |= _placed(config, name)
+        found = self.suggest(Given(params))
+        ours, theirs = ({} if one is None else _compared(one) for one in (found, config))
+        if differing := [field for field in theirs if ours.get(field) != theirs[field]]:
+            values = ", ".join(f"{field}={theirs[field]}" for field in differing)
+            raise HVTError(f"{name} has {values}, which this search would not suggest")
+        return params
+
     def cheapest(self) -> float | None:
         """GFLOPs of the cheapest config; None where no config can have the poolings."""
         space, prices = self.space, []
@@ -173,6 +218,31 @@ def place(depth: int, stages: int, first: float, gap: float) -> tuple[int, ...]:
     most = (last - begin) // (stages - 1)
     step = max(1, min(most, round(1 + gap * (most - 1))))
     return tuple(begin + m * step for m in range(stages))
+
+
+def _placed(config: HVTConfig, name: str) -> dict[str, Any]:
+    """The parameters of where a config pools, found among all that `place` tells apart."""
+    half, after = max(1, config.depth // 2), config.pool_blocks
+    for first, gap in itertools.product(range(half + 1), range(config.depth + 1)):
+        params: dict[str, Any] = {
+            "stages": len(after),
+            "first": first / half,
+            "gap": gap / config.depth,
+        }
+        if place(config.depth, **params) == after:
+            return params
+    blocks = ", ".join(map(str, after))
+    raise HVTError(
+        f"{name} pools after blocks {blocks}, which this search would not suggest: its poolings "
+        "begin in the first half and are equally far apart"
+    )
+
+
+def _compared(config: HVTConfig) -> dict[str, Any]:
+    """What tells two configs apart: even stages can be said in two ways, and so can a width."""
+    said = ("num_classes", "stages", "pool_after", "embed_dim", "img_size")
+    values = {k: v for k, v in config.to_dict().items() if k not in said}
+    return values | {"img_size": config.image, "pool_after": config.pool_blocks}
 
 
 def _as_far(after: tuple[int, ...], picture: Picture, window: Pooling) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import contextlib
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,12 @@ class Worker:
     def __init__(
         self, recipe: Recipe, choices: Choices, study: Any, folder: Path, trials: int,
         console: Console, rungs: list[float], promising: int = PROMISING,
+        given: Sequence[dict[str, Any]] = (),
     ) -> None:  # fmt: skip
         self.recipe, self.choices, self.study = recipe, choices, study
         self.folder, self.trials, self.console = folder, trials, console
         self.rungs = rungs
+        self.given = given
         self.begins_with, self.promising = promising, list[dict[str, Any]]()
         self.stop_asked = False
         self.began = time.monotonic()
@@ -66,7 +69,7 @@ class Worker:
                 time.sleep(WAIT)  # others are at the last ones, and may yet fail
                 continue
             if not waiting:
-                self._queue_promising()
+                self._queue_next()
             try:
                 with quietly():
                     self.study.optimize(self.objective, n_trials=1)
@@ -118,8 +121,13 @@ class Worker:
         self._tell(trial, config, price.gflops, scores)
         return float(scores[-1][1]), price.gflops
 
-    def _queue_promising(self) -> None:
-        """Queue the next of the trials that a study begins with, until all have been."""
+    def _queue_next(self) -> None:
+        """Queue the next of the trials that are to be first: what was given, what is promising."""
+        taken = self.study.user_attrs.get("given", [])
+        if new := [params for params in self.given if params not in taken]:
+            self.study.set_user_attr("given", [*taken, new[0]])
+            self.study.enqueue_trial(new[0])
+            return
         queued = self.study.user_attrs.get("promising", 0)
         if queued >= self.begins_with:
             return
