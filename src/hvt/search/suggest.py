@@ -159,8 +159,6 @@ class Choices:
     def params_of(self, config: HVTConfig, name: str) -> dict[str, Any]:
         """The parameters that suggest a config; what the search cannot suggest is refused."""
         price, depths = cost(config).gflops, self.space.depths
-        if price > limit(self.gflops):
-            raise HVTError(f"{name} takes {rounded_up(price)} GFLOPs, above {self.gflops:g}")
         picture = Picture(config.image, config.patch_size)
         pictures = [key for key, one in self.pictures.items() if one == picture]
         pooling = config.pool_dims, config.pool_kernel, config.pool_stride
@@ -172,6 +170,8 @@ class Choices:
         ):
             if not known:
                 raise HVTError(f"{name} has {what}, which is not in this search")
+        if price > limit(self.gflops):
+            raise HVTError(f"{name} takes {rounded_up(price)} GFLOPs, above {self.gflops:g}")
         params = {
             "depth": depths.index(config.depth), "picture": pictures[0], "window": windows[0],
             "spent": max(LEAST_SPENT, min(1.0, price / self.gflops)),
@@ -181,6 +181,11 @@ class Choices:
         found = self.suggest(Given(params))
         ours, theirs = ({} if one is None else _compared(one) for one in (found, config))
         if differing := [field for field in theirs if ours.get(field) != theirs[field]]:
+            if price < LEAST_SPENT * self.gflops:
+                raise HVTError(
+                    f"{name} takes {price:.3g} GFLOPs, and a trial of this search at least "
+                    f"{LEAST_SPENT:.0%} of {self.gflops:g}: leave it out, or lower the budget"
+                )
             values = ", ".join(f"{field}={theirs[field]}" for field in differing)
             raise HVTError(f"{name} has {values}, which this search would not suggest")
         return params
