@@ -4,12 +4,14 @@
 
 draws random configs from the space of a plan and times them in turns with the models of the table
 of block timings, so that a busy moment falls on all alike. Each is predicted by the sum over its
-layers. Writes `results/latency.csv` and tells how many are within 15 per cent.
+layers. Writes `results/latency.csv`, where rows of other modes are kept, and tells how many are
+within 15 per cent.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import random
 import statistics
 import sys
@@ -29,7 +31,6 @@ from hvt.plan.space import Space, lengths, space_of
 
 HERE = Path(__file__).parent
 WITHIN = 0.15
-ROUNDS = 7  # turns of each config
 DRAWS = 1000
 """Configs to draw for one that is timed, at most: the plan's space ends somewhere."""
 
@@ -47,6 +48,7 @@ def main() -> None:
     add("--count", type=int, default=24, help="configs")
     add("--gflops", type=float, nargs=2, default=(0.05, 5.0), help="the least and the most of one")
     add("--seed", type=int, default=0, help="of the configs")
+    add("--rounds", type=int, default=7, help="turns of each config; more where a machine is noisy")
     add("--out", type=Path, default=HERE / "results/latency.csv", help="the results' CSV file")
     args = parser.parse_args()
     if not 0 < args.gflops[0] < args.gflops[1]:
@@ -60,7 +62,7 @@ def main() -> None:
         began = time.perf_counter()
         widths, points = points_of(mode)
         latency, measured = measure(
-            mode, device, args.batch, widths=widths, rows=points, rounds=ROUNDS,
+            mode, device, args.batch, widths=widths, rows=points, rounds=args.rounds,
             beside={str(number): config for number, config in enumerate(configs)},
             note=lambda text, mode=mode: note(f"{mode}: {text}"),  # type: ignore[misc]
         )  # fmt: skip
@@ -71,7 +73,9 @@ def main() -> None:
         ]
     described = describe(device) | {"command": portable_command(sys.argv)}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_csv([one | described for one in rows], args.out)
+    write_csv(
+        [*kept(args.out, args.modes.split(",")), *(one | described for one in rows)], args.out
+    )
     for mode in args.modes.split(","):
         errors = [abs(float(str(one["error"]))) for one in rows if one["mode"] == mode]
         near = sum(error <= WITHIN for error in errors)
@@ -79,6 +83,14 @@ def main() -> None:
             f"{mode}: {near} of {len(errors)} configs within {WITHIN:.0%}; median "
             f"{statistics.median(errors):.1%}, worst {max(errors):.1%}"
         )
+
+
+def kept(path: Path, modes: list[str]) -> list[dict[str, object]]:
+    """The rows of a file for other modes than these."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [dict(row) for row in csv.DictReader(file) if row["mode"] not in modes]
 
 
 def draw(count: int, gflops: tuple[float, ...], seed: int) -> list[HVTConfig]:
