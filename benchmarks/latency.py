@@ -73,9 +73,8 @@ def main() -> None:
         ]
     described = describe(device) | {"command": portable_command(sys.argv)}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_csv(
-        [*kept(args.out, args.modes.split(",")), *(one | described for one in rows)], args.out
-    )
+    others = kept(args.out, args.modes.split(","))
+    write_csv([*others, *(one | described for one in rows)], args.out)
     for mode in args.modes.split(","):
         errors = [abs(float(str(one["error"]))) for one in rows if one["mode"] == mode]
         near = sum(error <= WITHIN for error in errors)
