@@ -36,7 +36,7 @@ ROWS = (2, 4, 7, 14, 20, 28)
 DEPTH, DEEP = 3, 12
 FEW, FEW_DEPTH = 49, 6
 """Blocks of few tokens wait for their weights, which a short model would keep in the cache."""
-ROUNDS, LEAST = 5, 0.08  # turns of each model, and seconds of a turn
+ROUNDS, LEAST = 9, 0.08  # turns of each model, and seconds of a turn
 SLOW = 0.6
 """Seconds of a call above which no larger model is timed; the table ends there."""
 VERSION = 6

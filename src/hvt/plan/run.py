@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 MODES = ("eager", "onnx", "int8")
 """How a model is run, for its latency."""
-ROUGH = {"int8": "of 24 random models 19 were within 15 % of it, and the worst was 49 % off"}
-"""What is known of a predicted latency that is not good enough; docs/scaling.md."""
 LEAST, MOST = 1e-12, 1e15
 """Of a budget in any unit; no model is near, and steps between smaller numbers have none."""
 
@@ -77,8 +75,6 @@ def plan(
         from .timings import get_latency
 
         latency = get_latency(mode, device, threads, batch, remeasure=remeasure, note=note)
-        if mode in ROUGH:
-            note(f"the latency in {mode} is predicted roughly: {ROUGH[mode]}; check by hvt bench")
     judge = Judge(load_quality(), latency, train_batch)
     if source is not None:
         from .placements import plan_source

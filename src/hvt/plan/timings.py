@@ -29,7 +29,7 @@ def get_latency(
     remeasure: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> Latency:
-    """The table of this machine from the cache, or taken now, in about a minute."""
+    """The table of this machine from the cache, or taken now, in some minutes."""
     where = find_device(device)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
@@ -40,7 +40,7 @@ def get_latency(
         if stored is not None:
             return stored
         note(
-            f"timing blocks in {mode} at batch {batch}, once for this machine (one to three "
+            f"timing blocks in {mode} at batch {batch}, once for this machine (one to five "
             "minutes, best while it is idle)"
         )
         widths, rows = points_of(mode)
