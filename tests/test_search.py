@@ -367,6 +367,15 @@ def test_configs_that_cannot_be_suggested_are_refused(values: dict[str, Any], wh
         choices.params_of(_small(**values), "mine")
 
 
+def test_the_command_refuses_a_config(command: Command, tmp_path: Path) -> None:
+    write_config(_small(depth=5), tmp_path / "mine.json")
+    words = ("search", "digits", "--gflops", 0.0004, "--img-size", 8, "--output", tmp_path / "out")
+    code, _, said = command(*words, "--configs", tmp_path / "mine.json")
+    assert code == 2
+    assert "mine.json takes" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_config_is_no_list() -> None:
     with pytest.raises(hvt.HVTError, match="configs is to be a list"):
         hvt.search("digits", 0.002, configs="mine.json")  # type: ignore[arg-type]

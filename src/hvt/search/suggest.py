@@ -67,7 +67,7 @@ class Drawn:
         return value
 
 
-class Given(Drawn):
+class Given:
     """A trial whose parameters are known."""
 
     def __init__(self, params: dict[str, Any]) -> None:
