@@ -1,5 +1,6 @@
 """Shared by the test files: fixed randomness, and models small enough to run by the hundred."""
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,12 @@ LONG = ("export", "serve", "connection", "resume", "distributed", "page_browser"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = [f"test_{name}" for name in LONG]
     items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else 99)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: no collection needs to walk over them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
