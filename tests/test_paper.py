@@ -558,12 +558,31 @@ def test_power_s_deit_is_trained_again_where_its_weights_are_not(
     assert f"{power.base.name} has a result but no weights" in said.getvalue()
     assert again.seconds is not None
     assert again.seconds < 1e6
+    searched = place.runs / power.name / "searched.safetensors"
+    config = hvt.load(searched).config
     shutil.rmtree(place.runs / power.name)
+    for changed, why in (
+        (config.replace(retention=None), "has no retention"),
+        (config.replace(mlp_ratio=2.0), "is another model"),
+        (config.replace(retention=config.tokens[:1] * config.depth), "above the row's"),
+    ):
+        searched.parent.mkdir(exist_ok=True)
+        hvt.save(hvt.HVT(changed), searched)
+        with pytest.raises(HVTError, match=f"is not of the row's search, as it .*{why}.*: move"):
+            run.run_job(power, here.protocol, place, Console(quiet=True))
+    shutil.rmtree(searched.parent)
     said = io.StringIO()
     after = run.run_job(power, here.protocol, place, Console(file=said, width=200))
     assert "no weights" not in said.getvalue()
     assert after.seconds is not None
     assert after.seconds > 1e6  # of the DeiT that was trained before
+    kept = searched.read_bytes()
+    shutil.rmtree(searched.parent)
+    searched.parent.mkdir()
+    searched.write_bytes(kept)  # as a stop between search and retraining leaves it
+    stopped = run.run_job(power, here.protocol, place, Console(quiet=True))
+    assert stopped.top1 == after.top1
+    assert searched.read_bytes() == kept
 
 
 def test_an_estimate_has_power_s_deit_where_it_is_to_be_trained(

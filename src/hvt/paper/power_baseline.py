@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..checkpoint.save_load import read
 from ..costs import cost
 from ..errors import HVTError
 from ..power import search
@@ -39,14 +40,30 @@ def search_and_retrain(
     again = recipe.replace(init=str(searched), epochs=steps.retrain, output=str(folder))
     if (folder / "recipe.json").exists():
         return go_on(folder, training, again.to_dict(), circumstances, console), None
-    if not searched.exists():
+    gflops = steps.share * cost(training.config).gflops
+    if searched.exists():
+        _check(searched, training, gflops)
+    else:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise HVTError(f"cannot write {folder}: {error.strerror}") from error
         began = time.perf_counter()
-        gflops = steps.share * cost(training.config).gflops
         looking = recipe.replace(init=str(deit), epochs=steps.search)
         search(looking, gflops, output=searched, console=console)
         seconds = time.perf_counter() - began
     return train(again, console=console), seconds
+
+
+def _check(searched: Path, training: Training, gflops: float) -> None:
+    """Refuse what cannot be of this row's search: another model, or one that costs more."""
+    config = read(searched).config
+    if config.retention is None:
+        why = "has no retention"
+    elif config.replace(retention=None) != training.config:
+        why = "is another model"
+    elif cost(config).gflops > gflops:
+        why = f"costs {cost(config).gflops:.4g} GFLOPs, above the row's {gflops:.4g}"
+    else:
+        return
+    raise HVTError(f"{searched} is not of the row's search, as it {why}: move it away")
