@@ -38,7 +38,10 @@ needs_default = pytest.mark.skipif(
 
 
 # Started first, or the last of them would keep one core busy while the others have nothing to do.
-LONG = ("export", "serve", "connection", "resume", "distributed", "page_browser", "bench", "compat")
+LONG = (
+    "export", "serve", "connection", "resume", "distributed", "page_browser", "bench", "compat",
+    "launch", "search", "upcycle", "paper", "names", "cli_eval_predict", "predict", "start",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
