@@ -224,7 +224,7 @@ def batches(workers: int = 0, in_chans: int = 3, **values: Any) -> TrainBatches:
     overrides = {"in_chans": in_chans, "img_size": values.pop("img_size", 8)}
     values = PLAIN | {"batch_size": 24, "workers": workers} | values
     recipe = tiny(Path("unused"), **values, overrides=overrides)
-    model, data = build_model(recipe)
+    model, data, _ = build_model(recipe)
     return open_batches(recipe, model, data, Processes(), torch.device("cpu"))[0]
 
 

@@ -17,6 +17,7 @@ from torchrun_checks import dropped, spoiled
 from training import quiet, said, tiny, weights, write_recipe
 
 import hvt
+from hvt import HVTError
 from hvt.distributed import Processes, init_process_group, restarted
 from hvt.evaluation import evaluate
 from hvt.training.engine import Result, Trainer, resume, train
@@ -215,3 +216,24 @@ def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not restarted()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert restarted()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK is not set: start several processes by torchrun"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number: .*, or unset WORLD_SIZE"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK='-1' is no number"),
+    ],
+    ids=str,
+)
+def test_half_of_what_torchrun_sets(
+    words: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(HVTError, match=message):
+        init_process_group("cpu")

@@ -20,6 +20,7 @@ from timm.models import save_for_hf
 from torch import Tensor
 from training import (
     PLAIN,
+    TINY,
     Waits,
     assert_same_run,
     quiet,
@@ -40,6 +41,7 @@ from hvt.distributed import Processes
 from hvt.evaluation import evaluate
 from hvt.training.engine import Result, Trainer, resume, train
 from hvt.training.optimize import make_optimizer, make_schedule
+from hvt.training.pipeline import build_model
 from hvt.training.recipe import Recipe
 from hvt.training.state import newest_state
 from hvt.training.watch import Watcher
@@ -571,6 +573,43 @@ def test_another_head_and_size(done: Result, folder_of_pictures: Path, tmp_path:
         elif not name.endswith("pos_embed"):  # with next to no learning rate they are the same
             assert torch.allclose(tensor, old[name], atol=1e-6), name
     assert result.model.pos_embed.shape[1] == 64
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "rows"),
+    [
+        ("0123456789", "its own classifier", range(10)),
+        ("9876543210", "its own classifier, in the data's order", range(9, -1, -1)),
+        (None, "its own classifier, in its own order", range(10)),
+        ("abcdefghij", "new classifier", None),
+        ("012345678x", "new classifier", None),
+        ("0123456788", "new classifier", None),
+    ],
+)
+def test_a_classifier_follows_its_classes(
+    tmp_path: Path, names: str | None, words: str, rows: range | None
+) -> None:
+    fields = TINY | {"num_classes": 10, "class_token": True, "dist_token": True}
+    model = hvt.create_model("hvt_ti_2", **fields)
+    hvt.save(model, tmp_path / "m.safetensors", class_names=None if names is None else list(names))
+    recipe = tiny(tmp_path / "run", model=None, init=str(tmp_path / "m.safetensors"))
+    built = build_model(recipe)
+    assert built.classifier == words
+    assert built.model.class_names == tuple("0123456789")
+    for head in ("head", "head_dist"):
+        ours, theirs = (getattr(one, head).weight for one in (built.model, model))
+        if rows is None:
+            assert not any(torch.equal(row, other) for row in ours for other in theirs)
+        else:
+            assert torch.equal(ours, theirs[list(rows)])
+    kept = build_model(recipe, keep_classifier=True).model
+    assert torch.equal(kept.head.weight, model.head.weight)
+
+
+def test_what_became_of_a_classifier_is_said(done: Result, tmp_path: Path) -> None:
+    console, init = quiet(), str(done.folder / "best.safetensors")
+    train(tiny(tmp_path / "run", init=init, epochs=1), console=console)
+    assert "(its own classifier): 8×8" in said(console)
 
 
 def test_the_authors_checkpoint(tmp_path: Path) -> None:

@@ -347,7 +347,7 @@ def test_gaps_have_their_standard_error(
 
 def test_one_line_for_each_claim(as_predicted: Path, cpu: Protocol, protocol: Protocol) -> None:
     result = collected(as_predicted, cpu, protocol)
-    table, legend = summary(result, {claim.number: {} for claim in CLAIMS})
+    table, legend = summary(result, {claim.number: {} for claim in CLAIMS}, "one pass")
     lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()[2:]}
     assert len(lines) == 14
     assert lines["2a"].endswith("| – | – | holds (-2.00) | – | – |")
@@ -382,9 +382,23 @@ def test_a_recipe_in_place_of_the_cpu_protocol_s_leaves_long_as_it_is(
 ) -> None:
     own = tmp_path / "own.toml"
     own.write_text(FILES["cpu"].read_text().replace("\nepochs = 1", "\nepochs = 2"))
-    flags = ["--protocol-file", str(own), "--results", str(as_predicted)]
-    assert main(["paper", "report", "--output", str(tmp_path / "page.md"), *flags]) == 0
-    assert "Of 23 trainings, 23 have been run." in (tmp_path / "page.md").read_text()
+    page = tmp_path / "page.md"
+    flags = ["--results", str(as_predicted), "--output", str(page)]
+    assert main(["paper", "report", *flags]) == 0
+    before = page.read_text().partition("## long\n")[2]
+    shutil.copytree(as_predicted, tmp_path / "results")
+    row = get_row(get_table("main"), "HVT-Ti-1")
+    training = plan(load_protocol("cpu", own), row, "epochs", "cifar100").training
+    for seed, top1 in enumerate((40.0, 60.0)):  # of the other recipe, whatever its spread
+        results.write(tmp_path / "results" / "cpu", finished(training, seed, top1, "cpu"))
+    flags[1] = str(tmp_path / "results")
+    assert main(["paper", "report", "--protocol-file", str(own), *flags]) == 0
+    opening, _, after = page.read_text().partition("## long\n")
+    assert "Of 23 trainings, 23 have been run." in after
+    assert after == before
+    assert "| the recipe above, equal epochs |" in opening
+    assert "one pass" not in opening
+    assert "Seeds differ by 14.14 points (" in opening
 
 
 def test_a_damaged_result_is_named(tmp_path: Path, capsys: Captured) -> None:

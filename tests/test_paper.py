@@ -18,10 +18,10 @@ from rich.console import Console
 import hvt
 from hvt import HVTError
 from hvt.cli import main
-from hvt.paper import figures, power_baseline, results, run, tables
+from hvt.paper import figures, power_baseline, report, results, run, tables
 from hvt.paper.claims import BUDGETS, CLAIMS, Claim, Comparison, Verdict, judge, pooled_spread
 from hvt.paper.filled import Noise, cells, fill, is_short, noise_of, usual_speed
-from hvt.paper.protocol import SEEDS, Protocol, Training, adapt, load_protocol, note, plan
+from hvt.paper.protocol import SEEDS, SOURCES, Protocol, Training, adapt, load_protocol, note, plan
 from hvt.paper.report import long_results, render, verdicts
 from hvt.paper.results import Finished
 from hvt.paper.tables import Row, entries, get_row, get_table
@@ -295,6 +295,35 @@ def test_a_key_follows_what_is_learned_and_nothing_else(tiny: Protocol) -> None:
     assert len({training.key, *others}) == 6
 
 
+def test_a_batch_that_the_data_cannot_fill_is_lowered_as_a_run_lowers_it(tiny: Protocol) -> None:
+    (data,) = tiny.recipes
+    pictures = round(SOURCES[data][1] * (1 - tiny.recipes[data].holdout))
+    large = Protocol(tiny.name, {data: tiny.recipes[data].replace(batch_size=2**20)})
+    for budget in BUDGETS:
+        bought = plan(large, a_row("main", "HVT-Ti-1"), budget, data)
+        assert bought.training.pictures == pictures // 2 * 2
+        assert bought.ratio == pytest.approx(1, abs=0.01)
+
+
+def test_why_a_row_has_fewer_poolings(tiny: Protocol) -> None:
+    (recipe,) = tiny.recipes.values()
+    row = a_row("pooling_stages", "M=4")
+    for overrides, why in (
+        ({"depth": 3, "img_size": 32, "patch_size": 2}, "there are 3 blocks alone"),
+        ({"depth": 6, "img_size": 8, "patch_size": 2}, "would leave fewer than two of 3 tokens"),
+    ):
+        own = dataclasses.replace(recipe, overrides=recipe.overrides | overrides)
+        text = note(row, adapt(hvt.get_config(row.model, **row.overrides), own))
+        assert text is not None
+        assert why in text
+
+
+def test_a_claim_on_cifar100_is_not_tested_on_imagenet() -> None:
+    (claim,) = (one for one in CLAIMS if one.number == "5a")
+    pairs = (("full", "imagenet"), ("full", "cifar100"), ("cpu", "cifar100"), ("cpu", "digits"))
+    assert [claim.tested(*pair) for pair in pairs] == [False, True, True, True]
+
+
 def test_power_takes_three_steps(cpu: Protocol) -> None:
     row = a_row("main", "DeiT-Ti + PoWER")
     equal, bought = (plan(cpu, row, budget, "cifar100") for budget in BUDGETS)
@@ -473,6 +502,33 @@ def test_an_interrupted_row_goes_on(here: Here, tmp_path: Path) -> None:
     again = run.run_job(job, here.protocol, place, Console(file=io.StringIO()))
     assert (again.top1, again.curve) == (finished.top1, finished.curve)
     assert again.seconds is None
+    # Nor does the speed of a few steps at the end tell, which had an evaluation among them.
+    last = run._train(job, place, Console(quiet=True))
+    pictures = job.training.epochs * job.training.pictures
+    for part, expected in ((0.05, None), (0.5, pytest.approx(pictures / 100))):
+        some = dataclasses.replace(last, images_per_second=100.0, seconds=part * pictures / 100)
+        assert run._seconds(some, job.training) == expected
+
+
+def test_what_another_command_has_done_meanwhile_is_left(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    other = Here(tmp_path, here.file, here.protocol)
+    name = f"{trained('pool_type', 'Max', here.protocol).key}-seed0.json"
+    theirs, ours = (one.folder / "results/cpu" / name for one in (here, other))
+    run_job = run.run_job
+
+    def meanwhile(*arguments: Any) -> Finished:
+        finished = run_job(*arguments)
+        shutil.copy(theirs, ours)
+        return finished
+
+    monkeypatch.setattr(run, "run_job", meanwhile)
+    rows = ["--row", "Avg", "--row", "Max", "--budget", "epochs", "--seeds", "0"]
+    assert main(["paper", "run", "pool_type", *rows, *other.flags()]) == 0
+    assert "done meanwhile by another command" in capsys.readouterr().out
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert not (other.folder / "runs/cpu" / name.removesuffix(".json")).exists()
 
 
 def test_a_row_that_is_asked_to_stop_too_late_is_the_last(here: Here, tmp_path: Path) -> None:
@@ -627,6 +683,28 @@ def test_results_of_two_machines_merge(here: Here, tmp_path: Path, capsys: Captu
     assert results.read_all([ours / "cpu"]) != here.known()
     shutil.copytree(theirs, ours, dirs_exist_ok=True)  # or they are copied into one folder
     assert results.read_all([ours / "cpu"]) == here.known()
+
+
+def test_a_page_needs_an_ending(here: Here, tmp_path: Path, capsys: Captured) -> None:
+    words = ["--protocol-file", str(here.file), "--results", str(here.folder / "results")]
+    line = refused(capsys, "paper", "report", *words, "--output", str(tmp_path / "page"))
+    assert "page should end in .md: its figures go into a folder of that name" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_estimate_is_by_trainings_with_as_many_threads(here: Here) -> None:
+    (job,) = run.jobs(here.protocol, [get_table("pool_type")], ("epochs",), (0,), ["Avg"])
+    machine = results.machine(torch.device("cpu"))
+    known = [
+        dataclasses.replace(one, machine=machine | {"threads": threads}, seconds=seconds)
+        for one, threads, seconds in zip(
+            here.known()[job.training.key] * 2, (1, 5), (60.0, 12.0), strict=True
+        )
+    ]
+    for threads, seconds in ((1, 60.0), (5, 12.0)):
+        place = run.Place(here.folder, here.folder, {"threads": threads})
+        about = run.estimate(here.protocol, [job], known, place)(job)
+        assert about == pytest.approx(seconds)
 
 
 def test_results_of_another_protocol_are_named(
@@ -1027,6 +1105,18 @@ def test_rows_of_less_than_half_an_epoch_are_marked(here: Here, cpu: Protocol) -
     _, rows = cells(fill(cpu, get_table("main"), known))
     (deit,) = [cell for cell in rows if cell[0] == "DeiT-S"]
     assert [text.endswith("†") for text in deit if "(n = 1)" in text] == [False, True]
+
+
+def test_the_deit_that_power_starts_from_is_counted_once(here: Here) -> None:
+    deit = dataclasses.replace(next(iter(here.known().values()))[0], seconds=600.0)
+    newer = deit.recipe | {"train_fraction": 1.0}  # a field with its default value
+    power = dataclasses.replace(deit, key=f"power_{deit.key}", seconds=900.0, recipe=newer)
+    another = dataclasses.replace(deit, recipe=deit.recipe | {"seed": 9})
+    unknown = dataclasses.replace(another, seconds=None)
+    assert report._total([deit, power]) == "15 min in all"
+    assert report._total([power]) == "15 min in all"
+    assert report._total([another, power]) == "25 min in all"
+    assert report._total([power, unknown]) == "at least 15 min in all"
 
 
 def test_times_of_paused_rows_are_marked(here: Here, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_train_and_predict(command: Command, tmp_path: Path, picture: Path) -> N
 def test_what_is_sent_to_a_spawned_process(tmp_path: Path) -> None:
     """macOS and Windows start reading processes anew, and pickle what they read."""
     recipe = tiny(tmp_path, rand_augment="rand-m9-mstd0.5-inc1", erase=0.5)
-    model, data = build_model(recipe)
+    model, data, _ = build_model(recipe)
     train, _ = open_batches(recipe, model, data, Processes(), torch.device("cpu"))
     pictures = KeyedPictures(train.dataset, train.augment, skip_broken=False)
     sent = pickle.loads(pickle.dumps(pictures))

@@ -81,8 +81,7 @@ def collective_device(device: torch.device) -> torch.device:
 
 def init_process_group(device: str) -> tuple[Processes, torch.device]:
     """Join the process group that torchrun started, if any; choose this rank's device."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    world_size, local_rank = _of_torchrun("WORLD_SIZE", "1"), _of_torchrun("LOCAL_RANK", "0")
     place = find_device(device, local_rank)
     if world_size == 1:
         return Processes(), place
@@ -90,12 +89,21 @@ def init_process_group(device: str) -> tuple[Processes, torch.device]:
         if place.type == "cuda":
             torch.cuda.set_device(place)
         backend = "nccl" if place.type == "cuda" else "gloo"
-        rank = int(os.environ["RANK"])
+        rank = _of_torchrun("RANK")
         store = _unused_store(rank, world_size)
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=world_size, timeout=PATIENCE
         )
     return Processes(dist.get_rank(), local_rank, world_size), place
+
+
+def _of_torchrun(name: str, default: str = "") -> int:
+    """A number that torchrun leaves in the environment."""
+    word = os.environ.get(name, default)
+    if not word.isdecimal():
+        said = f"{name}={word!r} is no number" if word else f"{name} is not set"
+        raise HVTError(f"{said}: start several processes by torchrun, or unset WORLD_SIZE")
+    return int(word)
 
 
 def destroy_process_group() -> None:

@@ -274,7 +274,8 @@ def run_report(args: argparse.Namespace) -> None:
     long, known_long = None, {}
     if protocol.name == "cpu":  # whose models it trains for longer
         known_long = read_all([folder / "long" for folder in folders])
-        long = long_results(protocol, known, load_protocol("long"), known_long)
+        # Beside the short trainings of its own models, whatever recipe stands in for them here.
+        long = long_results(load_protocol("cpu"), known, load_protocol("long"), known_long)
     if not (known or known_long):
         places = " or ".join(str(one / n) for one in folders for n in _parts(protocol.name))
         raise HVTError(
@@ -282,11 +283,14 @@ def run_report(args: argparse.Namespace) -> None:
             "--results"
         )
     output = Path(args.output)
+    if not output.suffix:
+        raise HVTError(f"{output} should end in .md: its figures go into a folder of that name")
     folder = output.with_suffix("")
     text = render(protocol, known, folder, args.data, long)
+    figures = draw(folder, protocol, known, args.data, long)
     with whole_file(output) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    written = [output, *draw(folder, protocol, known, args.data, long)]
+    written = [output, *figures]
     print("\n".join(str(path) for path in written))
     planned = run.jobs(protocol, trainable().values(), BUDGETS, data=args.data)
     strangers = sorted(set(known) - {job.training.key for job in planned})

@@ -57,6 +57,9 @@ def run_run(args: argparse.Namespace) -> int:
             if run.is_main_process():
                 title = f"{number}/{len(pending)} {job.name}: {', '.join(job.rows)}"
                 console.print(title, highlight=False, soft_wrap=True)
+            if run.is_alone() and run.is_done(job, place):
+                console.print("done meanwhile by another command", highlight=False)
+                continue
             run.run_job(job, protocol, place, console)
     except KeyboardInterrupt:  # outside of the training's own care, so nothing is half written
         print("hvt: stopped; the same command resumes from there", file=sys.stderr)

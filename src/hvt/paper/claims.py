@@ -115,6 +115,8 @@ CLAIMS = (
         "pooling_stages",
         "Pooling stages do not hurt on CIFAR-100: no number of them is below none.",
         tuple(Comparison(f"M={stages}", "M=0") for stages in range(1, 5)),
+        data="cifar100",
+        protocols=("cpu", "long"),  # on whatever small data
     ),
     Claim(
         "5b",

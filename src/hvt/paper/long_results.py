@@ -80,6 +80,8 @@ class LongResults:
     """Of the trainings of both protocols that have several seeds."""
     several: Mapping[bool, tuple[int, int]]
     """How many those are, with PoWER and without: of the short protocol and of `long`."""
+    short: Protocol
+    """Whose trainings are groups `1` and `3`."""
 
     def top1(self, group: str) -> dict[str, list[float]]:
         """Top-1 over seeds by row."""
@@ -131,7 +133,7 @@ def collect(
         # Together: two seeds of one row alone may lie side by side by chance.
         noise[power] = pooled_spread([*seeds[power], *own])
         several[power] = (len(seeds[power]), len(own))
-    return LongResults(rows, groups, noise, several)
+    return LongResults(rows, groups, noise, several, short)
 
 
 def _short(protocol: Protocol, known: Known, row: Row) -> Sequence[Finished]:

@@ -134,9 +134,7 @@ def adapt(config: HVTConfig, recipe: Recipe) -> HVTConfig:
     }
     if not config.stages:
         return config.replace(**fields)
-    # Evenly as in the paper; with fewer blocks than stages, some stages have none.
-    starts = {stage * int(depth) // config.stages for stage in range(config.stages)}
-    blocks = tuple(sorted(starts))
+    blocks = _even(config.stages, int(depth))
     for kept in range(len(blocks), 0, -1):
         try:
             pooled = config.replace(**fields, pool_after=blocks[:kept])
@@ -146,6 +144,15 @@ def adapt(config: HVTConfig, recipe: Recipe) -> HVTConfig:
             even = kept == config.stages and depth % config.stages == 0
             return config.replace(**fields) if even else pooled
     return config.replace(**fields, stages=0)
+
+
+def _even(stages: int, depth: int) -> tuple[int, ...]:
+    """Blocks to pool after, as in the paper; with fewer blocks than stages, some stages have none.
+
+    >>> _even(4, 12), _even(4, 3)
+    ((0, 3, 6, 9), (0, 1, 2))
+    """
+    return tuple(sorted({stage * depth // stages for stage in range(stages)}))
 
 
 def _scaled(config: HVTConfig, small: dict[str, Any], name: str) -> float:
@@ -161,11 +168,11 @@ def note(row: Row, config: HVTConfig) -> str | None:
     if kept == stages:
         return None
     places = ", ".join(str(block) for block in config.pool_blocks)
-    return (
-        f"{row.name}: {kept} of the {stages} poolings"
-        + (f" (after blocks {places})" if kept else "")
-        + f"; one more would leave fewer than two of {config.tokens[-1]} tokens."
-    )
+    why = f"one more would leave fewer than two of {config.tokens[-1]} tokens"
+    if kept == len(_even(stages, config.depth)):
+        why = f"there are {config.depth} blocks alone"
+    after = f" (after blocks {places})" if kept else ""
+    return f"{row.name}: {kept} of the {stages} poolings{after}; {why}."
 
 
 # ── trainings and budgets ───────────────────────────────────────────────────────────────────────
@@ -213,14 +220,13 @@ class Training:
 
     @property
     def pictures(self) -> int:
-        """Training pictures of an epoch: whole batches."""
-        assert self.recipe.data is not None
-        share = (1 - self.recipe.holdout) * self.recipe.train_fraction
-        return (
-            round(SOURCES[self.recipe.data][1] * share)
-            // self.recipe.batch_size
-            * self.recipe.batch_size
-        )
+        """Training pictures of an epoch: whole batches, of a size that the data can fill."""
+        recipe = self.recipe
+        assert recipe.data is not None
+        share = (1 - recipe.holdout) * recipe.train_fraction
+        pictures, unit = round(SOURCES[recipe.data][1] * share), 2 * recipe.accumulate
+        batch = max(1, min(recipe.batch_size, pictures // unit * unit))
+        return pictures // batch * batch
 
     @property
     def epochs(self) -> float:
@@ -229,12 +235,17 @@ class Training:
         return round(self.recipe.epochs + (steps.search + steps.retrain if steps else 0), 3)
 
     @property
+    def picture_macs(self) -> float:
+        """Multiply-adds of one picture, forward alone, over all epochs."""
+        macs = float(self.whole_macs * self.recipe.epochs)
+        if self.power:
+            macs += self.whole_macs * self.power.search + self.macs * self.power.retrain
+        return macs
+
+    @property
     def training_macs(self) -> float:
         """Multiply-adds of the whole training."""
-        passes = float(self.whole_macs * self.recipe.epochs)
-        if self.power:
-            passes += self.whole_macs * self.power.search + self.macs * self.power.retrain
-        return TRAINING * passes * self.pictures
+        return TRAINING * self.picture_macs * self.pictures
 
     @functools.cached_property
     def key(self) -> str:
@@ -303,8 +314,7 @@ def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Plan:
         training = training_of(row.model, config, recipe, round(epochs, 3))
     if budget == "epochs":
         return Plan(row, budget, training, 1.0)
-    allowed = TRAINING * budget_macs * training.pictures
-    return Plan(row, budget, training, training.training_macs / allowed)
+    return Plan(row, budget, training, training.picture_macs / budget_macs)
 
 
 def training_of(model: str, config: HVTConfig, recipe: Recipe, epochs: float) -> Training:

@@ -6,7 +6,8 @@ The text follows from the result files alone, so that a test can tell whether it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import HVTError
@@ -105,14 +106,16 @@ def render(
     """The page, from the results and from `TABLE.md` in the folder of comments, if there is one."""
     filled = [fill(protocol, table, known, data) for table in tables().values() if table.trained]
     used = {one.name: one for table in filled for one in table.results}
-    # One spread for the page, so that a difference has one standard error wherever it stands.
-    noise = noise_of(filled) if long is None else long.noise
+    # One spread for the page, so that a difference has one standard error wherever it stands; but a
+    # recipe in place of the protocol's has its own.
+    beside = long is not None and long.short == protocol
+    noise = long.noise if long is not None and beside else noise_of(filled)
     usual = usual_speed(used.values())
     parts = [
         "# Reproduction",
         "<!-- Written by `hvt paper report` from the result files; do not edit. -->",
-        _opening(protocol, filled, list(used.values()), noise, long),
-        *_summary(filled, noise, long),
+        _opening(protocol, filled, list(used.values()), noise, beside),
+        *_summary(filled, noise, long, "one pass" if beside else "the recipe above"),
         "## Claims",
         _claims_table(filled, noise),
         "## Tables",
@@ -127,12 +130,14 @@ def render(
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(filled: Sequence[Filled], noise: Noise, long: LongResults | None) -> list[str]:
+def _summary(
+    filled: Sequence[Filled], noise: Noise, long: LongResults | None, training: str
+) -> list[str]:
     if long is None:
         return []
     by_name = {one.table.name: one for one in filled}
     short = {claim.number: verdicts(claim, by_name[claim.table], noise) for claim in CLAIMS}
-    return ["## Verdicts", *summary(long, short)]
+    return ["## Verdicts", *summary(long, short, training)]
 
 
 def _opening(
@@ -140,7 +145,7 @@ def _opening(
     filled: Sequence[Filled],
     used: Sequence[Finished],
     noise: Noise,
-    long: LongResults | None,
+    with_long: bool,
 ) -> str:
     wanted = {
         f"{line.plans[budget].training.key}-{seed}"
@@ -158,11 +163,11 @@ def _opening(
         "per cent, with the standard deviation over seeds; no epoch was chosen by it. In the paper "
         "it is that of 300 epochs at 224 pixels, so differences are to be compared, not levels.",
         f"Of {len(wanted)} trainings, {len(done)} have been run"
-        + (f", in {clock(_total(used))} in all." if used else "."),
+        + (f", in {_total(used)}." if used else "."),
     ]
     if noise[False] is not None:
         power = "" if noise[True] is None else f", those of rows with PoWER by {noise[True]:.2f}"
-        both = "" if long is None else ", those of [long](#long) too"
+        both = ", those of [long](#long) too" if with_long else ""
         lines.append(
             f"Seeds differ by {noise[False]:.2f} points{power} (standard deviation, pooled over "
             f"all such rows with several seeds{both}); from it follow the standard errors below, "
@@ -281,7 +286,7 @@ def _provenance(protocol: Protocol, one: Filled) -> str:
     stacks = sorted({_stack(result) for result in results})
     return (
         f"Command: {command}; seeds {', '.join(map(str, seeds))}; {len(results)} trainings, "
-        f"{clock(_total(results))} in all; {'; '.join(stacks)}; {'; '.join(machines)}."
+        f"{_total(results)}; {'; '.join(stacks)}; {'; '.join(machines)}."
     )
 
 
@@ -289,8 +294,21 @@ def _stack(result: Finished) -> str:
     return ", ".join(f"{name} {result.versions[name]}" for name in ("hvt", "torch", "timm"))
 
 
-def _total(results: Iterable[Finished]) -> float:
-    return sum(one.seconds or 0.0 for one in results)
+def _total(results: Collection[Finished]) -> str:
+    """The time of all. PoWER's has that of the DeiT that it starts from, which may be there too."""
+    plain = {_identity(one): one.seconds or 0.0 for one in results if not one.power}
+    seconds = sum(plain.values())
+    seconds += sum(
+        (one.seconds or 0.0) - plain.get(_identity(one), 0.0) for one in results if one.power
+    )
+    least = "at least " if any(one.seconds is None for one in results) else ""
+    return f"{least}{clock(max(0.0, seconds))} in all"
+
+
+def _identity(one: Finished) -> str:
+    """The recipe, in which a field that is as by default may be missing in older results."""
+    plain = vars(Recipe())
+    return json.dumps({k: v for k, v in sorted(one.recipe.items()) if v != plain.get(k)})
 
 
 def _comment(path: Path) -> str:

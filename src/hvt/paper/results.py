@@ -61,6 +61,11 @@ class Finished:
         return f"{self.key}-seed{self.seed}"
 
     @property
+    def power(self) -> bool:
+        """Whether it is a DeiT with PoWER, whose epochs and seconds are those of three steps."""
+        return self.key.startswith("power_")
+
+    @property
     def figures(self) -> tuple[Any, ...]:
         """What was measured of the model, by which two results are one."""
         return self.top1, self.top5, self.loss, self.curve
@@ -141,7 +146,7 @@ def _check(finished: Finished) -> None:
     _check_limits(vars(finished), {"top1": 100, "top5": 100})
     if finished.protocol not in PROTOCOLS:
         raise HVTError(f"protocol={finished.protocol!r} must be one of {', '.join(PROTOCOLS)}")
-    power = finished.key.startswith("power_")
+    power = finished.power
     begins = key_begins(HVTConfig.from_dict(finished.config), power, finished.epochs)
     if not finished.config or not finished.key.startswith(begins):
         raise HVTError(f"its config and epochs are those of {begins}…, not of {finished.key}")
@@ -151,7 +156,7 @@ def _check(finished: Finished) -> None:
         if finished.recipe.get(name) != value:
             raise HVTError(f"{name} is {value} and, in its recipe, {finished.recipe.get(name)}")
     _check_limits({"smoothing": finished.recipe.get("smoothing", 0.0)}, {"smoothing": 1})
-    _check_curve(finished, power)
+    _check_curve(finished)
     _check_kinds("machine", finished.machine, {"cpu": str, "threads": int})
     _check_kinds("machine", {"processes": 1} | finished.machine, {"processes": int})
     _check_kinds("versions", finished.versions, dict.fromkeys(("hvt", "torch", "timm"), str))
@@ -161,7 +166,7 @@ def _check(finished: Finished) -> None:
         raise HVTError(f"command={finished.command!r}: {error}") from error
 
 
-def _check_curve(finished: Finished, power: bool) -> None:
+def _check_curve(finished: Finished) -> None:
     if not finished.curve:
         raise HVTError("its curve is empty")
     for point in finished.curve:
@@ -170,7 +175,7 @@ def _check_curve(finished: Finished, power: bool) -> None:
         _check_limits(known, {"val_top1": 100})
     last = finished.curve[-1]
     # With PoWER the curve is that of retraining alone. A rest of less than half a step is none.
-    if not power and abs(last["epoch"] - finished.epochs) >= 1:
+    if not finished.power and abs(last["epoch"] - finished.epochs) >= 1:
         raise HVTError(f"its curve ends at epoch {last['epoch']} of {finished.epochs:g}")
     if last.get("val_top1") != finished.top1:
         raise HVTError(f"its curve ends at {last.get('val_top1')}, top1 is {finished.top1}")

@@ -31,6 +31,9 @@ SPEED = {"cpu": 40e9, "long": 12e9}
 """Multiply-adds a second to plan with where nothing has been measured: of two CPU cores, and of one
 thread, which is how the long trainings run best."""
 
+LEAST_PART = 0.1
+"""Of a training, by which the time of the whole is told."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -146,6 +149,11 @@ def trains_again(job: Job, place: Place) -> bool:
     return is_done(job, place) and not has_begun(job, place)
 
 
+def is_alone() -> bool:
+    """Whether no torchrun started this process: several might see different files."""
+    return "WORLD_SIZE" not in os.environ
+
+
 def is_main_process() -> bool:
     """Whether this process is rank 0 of those that torchrun started: the one that writes."""
     return int(os.environ.get("RANK", "0")) == 0
@@ -193,10 +201,14 @@ def _train(job: Job, place: Place, console: Console) -> Result:
 
 
 def _seconds(result: Result, training: Training) -> float | None:
-    """The time of a whole training: one that went on knows its last part's alone, but the speed."""
-    if not result.images_per_second:
+    """The time of a whole training: one that went on knows its last part's alone, but the speed.
+
+    A part of some steps knows no speed either, as it has an evaluation at its end.
+    """
+    pictures = training.epochs * training.pictures
+    if result.images_per_second * result.seconds < LEAST_PART * pictures:
         return None
-    return training.epochs * training.pictures / result.images_per_second
+    return pictures / result.images_per_second
 
 
 def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | None) -> Finished:
@@ -242,6 +254,7 @@ def estimate(
     names = {job.name for job in pending}
     recipe = next(iter(protocol.recipes.values()))
     here = results.machine(_device(place.recipe.get("device", recipe.device)))
+    here["threads"] = place.recipe.get("threads") or recipe.threads or here["threads"]
     rate = results.speed(known, here) or SPEED.get(protocol.name)
 
     def seconds(job: Job) -> float | None:

@@ -23,6 +23,8 @@ def check_deit(config: HVTConfig, what: str = "the model") -> None:
     reason = None
     if config.pool_blocks:
         reason = "pools its tokens"
+    elif config.merge is not None:
+        reason = "merges its tokens"
     elif not config.class_token:
         reason = "has no class token"
     elif config.num_prefix_tokens > 1:

@@ -136,13 +136,14 @@ def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Dat
     if config.retention is not None:
         raise HVTError(f"{path} has a retention already: search from the DeiT it was made of")
     check_budget(config, gflops)
-    model, data = build_model(recipe)
+    model, data, _ = build_model(recipe, keep_classifier=True)
     if model.num_classes != config.num_classes:
         raise HVTError(
             f"{path} knows {config.num_classes} classes, {data.name} has {model.num_classes}: "
             f"fine-tune it first, with hvt train finetune --init {path} --data {recipe.data}"
         )
-    # The classifier goes on as it is, so the labels are to be its own.
+    # The classifier goes on as it is, so the labels are to be its own. Under the data's names where
+    # they are matched by order, by which a later training knows it again.
     known = checkpoint.class_names or ()
     match = match_classes(
         data.class_names,
@@ -151,7 +152,7 @@ def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Dat
         data.name,
         match_by_order,
     )
-    names = match.model_names or match.data_names
+    names = match.model_names if match.by == "name" else match.data_names
     model.pretrained_cfg["label_names"] = names
     train, val = relabel(data.train, match.places), relabel(data.val, match.places)
     return model, dataclasses.replace(data, train=train, val=val, class_names=names), match

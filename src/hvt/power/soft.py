@@ -40,7 +40,7 @@ class SoftDeiT(HVT):
             x = (x[:, 1:] * left).sum(dim=1) / left.sum(dim=1).clamp_min(1e-6)
         else:
             x = x[:, 0]
-        return self.head(self.head_drop(x))
+        return self.head(self.head_drop(self.fc_norm(x)))
 
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens after the last norm, also those that hardly count."""

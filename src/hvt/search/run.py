@@ -92,7 +92,7 @@ def search(
     }  # fmt: skip
     _check_folder(folder, name, settings)
     console = Console(quiet=quiet)
-    model, data = build_model(base)  # refuses a recipe or data that no trial could use
+    model, data, _ = build_model(base)  # refuses a recipe or data that no trial could use
     choices = choices_of(model.config, float(gflops), fixed)
     _check_budget(choices)
     first = _given(configs, choices)

@@ -188,7 +188,7 @@ class Trainer:
 
     def _learner(self) -> Learner:
         """What learns, with its batches; sets `data`."""
-        model, self.data = build_model(self.recipe)
+        model, self.data, self.classifier = build_model(self.recipe)
         self.recipe = self._fit_batch(self.recipe)
         batches, self.val_batches = open_batches(
             self.recipe, model, self.data, self.processes, self.device
@@ -388,11 +388,13 @@ class Trainer:
         return f"{left} to go; about {clock(each * left)} ({speed:.0f} images/s) on {self.device}"
 
     def _weights(self) -> str:
-        """Where the weights are from, if not from the checkpoint that is named."""
+        """Where the weights are from, or what became of the checkpoint's classifier."""
         recipe = self.recipe
         if recipe.pretrained or recipe.init == "pretrained":
             return " (published weights)"
-        return " (new weights)" if recipe.init is None or recipe.init in MODELS else ""
+        if recipe.init is None or recipe.init in MODELS:
+            return " (new weights)"
+        return f" ({self.classifier})"
 
     def _say(self, text: str) -> None:
         if self.processes.is_main_process:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from timm.data import create_transform
@@ -24,8 +24,21 @@ from ..zoo import MODELS, get_config
 from .recipe import Recipe
 
 
-def build_model(recipe: Recipe) -> tuple[HVT, Data]:
-    """The data, and the model for its classes: new, or from a checkpoint."""
+class Built(NamedTuple):
+    """What a recipe starts from."""
+
+    model: HVT
+    data: Data
+    classifier: str
+    """What became of a checkpoint's, in words; empty for new weights."""
+
+
+def build_model(recipe: Recipe, keep_classifier: bool = False) -> Built:
+    """The data, and the model for its classes: new, or from a checkpoint.
+
+    A checkpoint's classifier is fitted to the data's classes by their names, unless it is to stay
+    as it is.
+    """
     if recipe.data is None:
         raise HVTError("no data is given: use --data with digits, cifar100 or a folder")
     named, checkpoint = _named_model(recipe), recipe.init
@@ -59,6 +72,9 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
         model = create_model(named, pretrained=pretrained, **overrides)
     else:
         raise HVTError("no model is given: use --model (see hvt models) or --init CHECKPOINT")
+    classifier = ""
+    if config and not keep_classifier:
+        classifier = _fit_classifier(model, config.num_classes, tuple(data.class_names))
     if not model.config.head_pool:
         raise HVTError(
             "global_pool='' leaves the tokens as they are, so there is no answer to train: use "
@@ -72,7 +88,30 @@ def build_model(recipe: Recipe) -> tuple[HVT, Data]:
         if model.config.in_chans == 1:  # grey pictures have the colours' average
             values = model.pretrained_cfg[name]
             model.pretrained_cfg[name] = (sum(values) / len(values),)
-    return model, data
+    return Built(model, data, classifier)
+
+
+def _fit_classifier(model: HVT, had: int, names: tuple[str, ...]) -> str:
+    """Bring a checkpoint's classifier of `had` classes into the order of `names`, or renew it.
+
+    One that names no classes may be of these, so it stays; as a start it does no harm.
+    """
+    known = model.class_names
+    if had != len(names):  # it is new already
+        return "new classifier"
+    if known is None:
+        return "its own classifier, in its own order"
+    if known == names:
+        return "its own classifier"
+    if set(known) != set(names) or len(set(names)) < len(names):
+        model.reset_classifier(len(names))
+        return "new classifier"
+    places = [known.index(name) for name in names]
+    with torch.no_grad():
+        for head in (model.head, model.head_dist):
+            for parameter in head.parameters() if head is not None else ():
+                parameter.copy_(parameter[places].clone())
+    return "its own classifier, in the data's order"
 
 
 def _named_model(recipe: Recipe) -> str | None:
