@@ -142,6 +142,8 @@ def test_a_class_token_takes_the_head_along() -> None:
     assert deit.replace(class_token=False).head_pool == "avg"
     assert HVTConfig(global_pool="avg").replace(class_token=True).head_pool == "token"
     assert deit.replace(class_token=True, global_pool="avg").head_pool == "avg"
+    averaged = HVTConfig(class_token=True, global_pool="avg")
+    assert averaged.replace(class_token=True) == averaged  # nothing was asked for
 
 
 def test_a_retention_follows_the_patches_and_the_depth() -> None:

@@ -396,6 +396,43 @@ def test_what_transformers_files_say_is_checked(
     assert words in str(caught.value)
 
 
+def test_transformers_processors_that_do_less(tmp_path: Path) -> None:
+    folder = transformers_directory(tmp_path / "vit", timm_vit(depth=1))
+
+    def said(**processor: Any) -> tuple[Any, Any]:
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+        cfg = hvt.load(folder).pretrained_cfg
+        return cfg["mean"], cfg["std"]
+
+    usual = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+    assert said(**usual, do_normalize=True, rescale_factor=0.00392156862) == (
+        (0.4,) * 3,
+        (0.2,) * 3,
+    )
+    assert said(**usual, do_normalize=False) == ((0.0,) * 3, (1.0,) * 3)
+    assert said(size=64) == ((0.5,) * 3, (0.5,) * 3)
+    for other in ({"do_rescale": False}, {"rescale_factor": 1 / 127.5}):
+        with pytest.raises(CheckpointError, match=r"values are not brought to 0 … 1"):
+            said(**usual, **other)
+
+
+def test_transformers_tell_the_shape_of_their_pictures(tmp_path: Path) -> None:
+    theirs = timm_vit(img_size=(32, 128), depth=1)
+    for size in ([32, 128], 7):  # one that does not fit is not believed
+        folder = transformers_directory(tmp_path / "vit", theirs, image_size=size)
+        assert hvt.load(folder).config.image == ((32, 128) if size != 7 else (64, 64))
+
+
+def test_an_argument_that_means_something_else_is_no_objection(tmp_path: Path) -> None:
+    """As MAE's fine-tuning writes it."""
+    theirs = timm_vit(global_pool="avg", depth=1)
+    for pool in (True, False):
+        arguments = argparse.Namespace(global_pool=pool, act_layer=3, norm_eps=True)
+        torch.save({"model": theirs.state_dict(), "args": arguments}, tmp_path / "mae.pth")
+        assert hvt.load(tmp_path / "mae.pth").config.head_pool == "avg"
+        assert hvt.load(tmp_path / "mae.pth", norm_eps=1e-5).config.norm_eps == 1e-5
+
+
 def test_every_resampling_of_pils_is_known(tmp_path: Path) -> None:
     folder = transformers_directory(tmp_path / "vit", timm_vit(depth=1))
     for number, name in enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")):

@@ -160,6 +160,37 @@ def test_what_timm_itself_writes_keeps_its_names(tmp_path: Path) -> None:
     assert hvt.load(tmp_path).class_names == ("cat", "dog")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pool": "avg", "stages": 3},
+        {"merge": 3},
+        {"class_token": True, "retention": (50, 20, 5)},
+        {"act_layer": "quick_gelu", "norm_eps": 1e-3, "num_heads": 2},
+        {"img_size": (16, 64)},
+    ],
+    ids=str,
+)
+def test_our_model_that_timm_saved_is_the_same(tmp_path: Path, fields: dict[str, Any]) -> None:
+    fields = SMALL | {"depth": 3, "num_heads": 1} | fields
+    model = stir(timm.create_model("hvt_ti_0", **fields)).eval()
+    arguments = {k: v for k, v in fields.items() if k != "num_classes"}
+    timm.models.save_for_hf(model, tmp_path, model_args=arguments, safe_serialization=True)
+    back, images = hvt.load(tmp_path), torch.randn(2, 3, *model.config.image)
+    assert back.config == model.config
+    assert torch.equal(back(images), model(images))
+
+
+def test_our_model_that_timm_saved_without_its_arguments_is_refused(
+    tmp_path: Path, model: HVT
+) -> None:
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architecture": "hvt_ti_2"}))
+    with pytest.raises(CheckpointError, match="holds no hvt_ti_2 with the model_args of config"):
+        hvt.load(tmp_path)
+
+
 def test_our_directory_has_the_keys_of_timms(tmp_path: Path, model: HVT) -> None:
     model.save_pretrained(tmp_path / "ours")
     timm.models.save_for_hf(

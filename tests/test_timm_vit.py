@@ -94,6 +94,36 @@ def test_a_hub_directory_is_known_by_its_architecture(name: str, tmp_path: Any) 
         assert torch.allclose(again(images), theirs(images), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"global_pool": "avg", "pool_include_prefix": True}, "its average includes the class"),
+        ({"norm_layer": "rmsnorm"}, "model_args has norm_layer, which is not read from there"),
+        ({"checkpoint_path": "x.pth"}, "model_args has checkpoint_path"),
+        ({"global_pool": 3}, "global_pool=3"),
+    ],
+    ids=str,
+)
+def test_arguments_of_a_hub_directory_are_heeded_or_refused(
+    arguments: dict[str, Any], words: str, tmp_path: Any
+) -> None:
+    theirs = timm.create_model("test_vit", num_classes=3)
+    save_for_hf(theirs, tmp_path, model_args=arguments, safe_serialization=True)
+    with pytest.raises(hvt.HVTError, match=words):
+        hvt.load(tmp_path)
+
+
+def test_a_hub_directory_tells_the_shape_of_its_pictures(tmp_path: Any) -> None:
+    """64 patches may be a square, and are 4 × 16 here."""
+    fields = {"img_size": (64, 256), "num_classes": 3}
+    theirs = timm.create_model("test_vit", **fields).eval()
+    save_for_hf(theirs, tmp_path, model_args=fields, safe_serialization=True)
+    again, images = hvt.load(tmp_path), torch.randn(1, 3, 64, 256)
+    assert again.config.image == (64, 256)
+    with torch.inference_mode():
+        assert torch.allclose(again(images), theirs(images), atol=1e-5)
+
+
 def test_heads_of_wide_models_are_asked_for(tmp_path: Any) -> None:
     theirs = timm.create_model(
         "vit_huge_patch14_224", img_size=28, depth=1, num_classes=2, mlp_ratio=0.1

@@ -313,6 +313,46 @@ def test_load_into_resizes_to_the_model(saved: Path) -> None:
             assert torch.equal(tensor, wanted.state_dict()[name]), name
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_heads": 2, "head_dim": 4},
+        {"pool": "avg"},
+        {"act_layer": "quick_gelu"},
+        {"norm_eps": 1e-3},
+        {"proportional_attention": True},
+    ],
+    ids=str,
+)
+def test_load_into_wants_the_same_answers(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Shapes alone would let these pass."""
+    own = {"num_heads": 1, "head_dim": 8, "stages": 2}
+    hvt.save(tiny(**own), tmp_path / "own.safetensors")
+    name = next(iter(fields))
+    with pytest.raises(CheckpointError, match=f"of another architecture: its {name} is "):
+        load_into(tiny(**own | fields), tmp_path / "own.safetensors")
+    after = tiny(**own).config.pool_blocks
+    for alike in ({}, {"drop_path_rate": 0.3}, {"stages": None, "pool_after": after}):
+        load_into(tiny(**own | alike), tmp_path / "own.safetensors")
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_pruned_model_is_not_saved(tmp_path: Path, norm: bool) -> None:
+    model = tiny()
+    last = len(model.blocks) - 1
+    model.prune_intermediate_layers([last if norm else 0], prune_norm=norm, prune_head=False)
+    with pytest.raises(HVTError, match="was not written, as the model is not what its config says"):
+        hvt.save(model, tmp_path / "m.safetensors")
+    assert names_in(tmp_path) == []
+
+
+def test_positions_of_another_kind_are_not_resized(tmp_path: Path) -> None:
+    hvt.save(tiny(class_token=True), tmp_path / "m.safetensors")
+    for other in ({"no_embed_class": True}, {"pool_dims": 2}):
+        with pytest.raises(CheckpointError, match="another architecture than asked for"):
+            hvt.load(tmp_path / "m.safetensors", img_size=128, **other)
+
+
 def test_load_into_keeps_the_models_precision(saved: Path) -> None:
     model = tiny().double()
     load_into(model, saved)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hvt
 from hvt import HVT, CheckpointError, HVTConfig, HVTError
+from hvt.features import FeatureMaps
 from hvt.zoo import MODELS, WEIGHTS
 
 # After hvt: it makes torchvision, which timm imports, load where its operators are missing.
@@ -376,6 +377,12 @@ def test_levels_come_in_the_order_of_their_description(small: dict, images: Tens
     assert net.feature_info.out_indices == (2, 11)
     assert [64 // y.shape[2] for y in net(images)] == net.feature_info.reduction() == [16, 32]
     assert timm.create_model("hvt_s_4", features_only=True, out_indices=2, **small)(images)
+
+
+@pytest.mark.parametrize("option", [{"output_fmt": "NLC"}, {"return_dict": True}])
+def test_maps_come_in_one_form(option: dict, small: dict) -> None:
+    with pytest.raises(hvt.HVTError, match="maps are a list of NCHW, so leave it out"):
+        FeatureMaps(hvt.create_model("hvt_s_4", **small), **option)
 
 
 def test_features_only_stretches_sequences_to_the_patch_grid(small: dict, images: Tensor) -> None:

@@ -49,7 +49,9 @@ class HVTConfig:
         None, "tokens that leave each block's attention, class token counted: PoWER"
     )
     merge: int | tuple[int, ...] | None = _field(
-        None, "tokens that each block merges into their most similar ones: ToMe's r"
+        None,
+        "tokens that each block merges into their most similar ones: ToMe's r; an average head "
+        "counts a merged token once",
     )
     proportional_attention: bool = _field(
         False, "a pooled or merged token counts in attention as the tokens it stands for"
@@ -183,7 +185,7 @@ class HVTConfig:
             overrides.setdefault("pool_after", None)
         if {"num_heads", "head_dim"} & set(overrides):
             overrides.setdefault("embed_dim", None)
-        if "class_token" in overrides:
+        if overrides.get("class_token", self.class_token) != self.class_token:
             overrides.setdefault("global_pool", None)
         resizes = {"img_size", "patch_size", "depth"} & set(overrides)
         if self.retention is not None and resizes and "retention" not in overrides:

@@ -60,6 +60,11 @@ class FeatureMaps(FeatureGetterNet):
     def __init__(
         self, model: nn.Module, out_indices: int | Sequence[int] | None = None, **options: Any
     ) -> None:
+        for name, only in (("output_fmt", "NCHW"), ("return_dict", False)):
+            if options.get(name, only) != only:
+                raise HVTError(
+                    f"{name}={options[name]!r}: maps are a list of NCHW, so leave it out"
+                )
         config: HVTConfig = model.config  # type: ignore[assignment]
         levels = last_blocks(config) if out_indices is None else out_indices
         blocks, _ = feature_take_indices(

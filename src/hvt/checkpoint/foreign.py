@@ -128,10 +128,9 @@ def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HV
     prefix = sum(state[name].shape[1] for name in tokens if name in state)
     blocks = block_numbers(state)
     image, unplaced = _image(state["pos_embed"].shape[1], prefix, patch, arguments, hints)
-    arguments = hints | arguments
+    arguments = hints | _legal(arguments)
     if "norm_pre.weight" in state:
         _ask_for(("act_layer", "norm_eps"), arguments)
-    taken = ("act_layer", "norm_eps", "global_pool")
     heads, head_dim = _heads(width, arguments)
     lengths = {
         i: state[f"blocks.{i}.pos_embed"].shape[1]
@@ -164,10 +163,23 @@ def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HV
         init_values=1e-5 if "blocks.0.ls1.gamma" in state else None,
         mlp_ratio=state["blocks.0.mlp.fc1.weight"].shape[0] / width,
         **({"global_pool": "avg"} if "fc_norm.weight" in state else {})
-        | {name: arguments[name] for name in taken if arguments.get(name) is not None},
+        | {name: arguments[name] for name in _KINDS if arguments.get(name) is not None},
     )
     even = None if lengths and config.depth % len(lengths) else config.replace(stages=len(lengths))
     return even if even and even.pool_blocks == config.pool_blocks else config
+
+
+_KINDS: dict[str, Any] = {"act_layer": str, "norm_eps": (int, float), "global_pool": str}
+"""Fields that others' arguments may have under the same name for another thing."""
+
+
+def _legal(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Without what means something else: MAE's `global_pool` is True or False."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in _KINDS or (isinstance(value, _KINDS[name]) and not isinstance(value, bool))
+    }
 
 
 _LARGEST = 1024
@@ -324,6 +336,7 @@ def transformers_config(config: dict[str, Any]) -> tuple[dict[str, Any], list[An
     labels = {int(index): name for index, name in (config.get("id2label") or {}).items()}
     known = {"num_heads": config.get("num_attention_heads")}
     known["norm_eps"] = config.get("layer_norm_eps")
+    known["img_size"] = config.get("image_size")
     if sorted(labels) != list(range(len(labels))):
         raise ValueError("id2label does not number the classes from 0")
     names = [labels[index] for index in range(len(labels))]
@@ -337,8 +350,19 @@ _RESAMPLE = {
 
 
 def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
-    """timm's terms for a transformers `preprocessor_config.json`."""
+    """timm's terms for a transformers `preprocessor_config.json`.
+
+    What it leaves out is as in transformers' own processors of ViT and DeiT.
+    """
+    if not processor:
+        return {}
+    factor = processor.get("rescale_factor", 1 / 255)
+    if not processor.get("do_rescale", True) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
+        raise ValueError("the pictures' values are not brought to 0 … 1, as this family's are")
     theirs = {"mean": processor.get("image_mean"), "std": processor.get("image_std")}
+    if not processor.get("do_normalize", True):
+        theirs = {"mean": [0.0] * 3, "std": [1.0] * 3}
+    theirs = {name: [0.5] * 3 if value is None else value for name, value in theirs.items()}
     number = processor.get("resample")
     theirs["interpolation"] = None if number is None else _RESAMPLE[number]
     known = {name: value for name, value in theirs.items() if value is not None}

@@ -18,9 +18,11 @@ from torch import Tensor
 from ..builtin import find_checkpoint
 from ..config import HVTConfig
 from ..errors import CheckpointError, HVTError
+from ..fields import check_type
 from ..files import whole_file
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
+from ..zoo import MODELS, get_config
 from .archive import is_archive, read_archive
 from .container import file_size
 from .description import (
@@ -61,6 +63,8 @@ class Checkpoint:
     """The precision to give the model back in; others' files are widened."""
     origin: dict[str, str] = field(default_factory=dict)
     """Where the weights come from, such as `source`, `license` and `command`."""
+    described: bool = False
+    """Whether the file itself says its architecture; that of others' files is read off them."""
 
 
 def save(
@@ -76,8 +80,14 @@ def save(
     `dtype` is what the file holds its weights in: `torch.float16` halves it, and `load` still gives
     the model in its own precision. The same model gives the same bytes.
     What `model.pretrained_cfg["origin"]` says of where the weights come from goes along.
+    A model that is no longer what its config says, such as a pruned one, is refused.
     """
     described = describe(model, class_names, preprocessing)
+    _compare(
+        model.state_dict(),
+        parameter_shapes(model.config),
+        f"{path} was not written, as the model is not what its config says",
+    )
     metadata = {"format": "pt", "hvt": described}
     if origin := model.pretrained_cfg.get("origin"):
         metadata["origin"] = json.dumps(origin)
@@ -141,12 +151,46 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
 def load_into(model: HVT, path: str | Path) -> None:
     """Take a checkpoint's weights into a model of the same architecture, resizing them to it."""
     checkpoint = read(path, model.config.to_dict())
-    model.load_state_dict(_fitted(checkpoint, model.config), strict=False)
+    tensors = _fitted(checkpoint, model.config)
+    if checkpoint.described:
+        _check_alike(checkpoint, model.config)
+    model.load_state_dict(tensors, strict=False)
 
 
-def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
-    """What a file or directory says; `hints` settle what a foreign file leaves open."""
-    path, hints = find_checkpoint(path), hints or {}
+_RESIZED = ("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "init_values")
+"""Fields that weights can follow, or that are told by others."""
+
+
+def _check_alike(checkpoint: Checkpoint, config: HVTConfig) -> None:
+    """Refuse weights for other answers: shapes do not tell heads, activations or kinds of pooling.
+
+    How much is dropped in training is no part of the answers, and stages may be given as blocks.
+    """
+    sizes = {name: getattr(config, name) for name in ("img_size", "patch_size")}
+    theirs, ours = checkpoint.config.replace(**sizes), config
+    if theirs.pool_blocks == ours.pool_blocks:
+        theirs = theirs.replace(pool_after=ours.pool_after, stages=ours.stages)
+    theirs, ours = (one.replace(global_pool=one.head_pool) for one in (theirs, ours))
+    for name, value in theirs.to_dict().items():
+        wanted = getattr(ours, name)
+        if name in _RESIZED or name.endswith("_rate") or value == wanted:
+            continue
+        raise CheckpointError(
+            f"{checkpoint.path} is of another architecture: its {name} is {value!r}, the model's "
+            f"is {wanted!r}"
+        )
+
+
+def read(
+    path: str | Path,
+    hints: dict[str, Any] | None = None,
+    arguments: dict[str, Any] | None = None,
+) -> Checkpoint:
+    """What a file or directory says; `hints` settle what a foreign file leaves open.
+
+    `arguments` are what is said of the file elsewhere, and count as if it said them itself.
+    """
+    path, hints, arguments = find_checkpoint(path), hints or {}, arguments or {}
     if os.path.isdir(path):  # noqa: PTH112 - False for a name that cannot be
         return _read_directory(path, hints)
     if path.suffix.lower() == ".onnx":
@@ -161,13 +205,13 @@ def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if start[8:9] == b"{":
-        return _read_safetensors(path, hints)
+        return _read_safetensors(path, hints, arguments)
     if start[:4] == b"PK\x03\x04" and is_archive(path):
         tensors, description = read_archive(path)
         return _described(path, description, tensors)
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
-        tensors, arguments = read_pickle(path)
-        return _foreign(path, tensors, arguments, hints)
+        tensors, own = read_pickle(path)
+        return _foreign(path, tensors, arguments | own, hints)
     raise CheckpointError(
         f"{path} is neither a safetensors nor a PyTorch file, or its beginning is damaged"
     )
@@ -176,7 +220,7 @@ def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _read_safetensors(path: Path, hints: dict[str, Any]) -> Checkpoint:
+def _read_safetensors(path: Path, hints: dict[str, Any], arguments: dict[str, Any]) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -190,7 +234,7 @@ def _read_safetensors(path: Path, hints: dict[str, Any]) -> Checkpoint:
             "fetch or copy it again"
         ) from error
     if "hvt" not in metadata:
-        return _foreign(path, stripped(tensors, path), {}, hints)
+        return _foreign(path, stripped(tensors, path), arguments, hints)
     checkpoint = _described(path, metadata["hvt"], tensors)
     if "dtype" in metadata:
         checkpoint.dtype = _read_dtype(path, metadata["dtype"])
@@ -222,7 +266,13 @@ def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Chec
     dtypes = {tensor.dtype for tensor in tensors.values()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     return Checkpoint(
-        path, described.config, tensors, described.preprocessing, described.class_names, dtype
+        path,
+        described.config,
+        tensors,
+        described.preprocessing,
+        described.class_names,
+        dtype,
+        described=True,
     )
 
 
@@ -232,10 +282,9 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
     if weights is None:
         raise CheckpointError(f"{path} has no model.safetensors or pytorch_model.bin in it")
     try:
-        config = _read_json(path / "config.json")
-        heads: dict[str, Any] = {}
+        config, own = _read_json(path / "config.json"), None
         if "pretrained_cfg" in config:  # timm's
-            heads = _named(config)
+            arguments, own = _named(config), _our_config(config)
             # Names are at the top, as timm writes them, or where earlier versions of hvt did.
             preprocessing = config["pretrained_cfg"]
             names = config.get("label_names") or preprocessing.get("label_names")
@@ -243,8 +292,14 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
             preprocessing = transformers_preprocessing(
                 _read_json(path / "preprocessor_config.json")
             )
-            heads, names = transformers_config(config)
-        checkpoint = read(weights, heads | hints)
+            arguments, names = transformers_config(config)
+        if own is not None:
+            arguments = own.to_dict()
+        checkpoint = read(weights, hints, arguments)
+        if own is not None and not checkpoint.described:
+            verdict = f"{path} holds no {config['architecture']} with the model_args of config.json"
+            _compare(checkpoint.tensors, parameter_shapes(own), verdict)
+            checkpoint.config = own
         preprocessing = check_preprocessing(preprocessing, checkpoint.config)
         classes = checkpoint.config.num_classes
         names = check_names(names, classes) if names and classes else None
@@ -265,14 +320,43 @@ def _named(config: dict[str, Any]) -> dict[str, Any]:
     name, arguments = config.get("architecture"), config.get("model_args") or {}
     if not isinstance(name, str) or not is_timm_name(name):
         return {}
-    for argument in ("act_layer", "norm_layer", "num_heads"):
-        if argument in arguments:
-            raise ValueError(f"model_args has {argument}, which is not read from there")
-    named = named_config(name)
+    unread = [name for name in arguments if name not in (*_ASKED, *_TOLD)]
+    if unread:
+        raise ValueError(f"model_args has {unread[0]}, which is not read from there")
+    asked = {name: arguments[name] for name in _ASKED if arguments.get(name) is not None}
+    for name_, value in asked.items():
+        check_type(name_, value, _ASKED[name_])
+    named = named_config(name, **asked)
     names = ("num_heads", "act_layer", "norm_eps", "no_embed_class", "global_pool")
     known = {key: getattr(named, key) for key in names}
+    if "img_size" in arguments:
+        known["img_size"] = arguments["img_size"]
     pool = arguments.get("global_pool", config.get("global_pool"))
     return known | ({} if pool is None else {"global_pool": pool})
+
+
+_ASKED = {
+    "global_pool": str, "no_embed_class": bool, "pool_include_prefix": bool, "final_norm": bool
+}  # fmt: skip
+"""Arguments of timm's plain ViTs that change the answers and that no tensor tells."""
+_TOLD = (
+    "img_size", "patch_size", "in_chans", "num_classes", "depth", "embed_dim", "mlp_ratio",
+    "qkv_bias", "init_values", "class_token", "reg_tokens", "pre_norm", "fc_norm", "qk_norm",
+    "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate",
+    "drop_path_rate", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init",
+)  # fmt: skip
+"""Those that tensors tell, or that are for training."""
+
+
+def _our_config(config: dict[str, Any]) -> HVTConfig | None:
+    """The architecture of one of our models that timm saved."""
+    name = config.get("architecture")
+    if name not in MODELS:
+        return None
+    arguments = dict(config.get("model_args") or {})
+    if "num_classes" in config:
+        arguments["num_classes"] = config["num_classes"]
+    return get_config(name, **arguments)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -349,7 +433,8 @@ def _resized(checkpoint: Checkpoint, new: HVTConfig) -> dict[str, Tensor]:
                 f"{new.in_chans}: only weights for 3 channels can"
             )
         tensors[filters] = adapt_input_conv(new.in_chans, tensors[filters])
-    if new.pool_blocks == old.pool_blocks and new.num_prefix_tokens == old.num_prefix_tokens:
+    alike = ("pool_blocks", "num_prefix_tokens", "no_embed_class", "pool_dims")
+    if all(getattr(new, name) == getattr(old, name) for name in alike):
         names = ["pos_embed", *(f"blocks.{i}.pos_embed" for i in new.pool_blocks)]
         for stage, name in enumerate(names):
             tensors[name] = resize_positions(tensors[name], old, new, stage)
