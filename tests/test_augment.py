@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from timm.data import transforms_factory
+from torchvision.transforms.functional import pil_to_tensor
 from training import PLAIN, tiny
 
 from hvt.data.arrays import ArrayPictures
-from hvt.data.augment import BatchAugment, keys_for, normalise, uniform
+from hvt.data.augment import INTERPOLATIONS, BatchAugment, keys_for, normalise, uniform
+from hvt.data.evaluation import eval_transform
 from hvt.data.loader import TrainBatches
 from hvt.distributed import Processes
 from hvt.errors import HVTError
+from hvt.registry import create_model
 from hvt.training.pipeline import build_model, open_batches
 
 MEAN, STD = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
@@ -264,6 +267,28 @@ def test_without_chance_both_ways_give_the_same() -> None:
     torch.testing.assert_close(ours.images, theirs.images, rtol=0, atol=1 / 255 / 0.2)
 
 
+def test_small_pictures_are_resized_as_the_recipe_says() -> None:
+    """By both ways, a batch at once and timm's; a drawn one is drawn for each picture."""
+    both = [{"color_jitter": jitter, "img_size": 12} for jitter in (0.0, 1e-9)]
+    bicubic, bilinear, drawn = (
+        [next(batches(interpolation=name, **values).epoch(0)).images for values in both]
+        for name in ("bicubic", "bilinear", "random")
+    )
+    for ours, theirs in (bicubic, bilinear):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=3 / 255 / 0.2)
+    assert (bicubic[0] - bilinear[0]).abs().max() > 0.1
+    assert torch.equal(drawn[0], next(batches(interpolation="random", **both[0]).epoch(0)).images)
+    near = [(drawn[1] - one[1]).abs().amax((1, 2, 3)) < 1e-4 for one in (bicubic, bilinear)]
+    assert (near[0] ^ near[1]).all()
+    assert 0 < int(near[0].sum()) < len(drawn[1])
+
+
+def test_nothing_is_drawn_where_nothing_is_resized() -> None:
+    plain, drawn = batches(), batches(interpolation="random")
+    assert isinstance(drawn.augment, BatchAugment)
+    assert torch.equal(next(plain.epoch(0)).images, next(drawn.epoch(0)).images)
+
+
 @pytest.mark.parametrize("policy", ["rand-mfoo", "rand-m9--inc1", "rand-m9-w0", "foo", "randm9"])
 def test_a_policy_that_timm_would_not_take_whole_is_refused(policy: str) -> None:
     with pytest.raises(HVTError, match=f"rand_augment='{policy}' is not one of timm's"):
@@ -283,18 +308,33 @@ def test_normalise_is_timms_evaluation(photos: NDArray[np.uint8], images: torch.
 
 
 @pytest.mark.parametrize("size", [16, 24, 80])
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_normalise_resizes_as_timm(
-    photos: NDArray[np.uint8], images: torch.Tensor, size: int
+    photos: NDArray[np.uint8], images: torch.Tensor, size: int, interpolation: str
 ) -> None:
     transform = transforms_factory.transforms_imagenet_eval(
-        img_size=size, crop_pct=1.0, interpolation="bicubic", mean=(0.0,) * 3, std=(1.0,) * 3
+        img_size=size, crop_pct=1.0, interpolation=interpolation, mean=(0.0,) * 3, std=(1.0,) * 3
     )
     theirs = torch.stack([transform(Image.fromarray(photo)) for photo in photos])
-    ours = normalise(images, (0.0,) * 3, (1.0,) * 3, size=size)
+    ours = normalise(images, (0.0,) * 3, (1.0,) * 3, size=size, interpolation=interpolation)
     assert ours.shape == (48, 3, size, size)
     off = (ours - theirs).abs() * 255
     assert off.max() < 2.5
     assert off.gt(0.5).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos"])
+def test_small_pictures_are_shown_as_the_checkpoint_says(
+    photos: NDArray[np.uint8], images: torch.Tensor, interpolation: str
+) -> None:
+    model = create_model("hvt_ti_1", img_size=48, patch_size=8, num_heads=1, depth=2)
+    model.pretrained_cfg.update(interpolation=interpolation, mean=(0.0,) * 3, std=(1.0,) * 3)
+    ours = eval_transform(model, arrays=True)(images)
+    size, resampling = (48, 48), Image.Resampling[interpolation.upper()]
+    for picture, photo in zip(ours, photos, strict=True):
+        resized = pil_to_tensor(Image.fromarray(photo).resize(size, resampling))
+        off = (picture * 255 - resized).abs()
+        assert off.max() < 2.5
 
 
 def test_wrong_pictures_are_refused(images: torch.Tensor) -> None:

@@ -80,6 +80,7 @@ def test_eval_as_json(command: Command, digits: Path) -> None:
     expected = score.to_dict(data.class_names)
     expected.pop("images_per_second")
     assert said.pop("matched_by") == "name"
+    assert said.pop("validation_part") is True
     assert said == {"checkpoint": str(digits), "data": "digits", **expected}
     assert said["pictures"] == len(data.val) == 359
     assert [one["name"] for one in said["per_class"]] == list("0123456789")
@@ -119,6 +120,24 @@ def test_eval_on_some_of_the_classes(command: Command, animals: Path, folder: Pa
         if guess.name == Path(answer.source).parent.name
     )
     assert said["loss"] == pytest.approx(loss / 8, rel=1e-5)
+
+
+def test_eval_of_all_pictures_says_so(command: Command, animals: Path, folder: Path) -> None:
+    """A model trained on class folders alone has seen nine tenths of them."""
+    _, out, _ = command("eval", animals, "--data", folder, "--workers", 0)
+    line = (
+        f"all 8 pictures: {folder} has no validation part, so a model trained on it has seen most "
+        "of them"
+    )
+    assert line in out.splitlines()
+    _, out, _ = command("eval", animals, "--data", folder, "--workers", 0, "--json")
+    assert json.loads(out)["validation_part"] is False
+    assert not hvt.evaluate(animals, folder, workers=0).validation_part
+    (folder / "val").mkdir()
+    for name in ("ant", "cat"):
+        (folder / name).rename(folder / "val" / name)
+    _, out, _ = command("eval", animals, "--data", folder, "--workers", 0)
+    assert "validation part" not in out
 
 
 def test_eval_draws_the_confusion(

@@ -681,6 +681,50 @@ def on_pictures(folder: Path, pictures: Path, **values: Any) -> Recipe:
     )
 
 
+@pytest.fixture
+def trained_on_pictures(tmp_path: Path) -> Result:
+    """A run on two classes of sixteen pictures, two of each held out."""
+    for index in range(16):
+        draw(tmp_path / "pictures" / "dark" / f"{index}.png", 10 * index)
+        draw(tmp_path / "pictures" / "light" / f"{index}.png", 255 - 10 * index)
+    return train(on_pictures(tmp_path / "run", tmp_path / "pictures"), console=quiet())
+
+
+def test_a_run_knows_its_pictures_again(trained_on_pictures: Result, tmp_path: Path) -> None:
+    """With others the held-out part would be drawn anew, among what was learnt from."""
+    pictures, run = tmp_path / "pictures", trained_on_pictures.folder
+    before = {path: path.read_bytes() for path in (run / "checkpoints").iterdir()}
+    changed = "does not fit this run: it was written with another {} pictures{}; put recipe"
+    draw(pictures / "dark" / "more.png", 5)  # as many steps an epoch as before
+    with pytest.raises(HVTError, match=changed.format("number of training", ", which is 29 now")):
+        resume(run, console=quiet(), epochs=3)
+    (pictures / "dark" / "3.png").unlink()
+    with pytest.raises(HVTError, match=changed.format("list of training", "")):
+        resume(run, console=quiet(), epochs=3)
+    assert {path: path.read_bytes() for path in (run / "checkpoints").iterdir()} == before
+
+
+def test_the_pictures_of_a_run_may_be_moved(trained_on_pictures: Result, tmp_path: Path) -> None:
+    run = trained_on_pictures.folder
+    (tmp_path / "elsewhere").mkdir()
+    moved = (tmp_path / "pictures").rename(tmp_path / "elsewhere" / "photos")
+    longer = resume(run, console=quiet(), epochs=3, data=str(moved))
+    assert len(longer.rows) == 3
+
+
+def test_a_state_that_does_not_name_its_pictures_goes_on(
+    trained_on_pictures: Result, tmp_path: Path
+) -> None:
+    """As those of earlier versions."""
+    run = trained_on_pictures.folder
+    for path in (run / "checkpoints").iterdir():
+        state = torch.load(path, weights_only=True)
+        state["run"] = {k: v for k, v in state["run"].items() if not k.endswith(" pictures")}
+        torch.save(state, path)
+    (tmp_path / "pictures" / "dark" / "3.png").rename(tmp_path / "pictures" / "dark" / "33.png")
+    assert len(resume(run, console=quiet(), epochs=3).rows) == 3
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_stops_at_a_broken_picture(
     folder_of_pictures: Path, tmp_path: Path, workers: int

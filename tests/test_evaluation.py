@@ -319,7 +319,13 @@ def test_a_name_that_occurs_twice() -> None:
     """ImageNet has two cranes: all its names in order are all its classes."""
     known = ["crane", "dog", "crane"]
     assert match_classes(known, known, 3, "here").places == (0, 1, 2)
-    assert match_classes(["crane", "dog"], known, 3, "here").places == (0, 1)
+    assert match_classes(["dog"], known, 3, "here").places == (1,)
+    with pytest.raises(HVTError) as caught:
+        match_classes(["crane", "dog"], known, 3, "here")
+    assert str(caught.value) == (
+        "the class 'crane' of here may be any of 2 of the model's classes that have this name: "
+        "give each a name of its own, hvt.save(hvt.load(MODEL), FILE, class_names=NAMES)"
+    )
 
 
 def test_a_small_confusion_has_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

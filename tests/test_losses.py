@@ -73,8 +73,8 @@ def checkpoint(build: Build, tmp_path: Path) -> Path:
 
 def timm_folder(folder: Path, **kwargs: Any) -> str:
     """A small timm model with random weights, as timm saves it."""
-    model = timm.create_model("test_vit", num_classes=10, **kwargs)
-    save_for_hf(model, folder, safe_serialization=True)
+    model = timm.create_model("test_vit", num_classes=10, **kwargs.get("model_args", {}))
+    save_for_hf(model, folder, safe_serialization=True, **kwargs)
     return f"local-dir:{folder}"
 
 
@@ -194,6 +194,34 @@ def test_classes_in_another_order_are_found_by_name(
     student.pretrained_cfg["label_names"] = tuple("abcdefghix")
     with pytest.raises(HVTError, match=r"calls its classes otherwise than the data, 'j' … and 'a'"):
         find_teacher(str(path), student, "soft", 1.0)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_timms_names_are_matched_too(tmp_path: Path, student: hvt.HVT, kind: type) -> None:
+    theirs = list("jihgfedcba")
+    names = theirs if kind is list else {i: theirs[i] for i in (9, 1, 8, 2, 7, 3, 6, 4, 5, 0)}
+    name = timm_folder(tmp_path / "vit", model_config={"label_names": names})
+    pixels = torch.rand(2, 3, 64, 64)
+    plain = find_teacher(name, student, "soft", 1.0)
+    assert plain.order is None  # the data has no names
+    student.pretrained_cfg["label_names"] = tuple("abcdefghij")
+    teacher = find_teacher(name, student, "soft", 1.0)
+    assert torch.equal(teacher(pixels), plain(pixels).flip(1))
+    student.pretrained_cfg["label_names"] = tuple("abcdefghix")
+    with pytest.raises(HVTError, match=r"otherwise than the data, .* label_names of its config"):
+        find_teacher(name, student, "soft", 1.0)
+    student.pretrained_cfg["label_names"] = tuple(f"n{i}" for i in range(10))
+    assert find_teacher(name, student, "soft", 1.0).order is None  # names of another kind
+
+
+def test_a_teacher_of_greys_described_by_colours(tmp_path: Path, build: Build) -> None:
+    student = build("hvt_ti_1", in_chans=1)
+    hvt.save(build("hvt_ti_2", in_chans=1), tmp_path / "grey.safetensors")
+    grey = timm_folder(tmp_path / "vit", model_args={"in_chans": 1})
+    for name in (grey, str(tmp_path / "grey.safetensors")):
+        assert find_teacher(name, student, "soft", 1.0)(torch.rand(2, 1, 64, 64)).shape == (2, 10)
+    with pytest.raises(HVTError, match="takes 1 channels, the student 3"):
+        find_teacher(grey, build("hvt_ti_1"), "soft", 1.0)
 
 
 def test_a_built_in_model_may_teach(build: Build) -> None:

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +23,12 @@ from hostile import repeated_scans
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from timm.data import IterableImageDataset
 from torchvision.transforms.functional import pil_to_tensor
 
 from hvt.data.check import check
-from hvt.data.loader import TrainBatches
+from hvt.data.factory import FactoryPictures, check_labels, read_names
+from hvt.data.loader import EvalBatches, TrainBatches
 from hvt.data.pictures import BrokenPicture
 from hvt.data.sources import (
     ArrayPictures,
@@ -35,6 +39,7 @@ from hvt.data.sources import (
     open_parts,
     split_stratified,
 )
+from hvt.data.splits import thin
 from hvt.errors import HVTError
 
 
@@ -102,6 +107,28 @@ def test_classes_are_split_apart(labels: list[int], seed: int) -> None:
     _, val = split_stratified(labels, 0.3, seed)
     _, val_alone = split_stratified([0] * len(alone), 0.3, seed)
     assert [i for i in val if labels[i] == 0] == [alone[i] for i in val_alone]
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=2, max_size=60),
+    st.floats(0.01, 0.99),
+    st.integers(0, 9),
+)
+def test_thinning_empties_no_class(labels: list[int], fraction: float, seed: int) -> None:
+    """It is the second part of a split, and the only picture of a class beside."""
+    kept = thin(labels, fraction, seed)
+    assert {labels[index] for index in kept} == set(labels)
+    alone = {index for index, label in enumerate(labels) if labels.count(label) == 1}
+    if len(alone) < len(set(labels)):
+        assert set(kept) - alone == set(split_stratified(labels, fraction, seed)[1])
+    assert kept == sorted(kept)
+
+
+def test_a_part_of_the_training_pictures_has_all_classes(tmp_path: Path) -> None:
+    classes(tmp_path, cat=20, dog=20, emu=2)
+    data = open_data(tmp_path, train_fraction=0.9)
+    assert isinstance(data.train, FilePictures)
+    assert Counter(data.train.labels) == {0: 16, 1: 16, 2: 1}
 
 
 def test_split_is_the_same_everywhere() -> None:
@@ -290,6 +317,28 @@ def test_train_folder_alone_is_split(tmp_path: Path) -> None:
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     classes(tmp_path, bus=4, train=4)
     assert open_data(tmp_path).class_names == ("bus", "train")
+
+
+@pytest.mark.parametrize("name", ["train", "training"])
+def test_a_train_folder_beside_other_classes_may_be_either(tmp_path: Path, name: str) -> None:
+    classes(tmp_path, bus=4, car=4)
+    classes(tmp_path / name, steam=4, diesel=4)
+    with pytest.raises(
+        HVTError, match=rf"may be the training part or a class: give {tmp_path / name} if"
+    ) as caught:
+        open_data(tmp_path)
+    sentence(caught)
+    assert open_data(tmp_path / name).class_names == ("diesel", "steam")
+    classes(tmp_path / "val", steam=1)
+    assert open_data(tmp_path).class_names == ("diesel", "steam")
+
+
+def test_what_lies_beside_train_without_pictures_does_not_matter(tmp_path: Path) -> None:
+    classes(tmp_path / "train", steam=4, diesel=4)
+    text_file(tmp_path / "notes" / "read me.txt")
+    picture(tmp_path / "notes" / ".thumbnails" / "a.png")
+    picture(tmp_path / "test" / "unlabelled.png")
+    assert open_data(tmp_path).class_names == ("diesel", "steam")
 
 
 def test_holdout_of_a_folder_leaves_val_alone(tmp_path: Path) -> None:
@@ -496,7 +545,17 @@ def test_eval_of_class_folders_is_all_of_them(tmp_path: Path) -> None:
     classes(tmp_path, cat=3, dog=1)
     data = open_eval(tmp_path)
     assert (len(data.val), data.class_names) == (4, ("cat", "dog"))
+    assert not data.validation_part
     assert not isinstance(data, Data)
+
+
+def test_eval_says_whether_there_is_a_validation_part(tmp_path: Path) -> None:
+    classes(tmp_path / "train", cat=4, dog=4)
+    assert (open_eval(tmp_path).validation_part, len(open_eval(tmp_path).val)) == (False, 8)
+    assert not open_data(tmp_path).validation_part
+    classes(tmp_path / "val", cat=1, dog=1)
+    assert (open_eval(tmp_path).validation_part, len(open_eval(tmp_path).val)) == (True, 2)
+    assert open_eval("digits").validation_part
 
 
 def test_eval_needs_no_train_folder(tmp_path: Path) -> None:
@@ -729,9 +788,112 @@ def test_webdataset_shards(tmp_path: Path) -> None:
     assert [label for _, label in turned.val] == [1, 0, 1, 0, 1, 0]
     with pytest.raises(HVTError, match="no part can be held out"):
         open_data(f"wds/{tmp_path}", holdout=0.1)
+    (tmp_path / "classes.txt").write_text("even\n")
+    with pytest.raises(HVTError, match="has the label 1 and names 1 classes: name them all"):
+        list(open_eval(f"wds/{tmp_path}").val)
     shutil.rmtree(tmp_path)
     with pytest.raises(HVTError, match="cannot be opened"):
         open_data(f"wds/{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"even\n\nodd\n", "line 2 of .*classes.txt is empty, where the name of class 1 should"),
+        ("gr\u00fcn\nrot\n".encode("latin-1"), "classes.txt is not UTF-8 text: save it as that"),
+    ],
+)
+def test_names_that_cannot_be_right_are_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "classes.txt").write_bytes(content)
+    with pytest.raises(HVTError, match=message) as caught:
+        read_names(tmp_path / "classes.txt")
+    sentence(caught)
+
+
+def test_names_may_end_with_empty_lines(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfeven \r\nodd\r\n\r\n")
+    assert read_names(tmp_path / "classes.txt") == ("even", "odd")
+
+
+def test_a_label_that_has_no_name() -> None:
+    pictures = FactoryPictures(Numbered([0, 2, 1]), "mine")
+    check_labels("torch/mine", pictures, 3)
+    with pytest.raises(HVTError, match="torch/mine has the label 2 and names 2 classes: name them"):
+        check_labels("torch/mine", pictures, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_label_of_a_stream_that_has_no_name(workers: int) -> None:
+    stream = IterableImageDataset(None, reader=Numbered([0, 1, 2]))
+    check_labels("wds/shards", stream, 2)
+    assert next(iter(stream))[1] == 0
+    with pytest.raises(HVTError) as caught:
+        list(EvalBatches(stream, pil_to_tensor, batch_size=2, workers=workers))
+    assert str(caught.value) == "wds/shards has the label 2 and names 2 classes: name them all"
+
+
+class Numbered:
+    """Pictures without names for their labels, of torchvision's kind and as a timm reader."""
+
+    def __init__(self, labels: list[int]) -> None:
+        self.targets = labels
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        return ((Image.new("RGB", (4, 4)), label) for label in self.targets)
+
+
+# timm takes the folder itself where it finds none of the split's name
+
+FOLDERS = pytest.mark.parametrize("name", ["torch/folder", "torch/image_folder"])
+
+
+@FOLDERS
+@pytest.mark.parametrize("part", ["", "train"])
+def test_torchvisions_folder_without_a_validation_part_is_split(
+    tmp_path: Path, name: str, part: str
+) -> None:
+    classes(tmp_path / part, cat=10, dog=10)
+    data = open_data(name, root=tmp_path)
+    assert (len(data.train), len(data.val), data.held_out) == (18, 2, True)
+    assert data.class_names == ("cat", "dog")
+    assert sorted(data.val.labels) == [0, 1]  # type: ignore[arg-type, union-attr]
+    assert not {*files_of(data.train)} & {*files_of(data.val)}
+    measured = open_eval(name, root=tmp_path, class_names=["dog", "cat"])
+    assert (len(measured.val), measured.validation_part) == (20, False)
+    assert measured.val[0][1] == 1
+    with pytest.raises(HVTError, match=r"has no folder mine apart from its training pictures"):
+        open_data(name, root=tmp_path, val_split="mine")
+
+
+def files_of(pictures: Any) -> list[str]:
+    return [pictures.dataset.samples[index][0] for index in pictures.indices]
+
+
+@FOLDERS
+def test_torchvisions_validation_classes_go_by_name(tmp_path: Path, name: str) -> None:
+    classes(tmp_path / "train", ant=2, bee=2, cat=2)
+    classes(tmp_path / "val", bee=1, cat=1)
+    data = open_data(name, root=tmp_path)
+    assert data.class_names == ("ant", "bee", "cat")
+    assert data.val.labels == [1, 2]  # type: ignore[union-attr]
+    assert [label for _, label in (data.val[0], data.val[1])] == [1, 2]
+    classes(tmp_path / "val", cow=1)
+    with pytest.raises(HVTError, match=r"has the class 'cow', which its training part has not"):
+        open_data(name, root=tmp_path)
+
+
+def test_a_folder_called_val_beside_classes_is_one_of_them(tmp_path: Path) -> None:
+    """Its pictures are training pictures too, so they can validate nothing; as in our own."""
+    classes(tmp_path, cat=4, dog=4)
+    classes(tmp_path / "val", cat=2, dog=2)
+    for data in (open_data("torch/folder", root=tmp_path), open_data(tmp_path)):
+        assert data.class_names == ("cat", "dog", "val")
+        assert data.held_out
 
 
 def test_torchvisions_folders_are_read_within_our_bounds(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """A training's state on disk: written whole, two kept, a damaged one passed over."""
 
 import contextlib
+import errno
+import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +101,47 @@ def test_where_all_are_damaged_there_is_none(
     assert path is None
     assert read == {}
     assert len(passed) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (OSError(errno.ESTALE, "Stale file handle"), "Stale file handle"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory"),
+        (MemoryError(), "there is not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "there is not enough memory"),
+    ],
+)
+def test_what_cannot_be_read_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    for step in (1, 2):
+        write_state(tmp_path, step, state(step), "hvt train --resume RUN")
+
+    def fail(path: Path) -> None:
+        raise error
+
+    with monkeypatch.context() as failing:
+        failing.setattr(zipfile, "ZipFile", fail)
+        with pytest.raises(HVTError, match=rf"2\.pt cannot be read now: {reason}; try again"):
+            newest_state(tmp_path)
+    assert newest_state(tmp_path)[1]["progress"]["step"] == 2
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert states(tmp_path / "nowhere") == []
+
+    def fail(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(HVTError, match=f"{tmp_path} cannot be read now: Permission denied"):
+        newest_state(tmp_path)
 
 
 def test_no_code_is_run_by_reading(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ class Score:
     match: ClassMatch | None = None
     """How the data's classes were matched with the model's, where they were."""
     device: str = "cpu"
+    validation_part: bool = True
+    """Whether the data has one. If not, all its pictures were taken, and a model that was trained
+    on the same data has seen most of them."""
 
     @property
     def per_class(self) -> list[float | None]:

@@ -82,6 +82,7 @@ def run_eval(args: argparse.Namespace) -> int:
             "checkpoint": args.checkpoint,
             "data": args.data,
             "matched_by": match.by,
+            "validation_part": score.validation_part,
             **score.to_dict(),
         }
         if match.by == "order":
@@ -93,6 +94,11 @@ def run_eval(args: argparse.Namespace) -> int:
         f"{score.pictures} pictures   {score.images_per_second:.0f} images/s on {score.device}"
     )
     print(printable(match.describe()))
+    if not score.validation_part:
+        print(
+            f"all {score.pictures + score.skipped} pictures: {printable(args.data)} has no "
+            "validation part, so a model trained on it has seen most of them"
+        )
     if score.skipped:
         print(f"{score.skipped} unreadable pictures were passed over")
     rows = zip(score.per_class, names, score.class_pictures, strict=True)

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from ..errors import HVTError
 
+INTERPOLATIONS = ("bicubic", "bilinear")
+"""The resizings that torch has for a batch as Pillow has them for a picture."""
+
 Keys = NDArray[np.uint64]
 Pictures = NDArray[np.uint8]  # (B, C, H, W)
 
@@ -57,10 +60,18 @@ def uniform(keys: Keys, count: int, stream: int = 0) -> NDArray[np.float64]:
 
 
 def normalise(
-    images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], size: int | None = None
+    images: Tensor,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    size: int | None = None,
+    interpolation: str = "bicubic",
 ) -> Tensor:
-    """uint8 pictures as the model wants them in evaluation: (B, H, W, C) → (B, C, size, size)."""
-    return torch.from_numpy(_normalise(_planes(images, len(mean)), mean, std, size))
+    """uint8 pictures as the model wants them in evaluation: (B, H, W, C) → (B, C, size, size).
+
+    `interpolation` is one of `INTERPOLATIONS`.
+    """
+    planes = _planes(images, len(mean))
+    return torch.from_numpy(_normalise(planes, mean, std, size, interpolation))
 
 
 def _planes(images: Tensor, channels: int) -> Pictures:
@@ -74,11 +85,15 @@ def _planes(images: Tensor, channels: int) -> Pictures:
 
 
 def _normalise(
-    pictures: Pictures, mean: tuple[float, ...], std: tuple[float, ...], size: int | None
+    pictures: Pictures,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    size: int | None,
+    interpolation: str,
 ) -> NDArray[np.float32]:
     if size is not None and pictures.shape[2:] != (size, size):
         pictures = torch.nn.functional.interpolate(
-            torch.from_numpy(pictures), size=(size, size), mode="bicubic", antialias=True
+            torch.from_numpy(pictures), size=(size, size), mode=interpolation, antialias=True
         ).numpy()
     # ToTensor and Normalize of torchvision, to the bit.
     result = pictures.astype(np.float32, order="C")
@@ -92,7 +107,8 @@ class BatchAugment:
     """Crops, flips, resizes and normalises batches: uint8 (B, H, W, C) → float32 (B, C, S, S).
 
     `padding` is the width of the black border around a picture that a crop of its own size is taken
-    from; `flip` is the share of pictures flipped left to right.
+    from; `flip` is the share of pictures flipped left to right; `interpolation` is one of
+    `INTERPOLATIONS`.
     """
 
     def __init__(
@@ -102,16 +118,19 @@ class BatchAugment:
         std: tuple[float, ...],
         padding: int = 4,
         flip: float = 0.5,
+        interpolation: str = "bicubic",
     ) -> None:
         self.size, self.mean, self.std = size, mean, std
-        self.padding, self.flip = padding, flip
+        self.padding, self.flip, self.interpolation = padding, flip, interpolation
 
     def __call__(self, images: Tensor, keys: Keys) -> Tensor:
         if len(images) != len(keys):
             raise HVTError(f"each picture needs a key: {len(images)} pictures, {len(keys)} keys.")
         pictures = self._crop(_planes(images, len(self.mean)), keys)
         self._flip(pictures, keys)
-        return torch.from_numpy(_normalise(pictures, self.mean, self.std, self.size))
+        return torch.from_numpy(
+            _normalise(pictures, self.mean, self.std, self.size, self.interpolation)
+        )
 
     def _crop(self, pictures: Pictures, keys: Keys) -> Pictures:
         """A window of the picture's own size anywhere in the padded one; always a copy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -55,8 +56,9 @@ def match_classes(
     """Find the classes of `where` among a model's.
 
     By name, the data may have fewer classes, in any order; one that the model does not know is an
-    error. By order, there must be equally many, and no name may say otherwise: it is for names of
-    another kind (ImageNet's `n01440764` and `tench`) and for models that know no names.
+    error, and so is one whose name two of the model's classes have, unless all names are the same.
+    By order, there must be equally many, and no name may say otherwise: it is for names of another
+    kind (ImageNet's `n01440764` and `tench`) and for models that know no names.
     """
     names, known = tuple(data_names), tuple(model_names or ())
     if not names:
@@ -71,13 +73,21 @@ def match_classes(
         )
     if names == known:  # also where a name occurs twice, as ImageNet's crane does
         return ClassMatch("name", names, known, tuple(range(num_classes)))
-    places = {name: place for place, name in reversed(list(enumerate(known)))}
+    places = {name: place for place, name in enumerate(known)}
     unknown = [name for name in names if name not in places]
     if unknown:
         offer = textwrap.shorten(nearest(unknown[0], known), 200, placeholder=" …")
         raise HVTError(
             f"the class {unknown[0]!r} of {where} is not among the model's {len(known)} classes: "
             + _by_order_if(len(unknown) == len(names) == len(known), offer)
+        )
+    counts = Counter(known)
+    twice = next((name for name in names if counts[name] > 1), None)
+    if twice is not None:
+        raise HVTError(
+            f"the class {twice!r} of {where} may be any of {counts[twice]} of the model's classes "
+            "that have this name: give each a name of its own, "
+            "hvt.save(hvt.load(MODEL), FILE, class_names=NAMES)"
         )
     return ClassMatch("name", names, known, tuple(places[name] for name in names))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import torch
 from timm.data import create_transform
+from torch import Tensor
 
-from .augment import normalise
+from .augment import INTERPOLATIONS, normalise
 from .sources import ArrayPictures
 
 if TYPE_CHECKING:
@@ -18,24 +20,35 @@ SMALL = 64
 
 
 def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = True) -> Any:
-    """DeiT's evaluation: resize to 256/224 of the input, centre crop; small pictures whole.
+    """DeiT's evaluation: resize to 256/224 of the input, centre crop.
 
-    Without `normalize` it gives bytes, as they are in the picture.
+    With `arrays` it takes small pictures, a batch at once, and shows them whole. Without
+    `normalize` it gives bytes, as they are in the picture.
     """
     cfg, config = model.pretrained_cfg, model.config
     mean, std = (per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
-    if arrays:
-        return functools.partial(normalise, mean=mean, std=std, size=config.image[0])
-    return create_transform(
+    interpolation, crop_pct = cfg["interpolation"], cfg["crop_pct"]
+    if arrays and interpolation in INTERPOLATIONS:
+        return functools.partial(
+            normalise, mean=mean, std=std, size=config.image[0], interpolation=interpolation
+        )
+    transform = create_transform(
         (config.in_chans, *config.image),
         is_training=False,
-        interpolation=cfg["interpolation"],
+        interpolation=interpolation,
         mean=mean,
         std=std,
-        crop_pct=cfg["crop_pct"],
+        crop_pct=1.0 if arrays else crop_pct,
         crop_mode=cfg["crop_mode"],
         normalize=normalize,
     )
+    return functools.partial(_each, transform) if arrays else transform
+
+
+def _each(transform: Any, images: Tensor) -> Tensor:
+    """Pictures in memory as a transform of PIL's shows them: (B, H, W, C) → (B, C, S, S)."""
+    pictures = ArrayPictures(images, torch.zeros(len(images), dtype=torch.int64))
+    return torch.stack([transform(pictures[index][0]) for index in range(len(pictures))])
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

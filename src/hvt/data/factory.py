@@ -16,7 +16,7 @@ from PIL import Image
 from timm.data import IterableImageDataset, create_dataset
 from torch.utils.data import Dataset
 
-from ..errors import HVTError
+from ..errors import HVTError, nearest
 from .pictures import BrokenPicture, mode_of, read_picture, to_channels
 
 # Prefix → modules that must be there, and how to get them.
@@ -28,6 +28,9 @@ _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     "wds": (("webdataset",), "webdataset"),
 }
 PREFIXES = tuple(_NEEDS)
+
+# Those that timm opens as folders: for a split that is not there it takes the folder above.
+_FOLDERS = ("torch/folder", "torch/image_folder")
 
 # What timm's readers raise for a split that is not there.
 _NO_SPLIT = (AssertionError, KeyError, RuntimeError, ValueError)
@@ -114,7 +117,7 @@ def open_factory(
 
     `hfds/FOLDER` is a folder that the `datasets` package reads. `wds/FOLDER` is the same as `wds/`
     with the folder as `root`; a `classes.txt` beside the shards, one name in a line, names the
-    classes.
+    classes. Without `need_train` there is no training split, except of folders that have no other.
     """
     prefix, _, rest = name.partition("/")
     modules, package = _NEEDS[prefix.lower()]
@@ -141,8 +144,72 @@ def open_factory(
         may_cut = train is not None and not isinstance(train, IterableImageDataset)
         if val_split or not may_cut or not isinstance(error.__cause__, _NO_SPLIT):
             raise
+    if isinstance(val, FactoryPictures) and name.lower() in _FOLDERS and root is not None:
+        if train is None and _root(val) == root.resolve():
+            train = _open_split(name, [train_split or "train"], True, options)
+        if isinstance(train, FactoryPictures) and _overlap(_root(train), _root(val)):
+            if val_split:
+                raise HVTError(
+                    f"{root} has no folder {val_split} apart from its training pictures: name a "
+                    "split that has one, or none"
+                )
+            val = None
     one = train if train is not None else val
-    return FactorySplits(train, val, _class_names(one, root))
+    names = _class_names(one, root)
+    if isinstance(train, FactoryPictures) and isinstance(val, FactoryPictures):
+        val = _by_name(name, val, _class_names(val, None), _class_names(train, None))
+    for part in (train, val):
+        if names and part is not None:
+            check_labels(name, part, len(names))
+    return FactorySplits(train, val, names)
+
+
+def _root(pictures: FactoryPictures) -> Path:
+    return Path(pictures.dataset.root).resolve()
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether one folder is the other or lies in it, so that both have the same pictures."""
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def _by_name(
+    name: str, val: FactoryPictures, names: tuple[str, ...], known: tuple[str, ...]
+) -> FactoryPictures:
+    """The validation pictures with the training classes' labels, by name where both have names."""
+    if not names or not known or names == known:
+        return val
+    unknown = [one for one in names if one not in known]
+    if unknown:
+        raise HVTError(
+            f"the validation part of {name} has the class {unknown[0]!r}, which its training part "
+            f"has not: rename or remove it; {nearest(unknown[0], known)}"
+        )
+    return val.relabel([known.index(one) for one in names])
+
+
+class StreamLabels:
+    """What becomes of a stream's labels as they are read: each has a name, and gets its place."""
+
+    def __init__(self, name: str, places: Sequence[int]) -> None:
+        self.name, self.places = name, places
+
+    def __call__(self, label: Any) -> int:
+        if not 0 <= int(label) < len(self.places):
+            raise _nameless(self.name, int(label), len(self.places))
+        return self.places[int(label)]
+
+
+def _nameless(name: str, label: int, classes: int) -> HVTError:
+    return HVTError(f"{name} has the label {label} and names {classes} classes: name them all")
+
+
+def check_labels(name: str, pictures: FactoryPictures | IterableImageDataset, classes: int) -> None:
+    """Refuse labels that have no name: at once where they are listed, else as they are read."""
+    if isinstance(pictures, IterableImageDataset):
+        pictures.target_transform = StreamLabels(name, range(classes))
+    elif pictures.labels and max(pictures.labels) >= classes:
+        raise _nameless(name, max(pictures.labels), classes)
 
 
 def _open_split(
@@ -224,8 +291,25 @@ def _class_names(dataset: Any, root: Path | None) -> tuple[str, ...]:
             return tuple(features["label"].names)
     file = None if root is None else root / "classes.txt"
     if file is not None and file.is_file():
-        return tuple(line.strip() for line in file.read_text("utf-8").splitlines() if line.strip())
+        return read_names(file)
     return ()
+
+
+def read_names(file: Path) -> tuple[str, ...]:
+    """The lines of a file, each the name of a class."""
+    try:
+        lines = file.read_text("utf-8-sig").rstrip().splitlines()
+    except OSError as error:
+        raise HVTError(f"cannot read {file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise HVTError(f"{file} is not UTF-8 text: save it as that") from error
+    names = tuple(line.strip() for line in lines)
+    if "" in names:
+        raise HVTError(
+            f"line {names.index('') + 1} of {file} is empty, where the name of class "
+            f"{names.index('')} should be: give each class its line"
+        )
+    return names
 
 
 def _one_line(error: Exception) -> str:

@@ -35,6 +35,11 @@ class FilePictures(Dataset[tuple[Image.Image, int]]):
     def paths(self) -> list[Path]:
         return [self.path(index) for index in range(len(self))]
 
+    @property
+    def encoded_paths(self) -> list[bytes]:
+        listed: list[bytes] = self._paths.tolist()
+        return listed
+
     def path(self, index: int) -> Path:
         return Path(os.fsdecode(bytes(self._paths[index])))
 
@@ -73,7 +78,8 @@ class Scan:
 def find_layout(folder: Path) -> Layout:
     """`train/` and `val/` (or validation, valid, test) if they are there, else the folder itself.
 
-    A `train/` with pictures of its own and no `val/` beside it is a class of railways.
+    A `train/` with pictures of its own and no `val/` beside it is a class of railways. One with
+    class folders may be either where other pictures lie beside it, so that is refused.
     """
     parts = {name.lower(): folder / name for name in class_folders(folder)}
     train = next((parts[name] for name in _TRAIN if name in parts), None)
@@ -82,6 +88,14 @@ def find_layout(folder: Path) -> Layout:
     if val is None and candidates and candidates[0].name.lower() != "test":
         val = candidates[0]  # `test` alone may be without labels; others are meant to have them
     if train is not None and (val is not None or class_folders(train)):
+        others = [path for name, path in parts.items() if name not in (*_TRAIN, *_VAL)]
+        beside = next((p for p in others if _holds_pictures(p)), None) if val is None else None
+        if beside is not None:
+            raise HVTError(
+                f"{folder} has {train.name} and {beside.name} with pictures and no val, so that "
+                f"{train.name} may be the training part or a class: give {train} if it is the "
+                "part, or rename it if it is a class"
+            )
         return Layout(train, val)
     if train is None and val is not None and set(parts) <= set(_VAL) and class_folders(val):
         return Layout(None, val)
@@ -129,6 +143,15 @@ def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
             raise HVTError(f"{folder / name} has no pictures: add some or remove the folder")
         result.labels += [places[name]] * count
     return result
+
+
+def _holds_pictures(folder: Path) -> bool:
+    """Whether there is a picture anywhere below, without following links."""
+    for _, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "."]
+        if any(_is_picture(name) and name[0] != "." for name in names):
+            return True
+    return False
 
 
 def _is_picture(path: str) -> bool:

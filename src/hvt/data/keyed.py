@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from ..errors import HVTError
 from .augment import keys_for
 from .pictures import BrokenPicture
 
@@ -134,6 +135,8 @@ class KeyedStream(IterableDataset[Item]):
                     key = int(keys_for(self.seed, self.epoch, np.array([place]))[0])
                     yield transform_by_key(self.transform, picture, key), int(label), 0
                     count += 1
+        except HVTError as error:  # a label that has no name
+            yield BrokenPicture(str(error))
         except (OSError, SyntaxError) as error:  # what Pillow raises where the reader lets it
             yield BrokenPicture.of("a picture of the stream", " ".join(str(error).split()))
 

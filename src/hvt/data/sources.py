@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from timm.data import IterableImageDataset
+from torch import Tensor
 
 from ..errors import HVTError, nearest
 from ..files import encodable
 from .arrays import CIFAR, ArrayPictures, open_cifar, open_digits
 from .classes import ClassMatch, match_classes
-from .factory import FactoryPictures, is_factory_name, open_factory
+from .factory import FactoryPictures, StreamLabels, is_factory_name, open_factory
 from .folders import FilePictures, class_folders, find_layout, scan
 from .pictures import mode_of
-from .splits import split_stratified
+from .splits import split_stratified, thin
 from .suggest import better_folder
 
 SOURCES = ("cifar10", "cifar100", "digits", "imagenet")
@@ -42,6 +43,8 @@ class EvalData:
     """The side of all pictures of a small set; None where they have their own sizes."""
     match: ClassMatch | None = None
     """How the labels became indices of a model's logits, where one was named."""
+    validation_part: bool = True
+    """Whether the source has one. If not, `open_eval` gives all its pictures as `val`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,7 @@ def open_data(
     relative to. Without a validation part, `val_fraction` of the training data becomes one. A
     `holdout` above 0 takes that much of the training data in place of the validation part, so that
     choices never see it. A `train_fraction` below 1 keeps that share of each class of what is left
-    to learn from. The split names are for timm's factory.
+    to learn from, and at least one picture of it. The split names are for timm's factory.
     """
     name = str(name)
     if not 0 < val_fraction < 1:
@@ -119,7 +122,8 @@ def open_data(
     if holdout:
         train, val = _cut(name, train, holdout, seed)
     if train_fraction < 1:
-        _, train = _cut(name, train, train_fraction, seed)
+        pictures, labels = _with_labels(name, train)
+        train = pictures.subset(thin(labels, train_fraction, seed))
     return Data(
         name=name,
         train=train,
@@ -127,6 +131,7 @@ def open_data(
         class_names=parts.class_names,
         image_size=parts.image_size,
         held_out=held_out,
+        validation_part=parts.val is not None,
     )
 
 
@@ -159,7 +164,9 @@ def open_eval(
     in_chans: int = 3,
     val_split: str | None = None,
 ) -> EvalData:
-    """Open a source's validation part alone; of a folder of class folders that is all of it.
+    """Open a source's validation part alone, or all of a source that has none.
+
+    `validation_part` says which: a model trained on the latter has seen most of its pictures.
 
     With a model's `class_names`, or its `num_classes` where it does not know their names, the
     labels become indices of its logits (see `match_classes`).
@@ -181,7 +188,14 @@ def open_eval(
         match = match_classes(names, class_names, count, name, match_by_order)
         val = relabel(val, match.places)
         names = tuple(class_names or names)
-    return EvalData(name=name, val=val, class_names=names, image_size=parts.image_size, match=match)
+    return EvalData(
+        name=name,
+        val=val,
+        class_names=names,
+        image_size=parts.image_size,
+        match=match,
+        validation_part=parts.val is not None,
+    )
 
 
 def relabel(pictures: AnyPictures, places: Sequence[int]) -> AnyPictures:
@@ -190,7 +204,7 @@ def relabel(pictures: AnyPictures, places: Sequence[int]) -> AnyPictures:
         return pictures
     if isinstance(pictures, Pictures):
         return pictures.relabel(places)
-    pictures.target_transform = places.__getitem__  # timm's streams have a place for it
+    pictures.target_transform = StreamLabels("the stream", places)  # timm's have a place for it
     return pictures
 
 
@@ -244,13 +258,18 @@ def open_parts(
 def _cut(
     name: str, dataset: AnyPictures, fraction: float, seed: int
 ) -> tuple[AnyPictures, AnyPictures]:
+    pictures, labels = _with_labels(name, dataset)
+    train, val = split_stratified(labels, fraction, seed)
+    return pictures.subset(train), pictures.subset(val)
+
+
+def _with_labels(name: str, dataset: AnyPictures) -> tuple[Pictures, Sequence[int] | Tensor]:
     if not isinstance(dataset, Pictures) or dataset.labels is None:
         raise HVTError(
             f"{name} does not list its labels before it is read, so no part can be held out: "
             "name a training and a validation split instead"
         )
-    train, val = split_stratified(dataset.labels, fraction, seed)
-    return dataset.subset(train), dataset.subset(val)
+    return dataset, dataset.labels
 
 
 def _open_imagenet(root: Path, in_chans: int, need_train: bool) -> Parts:

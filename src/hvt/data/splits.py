@@ -20,6 +20,23 @@ def split_stratified(
     `fraction` of each class goes to validation, but at least one picture of a class and never all.
     Each class draws for itself, so what happens in one class changes nothing in another.
     """
+    chosen = _draw(labels, fraction, seed, lone=False)
+    if not chosen:
+        raise HVTError("there are not enough pictures to split: some class needs two or more")
+    train = [index for index in range(len(labels)) if index not in chosen]
+    return train, sorted(chosen)
+
+
+def thin(labels: Sequence[int] | torch.Tensor, fraction: float, seed: int) -> list[int]:
+    """Indices of `fraction` of each class, ascending, and of at least one picture of each.
+
+    They are `split_stratified`'s second part, and with them the only picture of a class.
+    """
+    return sorted(_draw(labels, fraction, seed, lone=True))
+
+
+def _draw(labels: Sequence[int] | torch.Tensor, fraction: float, seed: int, lone: bool) -> set[int]:
+    """`fraction` of each class; `lone` says whether the only picture of a class is taken."""
     if not 0 < fraction < 1:
         raise HVTError(f"the fraction {fraction} is out of range: give a number between 0 and 1")
     members: dict[int, list[int]] = defaultdict(list)
@@ -32,8 +49,6 @@ def split_stratified(
         place = {index: draw.random() for index in indices}
         order = sorted(indices, key=place.__getitem__)
         count = math.floor(len(indices) * fraction + 0.5)
-        chosen.update(order[: min(max(count, 1), len(indices) - 1)])
-    if not chosen:
-        raise HVTError("there are not enough pictures to split: some class needs two or more")
-    train = [index for index in range(len(labels)) if index not in chosen]
-    return train, sorted(chosen)
+        most = len(indices) - 1 or int(lone)
+        chosen.update(order[: min(max(count, 1), most)])
+    return chosen

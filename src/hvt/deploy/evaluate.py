@@ -31,10 +31,12 @@ def evaluate(
     """Measure a model: `hvt.evaluate("best.safetensors", "path/to/pictures").top1`.
 
     `model` is a checkpoint's path, a built-in name, an exported file or a model. `data` is digits,
-    cifar10, cifar100, imagenet or a folder, of which the validation part is taken; `root` is where
-    a named data set lies. Classes are matched by name, or with `match_by_order` by their order. A
-    broken picture is an `HVTError`, or with `skip_broken` passed over and counted. Under torchrun
-    each process evaluates its share and gets the whole score.
+    cifar10, cifar100, imagenet or a folder, of which the validation part is taken. Of a folder that
+    has none all pictures are, also those that a training on it has learnt from, and the score's
+    `validation_part` is False. `root` is where a named data set lies. Classes are matched by name,
+    or with `match_by_order` by their order. A broken picture is an `HVTError`, or with
+    `skip_broken` passed over and counted. Under torchrun each process evaluates its share and gets
+    the whole score.
     """
     processes, place = distributed.init_process_group(device)
     try:
@@ -72,4 +74,10 @@ def evaluate(
     finally:
         distributed.destroy_process_group()
     names = source.class_names or tuple(map(str, range(opened.num_classes)))
-    return dataclasses.replace(score, class_names=names, match=source.match, device=str(place))
+    return dataclasses.replace(
+        score,
+        class_names=names,
+        match=source.match,
+        device=str(place),
+        validation_part=source.validation_part,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
@@ -16,6 +17,7 @@ from rich.console import Console
 from .. import distributed
 from ..checkpoint.save_load import save
 from ..costs import arrow
+from ..data.fingerprint import count_pictures, fingerprint
 from ..data.sources import Data, Pictures
 from ..errors import HVTError
 from ..evaluation import Score, evaluate
@@ -464,17 +466,29 @@ class Trainer:
         self.progress = Progress(**state["progress"])
 
     def _identity(self) -> dict[str, str]:
-        """What makes a run this one, as text: the recipe's fields that matter, and the classes."""
+        """What makes a run this one, as text: the recipe's fields that matter, and the data."""
         values = {k: v for k, v in self.recipe.to_dict().items() if k not in MAY_CHANGE}
         values["classes"] = self.data.class_names
-        return {name: json.dumps(value) for name, value in values.items()}
+        return {name: json.dumps(value) for name, value in values.items()} | self._pictures
+
+    @functools.cached_property
+    def _pictures(self) -> dict[str, str]:
+        """The pictures, by which a run knows its data again wherever that lies.
+
+        Others would be split anew, and what was trained on would be measured on.
+        """
+        parts = {"training": self.data.train, "validation": self.data.val}
+        counts = {f"number of {k} pictures": str(count_pictures(v)) for k, v in parts.items()}
+        lists = {f"list of {k} pictures": fingerprint(v) for k, v in parts.items()}
+        return counts | {name: digest for name, digest in lists.items() if digest is not None}
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Raise `Misfit` for a state that is not of this run; nothing is changed."""
         theirs = state.get("run", {})  # earlier versions did not write it
         for name, value in self._identity().items():
             if theirs.get(name, value) != value:
-                now = f", which is {value} now" if len(value) < 100 else ""
+                shown = len(value) < 100 and not name.startswith("list of")
+                now = f", which is {value} now" if shown else ""
                 raise Misfit(f"it was written with another {name}{now}")
         self.learner.check(state)
         check_progress(state.get("progress"), step_of(path), self.steps, self.total)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from ..builtin import BUILT_IN
 from ..checkpoint.save_load import load
+from ..data.evaluation import per_channel
 from ..errors import HVTError, nearest
 from ..model import HVT
 
@@ -109,29 +111,67 @@ def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
         raise HVTError(
             f"teacher {name} knows {outputs} classes, the data has {student.num_classes}"
         )
-    order = _order(name, getattr(model, "class_names", None), student.class_names)
+    order = _order(name, model, outputs, student.class_names)
     wants = resolve_model_data_config(model)
-    channels, *size = wants["input_size"]
+    _, *size = wants["input_size"]
+    channels = _channels(model)
     if channels not in (3, student.config.in_chans):
         raise HVTError(
             f"teacher {name} takes {channels} channels, the student {student.config.in_chans}"
         )
-    own = student.pretrained_cfg
-    normal, student_normal = ((cfg["mean"], cfg["std"]) for cfg in (wants, own))
+    normal = _normal(wants, channels)
+    student_normal = _normal(student.pretrained_cfg, student.config.in_chans)
     return Teacher(model, kind, tau, tuple(size), normal, student_normal, order)
 
 
+def _normal(cfg: Mapping[str, Any], channels: int) -> Normal:
+    return per_channel(cfg["mean"], channels), per_channel(cfg["std"], channels)
+
+
+def _channels(model: nn.Module) -> int:
+    """The channels a teacher takes by its weights: timm's description says 3 of a grey one too."""
+    if isinstance(model, HVT):
+        return model.config.in_chans
+    cfg: Any = getattr(model, "pretrained_cfg", {})
+    first = cfg.get("first_conv")
+    first = first if isinstance(first, str) else next(iter(first or ()), None)
+    try:
+        return int(model.get_submodule(first or "").in_channels)  # type: ignore[arg-type]
+    except AttributeError:  # a model without a convolution, or under another name
+        return int(cfg["input_size"][0])
+
+
+def _class_names(model: nn.Module, outputs: int) -> tuple[str, ...]:
+    """The names of a teacher's classes; timm's are in its description, if anywhere."""
+    if isinstance(model, HVT):
+        return tuple(model.class_names or ())
+    cfg: Any = getattr(model, "pretrained_cfg", {})
+    names = cfg.get("label_names") or ()
+    if isinstance(names, Mapping):  # by index, which JSON makes text
+        by_index = {str(index): name for index, name in names.items()}
+        names = [by_index[str(i)] for i in range(outputs) if str(i) in by_index]
+    return tuple(map(str, names)) if len(names) == outputs else ()
+
+
 def _order(
-    teacher: str, theirs: Sequence[str] | None, names: Sequence[str] | None
+    teacher: str, model: nn.Module, outputs: int, names: Sequence[str] | None
 ) -> list[int] | None:
-    """Where the data's classes are among a teacher's; one that names none has them in order."""
-    if not theirs or not names or tuple(theirs) == tuple(names):
+    """Where the data's classes are among a teacher's; one that names none has them in order.
+
+    So has one of timm's whose names are all of another kind, such as words for ImageNet's numbers.
+    """
+    theirs = _class_names(model, outputs)
+    if not theirs or not names or theirs == tuple(names):
+        return None
+    if not isinstance(model, HVT) and not {*theirs} & {*names}:
         return None
     unknown = [name for name in names if name not in theirs]
     if unknown or len({*theirs}) < len(theirs):
+        how = "save it with the data's names, hvt.save(hvt.load(TEACHER), FILE, class_names=NAMES)"
+        if not isinstance(model, HVT):
+            how = "put the data's names into label_names of its config.json"
         raise HVTError(
             f"teacher {teacher} calls its classes otherwise than the data, {theirs[0]!r} … and "
-            f"{names[0]!r} …: if they are the same in the same order, save it with the data's "
-            "names, hvt.save(hvt.load(TEACHER), FILE, class_names=NAMES)"
+            f"{names[0]!r} …: if they are the same in the same order, {how}"
         )
     return [theirs.index(name) for name in names]

@@ -12,7 +12,7 @@ from torchvision import transforms
 
 from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
-from ..data.augment import BatchAugment
+from ..data.augment import INTERPOLATIONS, BatchAugment
 from ..data.evaluation import SMALL, as_files, eval_transform
 from ..data.loader import EvalBatches, TrainBatches
 from ..data.sources import ArrayPictures, Data, open_data
@@ -158,7 +158,9 @@ def open_batches(
     height, width = model.config.image
     small = isinstance(data.train, ArrayPictures) and height == width <= SMALL
     # timm's augmentations are PIL's, picture by picture; crops and flips alone need no PIL.
-    if small and not (recipe.rand_augment or recipe.color_jitter or recipe.erase):
+    # So does resizing, unless each picture draws its own.
+    drawn = recipe.interpolation not in INTERPOLATIONS and data.image_size != height
+    if small and not (recipe.rand_augment or recipe.color_jitter or recipe.erase or drawn):
         pictures: Any = data.train
         augment = _crop_and_flip(recipe, model)
     else:
@@ -230,8 +232,12 @@ def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
                 transforms.RandomHorizontalFlip(recipe.flip),
             ]
         )
-        bicubic = transforms.InterpolationMode.BICUBIC
-        tensor.transforms.insert(0, transforms.Resize(config.image, bicubic))
+        modes = INTERPOLATIONS if recipe.interpolation == "random" else (recipe.interpolation,)
+        resizes = [
+            transforms.Resize(config.image, transforms.InterpolationMode(mode)) for mode in modes
+        ]
+        chosen = resizes[0] if len(resizes) == 1 else transforms.RandomChoice(resizes)
+        tensor.transforms.insert(0, chosen)
     return transforms.Compose([crop, colours, tensor])
 
 
@@ -242,4 +248,8 @@ _RAND_AUGMENT = re.compile(r"rand(-((m|mmax|n|inc)\d+|(mstd|p)\d+(\.\d*)?|t\w+))
 def _crop_and_flip(recipe: Recipe, model: HVT) -> BatchAugment:
     cfg = model.pretrained_cfg
     mean, std = tuple(cfg["mean"]), tuple(cfg["std"])
-    return BatchAugment(model.config.image[0], mean, std, recipe.padding, recipe.flip)
+    # A drawn one comes here where nothing is resized.
+    known = recipe.interpolation in INTERPOLATIONS
+    interpolation = recipe.interpolation if known else INTERPOLATIONS[0]
+    size = model.config.image[0]
+    return BatchAugment(size, mean, std, recipe.padding, recipe.flip, interpolation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable
@@ -75,7 +77,8 @@ def newest_state(
     """The newest state that can be used, and a sentence for each one passed over.
 
     `check` raises `Misfit` for a state that is not this run's. Where nothing is left but such
-    states, so does this: they may be right, and the recipe wrong.
+    states, so does this: they may be right, and the recipe wrong. A state that the machine fails to
+    read, for want of permission or memory say, may be good: that is an error, not damage.
     """
     passed: dict[Path, str] = {}
     misfit: HVTError | None = None
@@ -91,11 +94,28 @@ def newest_state(
                 "with another --output"
             )
         except Exception as error:  # damaged files raise all sorts
+            if why := _not_readable_now(error):
+                raise HVTError(
+                    f"{path} cannot be read now: {why}; try again when that is mended, or rename "
+                    "it to go on without it"
+                ) from error
             reason = f"is damaged ({type(error).__name__})"
         passed[path] = f"{path} {reason}; going back to the one before"
     if misfit is not None:
         raise misfit
     return None, {}, passed
+
+
+def _not_readable_now(error: Exception) -> str | None:
+    """Why a file that may be good could not be read; None if the error is of its content."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if isinstance(error, RuntimeError) and "allocate" in str(error):  # how torch says the same
+        return "there is not enough memory"
+    # A damaged archive has places that lie before its beginning or beyond all files.
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL, errno.EOVERFLOW):
+        return error.strerror or str(error)
+    return None
 
 
 def set_aside(paths: Iterable[Path]) -> None:
@@ -118,8 +138,14 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def states(folder: Path) -> list[Path]:
     """The states in a folder, oldest first."""
-    ours = (path for path in folder.glob("state-*.pt") if _STATE.fullmatch(path.name))
-    return sorted((path for path in ours if path.is_file()), key=step_of)
+    try:  # not glob, to which a folder that cannot be read is an empty one
+        names = os.listdir(folder)  # noqa: PTH208
+        ours = [folder / name for name in names if _STATE.fullmatch(name)]
+        return sorted((path for path in ours if path.is_file()), key=step_of)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise HVTError(f"{folder} cannot be read now: {error.strerror or error}") from error
 
 
 def step_of(path: Path) -> int:
