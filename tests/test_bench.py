@@ -2,14 +2,17 @@
 
 import csv
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import onnx
 import pytest
 import torch
-from conftest import Command
+from conftest import SMALL, Command
 from PIL import Image
 
 import hvt
@@ -156,6 +159,31 @@ def test_peak_memory_of_an_exported_file(build: Build, tmp_path: Path) -> None:
     assert list(peaks) == [1, 64]
     weights = 4 * hvt.cost(model).params
     assert weights < peaks[1] < peaks[64] < 1e9
+
+
+@pytest.mark.parametrize("mode", ["onnx", "int8"])
+def test_peak_memory_in_an_exported_mode_is_that_of_evaluation(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the new process is given is the file that is timed: quantised, and without dropout."""
+    graphs: list[onnx.ModelProto] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        graphs.append(onnx.load(command[3]))
+        return subprocess.CompletedProcess(command, 0, '{"1": 5}', "")
+
+    monkeypatch.setattr("hvt.bench.peak.subprocess.run", run)
+    fields = SMALL | {"img_size": 32, "depth": 1, "drop_rate": 0.1}
+    assert peak_memory("hvt_ti_1", mode, [1], CPU, **fields) == {1: 5}
+    (graph,) = graphs
+    kinds = {node.op_type for node in graph.graph.node}
+    assert not any(kind.startswith(("Random", "Dropout", "Bernoulli")) for kind in kinds)
+    assert ("QuantizeLinear" in kinds) == (mode == "int8")
+
+
+def test_only_our_models_have_a_peak_in_an_exported_mode() -> None:
+    with pytest.raises(HVTError, match="test_vit is timm's"):
+        peak_memory("test_vit", "onnx", [1], CPU)
 
 
 def test_peak_memory_that_cannot_be_measured() -> None:

@@ -707,6 +707,35 @@ def test_sampled_pictures_are_spread_over_the_training_part(build: Build) -> Non
     torch.testing.assert_close(images, sample_pictures("digits", eval_transform(model), 20))
 
 
+@pytest.mark.parametrize("count", [3, 4, 7, 11, 12, 20])
+def test_a_sample_of_few_pictures_has_every_class(count: int, build: Build, tmp_path: Path) -> None:
+    """A folder's pictures are in order of class, and each is as grey as its place says."""
+    for place in range(12):
+        path = tmp_path / f"class {place // 4}/{place:02}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8), (20 * place,) * 3).save(path)
+    transform = eval_transform(build("hvt_ti_1", img_size=8, patch_size=1))
+
+    def places() -> list[int]:
+        means = sample_pictures(tmp_path, transform, count).mean((1, 2, 3))
+        black, step = (
+            transform(Image.new("RGB", (8, 8), (value,) * 3)).mean() for value in (0, 20)
+        )
+        return [round(place) for place in ((means - black) / (step - black)).tolist()]
+
+    whole = places()
+    assert len(whole) == min(count, 12)
+    assert whole == sorted(set(whole))
+    assert {place // 4 for place in whole} == {0, 1, 2}
+    # One that cannot be read is made up for by another, as long as there are any.
+    broken = whole[1]
+    (tmp_path / f"class {broken // 4}/{broken:02}.png").write_bytes(b"no picture")
+    others = places()
+    assert others == sorted(set(others) - {broken})
+    assert len(others) == min(count, 11)
+    assert set(others) >= set(whole) - {broken}
+
+
 @pytest.mark.parametrize("size", [(8, 8), (3, 5), (64, 48), (1, 1)])
 def test_drawn_pictures(size: tuple[int, int]) -> None:
     images = drawn_pictures(3, 2, size)

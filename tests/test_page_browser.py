@@ -371,6 +371,35 @@ def test_a_broken_file_is_answered_in_words(page: Page, tmp_path: Path) -> None:
     assert page.text("status").startswith("apple")
 
 
+def test_a_newer_picture_leaves_nothing_of_an_older_one(page: Page, tmp_path: Path) -> None:
+    """The older one is given up while its explanation's body is on the way."""
+    page.run(
+        """
+        const real = window.fetch;
+        window.fetch = async (path, options) => {
+          if (path !== "explain") return real(path, options);
+          const { signal } = options;
+          const json = () => new Promise((_, fail) => {
+            signal.addEventListener("abort", () => fail(signal.reason));
+            window.waits = true;
+          });
+          return { ok: true, json };
+        };
+        addEventListener("resize", () => { window.resized = true; }); // after the page's own
+        """
+    )
+    page.one("[data-sample=sea]").click()
+    page.until(lambda: page.run("return window.waits"))
+    (tmp_path / "words.jpg").write_bytes(b"not a picture at all")
+    page.one("#file").send_keys(str(tmp_path / "words.jpg"))
+    page.until(lambda: page.shown("problem"))
+    assert not page.shown("stages")
+    # Nothing is drawn that a new width would have to draw again; the log has any error of it.
+    size = {"width": 700, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.cdp("Emulation.setDeviceMetricsOverride", **size)
+    page.until(lambda: page.run("return window.resized"))
+
+
 def test_a_service_that_is_gone(page: Page) -> None:
     page.cdp("Network.enable")
     conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}

@@ -1,6 +1,8 @@
 """A predictor answers for any picture, as an evaluation would, and a broken one stops nothing."""
 
 import io
+import itertools
+import json
 import math
 import os
 import re
@@ -17,7 +19,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from conftest import needs_default
+from conftest import Command, needs_default
 from data_paths import real_data
 from hostile import repeated_scans
 from PIL import Image
@@ -29,8 +31,9 @@ from hvt.data.folders import FilePictures
 from hvt.data.loader import EvalBatches
 from hvt.data.pictures import BrokenPicture
 from hvt.data.sources import ArrayPictures, open_digits, open_eval
-from hvt.deploy.inputs import find_pictures
+from hvt.deploy.inputs import find_pictures, open_picture
 from hvt.deploy.predict import Answer, Predictor, find_device
+from hvt.deploy.runtime import NOT_FINITE
 from hvt.errors import HVTError
 from hvt.evaluation import evaluate
 
@@ -318,7 +321,57 @@ def test_one_broken_picture_raises(tmp_path: Path, model: hvt.HVT, pictures: lis
         predictor(closed)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_answer_that_is_not_finite_is_an_error(
+    value: float, model: hvt.HVT, pictures: list[str]
+) -> None:
+    """The model computes no number for two of the pictures; the others are answered as ever."""
+    expected, seen = Predictor(model)(pictures), iter(range(7))
+
+    def damage(_: Any, inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        for row in logits:
+            if next(seen) in (2, 5):
+                row[3] = value
+        return logits
+
+    model.register_forward_hook(damage)
+    answers = Predictor(model, batch_size=4)(pictures)
+    for place in (2, 5):
+        assert answers[place] == Answer(pictures[place], error=NOT_FINITE)
+        json.dumps(answers[place].to_dict(), allow_nan=False)
+        expected[place] = answers[place]
+    assert [names(answer) for answer in answers] == [names(answer) for answer in expected]
+    seen = itertools.repeat(2)
+    with pytest.raises(HVTError, match=r"0\.png has no answer: the model's answer is not a finite"):
+        Predictor(model)(pictures[0])
+
+
+def test_the_command_says_that_an_answer_is_not_finite(
+    command: Command, tmp_path: Path, model: hvt.HVT, pictures: list[str]
+) -> None:
+    torch.nn.init.constant_(model.head.weight, 3e38)  # finite, but not what comes of it
+    hvt.save(model, tmp_path / "model.safetensors")
+    words = ("predict", tmp_path / "model.safetensors", pictures[0], "--device", "cpu")
+    code, out, _ = command(*words)
+    assert code == 1
+    assert "the model's answer is not a finite number" in " ".join(out.split())
+    assert "cannot be read" not in out
+    code, out, _ = command(*words, "--json")
+    assert (code, json.loads(out)[0]["error"]) == (1, NOT_FINITE)
+
+
 # What is taken for a picture
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bits_are_the_same_from_a_path_and_from_a_picture(channels: int, tmp_path: Path) -> None:
+    """A dark picture stays dark: the range is the format's, not that of its values."""
+    values = (4 * np.arange(64)).astype(">u2")
+    (tmp_path / "dark.pgm").write_bytes(b"P5 8 8 65535\n" + values.tobytes())
+    expected = np.asarray(open_picture(str(tmp_path / "dark.pgm"), channels))
+    assert expected.max() == 1
+    with Image.open(tmp_path / "dark.pgm") as opened:
+        np.testing.assert_array_equal(np.asarray(open_picture(opened, channels)), expected)
 
 
 def test_every_kind_of_picture_gives_one_answer(model: hvt.HVT, pictures: list[str]) -> None:
@@ -500,6 +553,11 @@ def test_a_model_without_a_classifier(tmp_path: Path, build: Build) -> None:
         Predictor(tmp_path / "features.safetensors")
     with pytest.raises(HVTError, match="the model has no classifier"):
         Predictor(model)
+
+
+def test_a_model_that_names_tokens(build: Build) -> None:
+    with pytest.raises(HVTError, match="the model has global_pool='', so it names each token"):
+        Predictor(build("hvt_ti_1", global_pool=""))
 
 
 def test_wrong_numbers_and_devices(model: hvt.HVT) -> None:

@@ -438,6 +438,37 @@ def test_a_config_is_trained_once(trained: list[Recipe], tmp_path: Path) -> None
     assert len(trained) == len(rows[0]["rungs"])
 
 
+def test_a_config_that_is_suggested_again_goes_on_only_if_it_is_worth_it(
+    trained: list[Recipe], tmp_path: Path
+) -> None:
+    """It was stopped on the first rung, and nothing has been worse since."""
+    base, fixed, _ = _recipe("digits", dict(TINY))
+    rungs = rung_epochs(base.epochs)
+    study = open_study("s", f"sqlite:///{tmp_path}/study.db", {})
+    choices = choices_of(_small(), 0.002, fixed)
+    worker = Worker(base, choices, study, tmp_path, 9, Console(quiet=True), rungs, promising=0)
+    params = choices.promising(1, 0)[0] | {"spent": 1.0}
+    better = params | {"spent": 0.5}
+
+    def run(params: dict[str, Any], **attributes: Any) -> dict[str, Any]:
+        study.enqueue_trial(params, user_attrs=attributes)
+        study.optimize(worker.objective, n_trials=1)
+        return rows_of(study)[-1]
+
+    first = [rungs[0], 60.0]
+    assert run(better, rungs=[first, [rungs[1], 60.0], [rungs[2], 60.0]])["finished"]
+    assert not trained
+    stopped = run(params)  # with the 50 % that all trainings give here
+    assert stopped["config"] != rows_of(study)[0]["config"]
+    assert stopped["rungs"] == [[rungs[0], 50.0]]
+    for _ in range(3):  # more of the same do not make it better
+        assert run(params)["rungs"] == stopped["rungs"]
+    assert len(trained) == 1
+    # A trial that is taken up was told to go on by the process that began it.
+    assert len(run(params, rungs=[first], again=1)["rungs"]) == 2
+    assert len(trained) == 2
+
+
 def test_studies_do_not_share_a_folder(
     trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ from training import small_disk
 import hvt
 from hvt.cli import main
 from hvt.data.evaluation import eval_transform
+from hvt.deploy.runtime import NOT_FINITE
 from hvt.errors import HVTError
 from hvt.serve.app import create_app
 from hvt.serve.batcher import Batcher
@@ -438,13 +439,84 @@ def test_other_names_are_not_served(engine: Callable[..., Engine]) -> None:
     assert ask(app, "GET", "/model", headers={"host": "127.0.0.1:8000"}).status_code == 200
 
 
-def test_an_answer_that_is_not_a_number_is_an_error(engine: Callable[..., Engine]) -> None:
-    broken = engine()
-    app = create_app(engine=broken)
-    broken.session = lambda inputs: torch.full((len(inputs), 10), torch.nan)  # type: ignore[assignment]
-    response = ask(app, "POST", "/predict", content=picture())
+def blinded(onnx: Path, path: Path, over_zero: float, grey: float = 1.0) -> Path:
+    """The same model, but that a picture with anything brighter than grey gets `over_zero` / 0."""
+    import onnx as onnx_package
+    from onnx import TensorProto, helper
+
+    proto = onnx_package.load(onnx)
+    graph, output = proto.graph, proto.graph.output[0].name
+    for node in graph.node:
+        node.output[:] = ["seen" if name == output else name for name in node.output]
+    # Divided there, for a weight that is not finite is refused.
+    for name, number in {"grey": grey, "over": over_zero, "zero": 0.0}.items():
+        graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, [1], [number]))
+    for name, axes in {"all": [1, 2, 3], "last": [2, 3]}.items():
+        graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [len(axes)], axes))
+    for kind, inputs, made in (
+        ("ReduceMax", ["images", "all"], "brightest"),  # (B, 1, 1, 1)
+        ("Squeeze", ["brightest", "last"], "level"),  # (B, 1)
+        ("Greater", ["level", "grey"], "blind"),
+        ("Div", ["over", "zero"], "endless"),
+        ("Where", ["blind", "endless", "seen"], output),  # (B, classes)
+    ):
+        graph.node.append(helper.make_node(kind, inputs, [made]))
+    onnx_package.save(proto, path)
+    return path
+
+
+@pytest.mark.parametrize("over_zero", [0.0, 1.0, -1.0])  # NaN and both infinities
+def test_an_answer_that_is_not_a_number_is_an_error(
+    over_zero: float, onnx: Path, tmp_path: Path, predictor: hvt.Predictor
+) -> None:
+    """It is one for its own picture alone, also where others shared its batch."""
+    model = blinded(onnx, tmp_path / "blind.onnx", over_zero)
+    app = create_app(engine=Engine(model, Settings(runs=1, max_batch=2, max_wait_ms=1000)))
+    dark, bright = (encoded(Image.new("RGB", (32, 32), (level,) * 3), "PNG") for level in (40, 250))
+
+    async def call() -> list[httpx.Response]:
+        async with client(app) as to:
+            both = (to.post("/predict", content=content) for content in (bright, dark))
+            return await asyncio.gather(*both)
+
+    refused, answered = asyncio.run(call())
+    assert refused.status_code == 500
+    assert refused.json() == {"detail": NOT_FINITE}
+    assert answered.status_code == 200
+    assert_same(answered.json()["answers"][0], dark, predictor)
+    # And so it is in Python.
+    answers = hvt.Predictor(model, threads=1)([bright, dark])
+    assert [answer.error for answer in answers] == [NOT_FINITE, None]
+    assert answers[1].label == predictor(dark).label
+
+
+def test_a_model_without_any_answer_is_not_served(onnx: Path, tmp_path: Path) -> None:
+    model = blinded(onnx, tmp_path / "blind.onnx", 1.0, grey=-100.0)
+    with pytest.raises(HVTError, match=r"blind\.onnx answers 1 pictures with NaN or infinity: exp"):
+        Engine(model, Settings(runs=1))
+
+
+@pytest.mark.parametrize("path", ["/predict", "/predict?top=03"])  # the short way and the router's
+def test_a_model_that_cannot_be_run_is_an_error_in_json(
+    path: str,
+    engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = create_app(engine=(broken := engine()))
+    # ONNX Runtime then fails, as it does where memory is short or a device is gone.
+    monkeypatch.setattr(broken.session, "session", None)
+    response = ask(app, "POST", path, content=picture())
     assert response.status_code == 500
-    assert "not a finite number" in response.json()["detail"]
+    assert response.json()["detail"] == "the model cannot be run: the service's log says why"
+    assert str(broken.session.path) in caplog.text
+
+
+def test_a_model_that_names_tokens_is_not_served(tmp_path: Path) -> None:
+    model = hvt.create_model("hvt_ti_1", **SMALL | FEW | {"global_pool": ""})
+    hvt.save(model, tmp_path / "tokens.safetensors")
+    with pytest.raises(HVTError, match=r"tokens\.safetensors has global_pool='', so it names each"):
+        Engine(tmp_path / "tokens.safetensors", Settings(runs=1))
 
 
 def test_class_names_that_are_not_text_are_written_out(onnx: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def open_contender(
     if isinstance(model, HVT):
         return contender_of(name, model, mode, device, folder)
     if mode in EXPORTED:
-        raise HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
+        raise _not_ours(name, mode)
     model.to(device)
     params = sum(p.numel() for p in model.parameters()) / 1e6
     size = input_size(model)
@@ -83,14 +83,27 @@ def contender_of(name: str, model: HVT, mode: str, device: torch.device, folder:
     """A model of ours in evaluation mode, made ready to run in a mode."""
     if mode not in EXPORTED:
         return _of_config(name, mode, model.config, _compiled(model.to(device), mode))
-    path = Path(tempfile.mkdtemp(dir=folder)) / f"{mode}.onnx"  # names may be alike
+    path = export_contender(name, model, mode, folder)
+    session = OnnxModel(path, device, torch.get_num_threads())
+    return _of_config(name, mode, model.config, session)
+
+
+def export_contender(name: str, model: nn.Module, mode: str, folder: Path) -> Path:
+    """The file of a model in an exported mode, in a folder of its own below `folder`."""
+    if not isinstance(model, HVT):
+        raise _not_ours(name, mode)
+    model.eval()  # or the graph would be that of training, with its random drops
     calibration = None
     if mode == "int8":
         images = drawn_pictures(2, model.config.in_chans, model.config.image)
         calibration = Calibration(model, input_ranges(model, images))
+    path = Path(tempfile.mkdtemp(dir=folder)) / f"{mode}.onnx"  # names may be alike
     write(model, path, mode, calibration)
-    session = OnnxModel(path, device, torch.get_num_threads())
-    return _of_config(name, mode, model.config, session)
+    return path
+
+
+def _not_ours(name: str, mode: str) -> HVTError:
+    return HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
 
 
 def _compiled(model: nn.Module, mode: str) -> Callable[[Tensor], object]:

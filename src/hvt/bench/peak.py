@@ -33,14 +33,13 @@ def peak_memory(
     """Bytes by batch size, from a new process; `mode` is one of a contender, or `train`."""
     if device.type == "cuda" and (mode in contenders.EXPORTED or is_onnx(name)):
         return {}  # ONNX Runtime's memory there is not torch's to count
+    file: str | Path = name
     with tempfile.TemporaryDirectory() as folder:
         if mode in contenders.EXPORTED and not is_onnx(name):
             # Exported here: exporting takes more memory than running.
-            file = Path(folder) / f"{mode}.onnx"
             model = contenders.build(name, **overrides)
-            contenders.write(model, file, mode)  # type: ignore[arg-type]
-            name, overrides = str(file), {}
-        command = [sys.executable, "-m", "hvt.bench.peak", name, "--mode", mode]
+            file, overrides = contenders.export_contender(name, model, mode, Path(folder)), {}
+        command = [sys.executable, "-m", "hvt.bench.peak", str(file), "--mode", mode]
         command += ["--device", str(device), "--threads", str(torch.get_num_threads())]
         command += ["--overrides", json.dumps(overrides), "--batch", *map(str, batches)]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)

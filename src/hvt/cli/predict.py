@@ -81,7 +81,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
 
 def _print_json(answers: Iterable[Answer]) -> int:
-    """Print answers and count the broken pictures, as the other two do."""
+    """Print answers and count the pictures without one, as the other two do."""
     listed = list(answers)
     print(json.dumps([answer.to_dict() for answer in listed], indent=2))
     return sum(answer.error is not None for answer in listed)
@@ -110,13 +110,17 @@ def _csv_line(*fields: object) -> str:
 
 
 def _print_table(answers: Iterable[Answer]) -> int:
+    from ..deploy.runtime import NOT_FINITE
+
     broken = 0
     table = Table("picture", "what it shows", box=None, header_style="bold")
     for answer in answers:
         shows = "  ".join(f"{guess.name} {100 * guess.probability:.0f} %" for guess in answer.top)
         if answer.error is not None:
             broken += 1
-            shows = f"cannot be read: {answer.error}"
+            shows = answer.error
+            if shows != NOT_FINITE:
+                shows = f"cannot be read: {shows}"
         # Text, not str: brackets in a file's name are not markup.
         source = Text(printable(str(answer.source)), overflow="fold")
         table.add_row(source, Text(printable(shows), overflow="fold"))

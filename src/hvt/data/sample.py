@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +28,32 @@ def sample_pictures(
 ) -> Tensor:
     """Pictures spread evenly over a source's training part, `(n, C, H, W)` with n at most `count`.
 
-    What is chosen with them has not seen the validation part; it is taken where there is no other.
+    Those that cannot be read are made up for by others, drawn alike each time. They are in the
+    source's order. What is chosen with them has not seen the validation part; it is taken where
+    there is no other.
     """
     parts = open_parts(name, root=root, in_chans=in_chans, download=download)
     dataset = parts.val if parts.train is None else parts.train
     if not isinstance(dataset, Pictures):
         raise HVTError(f"{name} is a stream, of which no part can be chosen: name a folder instead")
-    chosen: list[Tensor] = []
-    step = max(1, len(dataset) // count)
-    for index in range(step // 2, len(dataset), step):
-        try:
-            chosen.append(transform(dataset[index][0]))
-        except BrokenPicture:
-            continue
+    chosen: dict[int, Tensor] = {}
+    for index in _spread(len(dataset), count):
+        with contextlib.suppress(BrokenPicture):
+            chosen[index] = transform(dataset[index][0])
         if len(chosen) == count:
             break
     if not chosen:
         raise HVTError(f"{name} has no readable picture to try the model on")
-    return torch.stack(chosen)
+    return torch.stack([chosen[index] for index in sorted(chosen)])
+
+
+def _spread(total: int, count: int) -> Iterator[int]:
+    """All places: first the middles of `count` equal parts, for folders are in order of class."""
+    count = min(count, total)
+    middles = [(2 * part + 1) * total // (2 * count) for part in range(count)]
+    yield from middles
+    others = sorted(set(range(total)).difference(middles))
+    yield from random.Random(0).sample(others, len(others))
 
 
 def drawn_pictures(count: int, channels: int, size: tuple[int, int]) -> Tensor:

@@ -103,9 +103,11 @@ def open_picture(picture: Picture, in_chans: int) -> Image.Image:
             if 0 in picture.size:
                 raise ValueError("it has no pixels")
             picture.load()
+            upright = picture
             with contextlib.suppress(Exception):  # damaged EXIF says nothing about the pixels
-                picture = ImageOps.exif_transpose(picture)
-            return to_channels(picture, in_chans)
+                upright = ImageOps.exif_transpose(picture)
+                upright.format = picture.format  # which says how many bits a PGM has
+            return to_channels(upright, in_chans)
         if isinstance(picture, str | os.PathLike):
             return read_picture(Path(picture), in_chans)
         return read_picture(_stream(picture), in_chans, name=name)

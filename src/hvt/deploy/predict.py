@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 
 from ..builtin import DEFAULT
 from ..data.evaluation import eval_transform
@@ -19,7 +20,7 @@ from ..device import find_device
 from ..errors import HVTError
 from ..model import HVT
 from .inputs import InMemory, Picture, each_picture, is_one, open_picture, source_of
-from .runtime import OnnxModel, open_model
+from .runtime import NOT_FINITE, OnnxModel, check_classifier, open_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Guess:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a model says of one picture; an unreadable one has an error and no classes.
+    """What a model says of one picture; without an answer it has an error and no classes.
 
     `label`, `name` and `probability` are those of the likeliest class, so that
     `pandas.DataFrame(answers)` has them as columns.
@@ -49,6 +50,7 @@ class Answer:
     top: tuple[Guess, ...] = ()
     """The likeliest classes, best first."""
     error: str | None = None
+    """Why the picture cannot be read, or `NOT_FINITE` where the model computes no number for it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in `hvt predict --json`."""
@@ -81,9 +83,8 @@ class Predictor:
             self.model = open_model(checkpoint or DEFAULT, device, threads)
         # Where pictures are put; ONNX Runtime takes them from the CPU wherever it runs.
         self.device = find_device(device if isinstance(self.model, HVT) else "cpu")
-        if not self.model.num_classes:
-            what = "the model" if isinstance(checkpoint, HVT | OnnxModel) else checkpoint
-            raise HVTError(f"{what} has no classifier, so it cannot name what it sees")
+        named = not isinstance(checkpoint, HVT | OnnxModel)
+        check_classifier(self.model, str(checkpoint or DEFAULT) if named else "the model")
         self.transform = eval_transform(self.model)
         names = self.model.class_names
         self.class_names = names or tuple(str(i) for i in range(self.model.num_classes))
@@ -103,13 +104,16 @@ class Predictor:
         One picture is a path, a PIL image, a uint8 array `(H, W, C)`, a tensor `(C, H, W)` of uint8
         or of floats from 0 to 1, bytes or a binary file; many are a folder, a glob pattern, or a
         list or generator of any of these. C is 3 (RGB) or 1 (grey). Anything else, a missing file
-        too, is an `HVTError`. So is one picture that cannot be read; among many it is an answer
-        with an `error`. `top` is how many classes to name, instead of the predictor's own number.
+        too, is an `HVTError`. So is one picture that cannot be read, or whose answer is not finite;
+        among many it is an answer with an `error`. `top` is how many classes to name, instead of
+        the predictor's own number.
         """
         answers = self.stream(pictures, top)
         if not is_one(pictures):
             return list(answers)
         answer = next(answers)
+        if answer.error == NOT_FINITE:
+            raise HVTError(f"{answer.source or 'the picture'} has no answer: {NOT_FINITE}")
         if answer.error is not None:
             raise BrokenPicture.of(answer.source or "the picture", answer.error)
         return answer
@@ -136,24 +140,32 @@ class Predictor:
                 errors.append(None)
             except BrokenPicture as error:
                 errors.append(error.reason)
-        rows: Iterator[tuple[list[float], list[int]]] = iter(())
-        if tensors:
-            dtype = self.model.pos_embed.dtype if isinstance(self.model, HVT) else None
-            logits = self.model(torch.stack(tensors).to(self.device, dtype)).float()
-            best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
-            rows = iter(zip(best.values.tolist(), best.indices.tolist(), strict=True))
+        rows = iter(self._rows(tensors, top) if tensors else [])
         answers = []
         for picture, reason in zip(pictures, errors, strict=True):
-            if reason is not None:
-                answers.append(Answer(source_of(picture), error=reason))
+            row = None if reason is not None else next(rows)
+            if row is None:
+                answers.append(Answer(source_of(picture), error=reason or NOT_FINITE))
                 continue
             guesses = tuple(
                 Guess(label, self.class_names[label], probability)
-                for probability, label in zip(*next(rows), strict=True)
+                for probability, label in zip(*row, strict=True)
             )
             first = dataclasses.asdict(guesses[0])
             answers.append(Answer(source_of(picture), **first, top=guesses))
         return answers
+
+    def _rows(self, tensors: list[Tensor], top: int) -> list[tuple[list[float], list[int]] | None]:
+        """Probabilities and classes of each picture, best first; None without a finite answer."""
+        model = self.model
+        if isinstance(model, HVT):
+            logits = model(torch.stack(tensors).to(self.device, model.pos_embed.dtype)).float()
+        else:
+            logits = model.logits(torch.stack(tensors).to(self.device))
+        best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
+        rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        finite = logits.isfinite().all(dim=1).tolist()
+        return [row if good else None for row, good in zip(rows, finite, strict=True)]
 
 
 def _at_least_1(name: str, value: int) -> int:

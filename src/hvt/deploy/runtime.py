@@ -22,6 +22,8 @@ from .graph import not_onnx, read_graph
 INPUT, OUTPUT = "images", "logits"
 METADATA = "hvt"
 """The key under which an ONNX file carries our description of its model."""
+NOT_FINITE = "the model's answer is not a finite number: its file may be damaged, so use another"
+"""What is said of a picture for which a model computes NaN or infinity."""
 
 
 class OnnxModel:
@@ -68,6 +70,15 @@ class OnnxModel:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits of a batch of any size: float `(B, C, H, W)` → float32 `(B, classes)`."""
+        logits = self.logits(images)
+        if not logits.isfinite().all():
+            raise CheckpointError(
+                f"{self.path} answers {len(images)} pictures with NaN or infinity: export it again"
+            )
+        return logits
+
+    def logits(self, images: Tensor) -> Tensor:
+        """The same, finite or not: for those who judge a batch picture by picture."""
         want = (self.config.in_chans, *self.config.image)
         if images.ndim != 4 or tuple(images.shape[1:]) != want:
             raise HVTError(
@@ -79,10 +90,10 @@ class OnnxModel:
             (logits,) = self.session.run([OUTPUT], {INPUT: array})
         except Exception as error:  # see above
             raise not_onnx(self.path, error) from error
-        if logits.shape != (len(array), self.num_classes) or not np.isfinite(logits).all():
+        if logits.shape != (len(array), self.num_classes):
             raise CheckpointError(
-                f"{self.path} answers {len(array)} pictures with NaN, or with logits of shape "
-                f"{logits.shape}: export it again"
+                f"{self.path} answers {len(array)} pictures with logits of shape {logits.shape}: "
+                "export it again"
             )
         return torch.from_numpy(logits).to(images.device)
 
@@ -108,6 +119,17 @@ def open_model(
     if is_onnx(path):
         return OnnxModel(path, device, threads)
     return load(path, find_device(device)).float()
+
+
+def check_classifier(model: HVT | OnnxModel, what: str | Path) -> None:
+    """Refuse a model that could not name what it sees."""
+    if not model.num_classes:
+        raise HVTError(f"{what} has no classifier, so it cannot name what it sees")
+    if model.config.head_pool == "":
+        raise HVTError(
+            f"{what} has global_pool='', so it names each token and not the picture: "
+            "use one with global_pool='avg' or 'token'"
+        )
 
 
 def is_onnx(path: str | Path) -> bool:

@@ -95,13 +95,15 @@ class Worker:
         trial.set_user_attr("config", config.to_dict())
         trial.set_user_attr("gflops", price.gflops)
         trial.set_user_attr("params_m", price.params_m)
-        scores = [tuple(pair) for pair in trial.user_attrs.get("rungs", [])]
+        own = trial.user_attrs.get("rungs", [])  # of one that is taken up, and was to go on
         # The same config trained again would come to the same end.
         alike = [row["rungs"] for row in rows_of(self.study) if row["config"] == config.to_dict()]
-        scores = max([scores, *alike], key=len)
+        scores = [tuple(pair) for pair in max([own, *alike], key=len)]
+        going = len(scores) == len(own) or self._goes_on(config, scores)
         trial.set_user_attr("rungs", scores)
         began = time.monotonic()
-        for rung in range(len(scores), len(self.rungs)):
+        while going and len(scores) < len(self.rungs):
+            rung = len(scores)
             try:
                 top1 = self._train(config, trial.number, rung)
             except (Interrupted, KeyboardInterrupt):
@@ -109,17 +111,20 @@ class Worker:
                 raise
             scores.append((self.rungs[rung], top1))
             trial.set_user_attr("rungs", scores)
-            others = [row for row in rows_of(self.study) if row["trial"] != trial.number]
-            last = rung + 1 == len(self.rungs)
-            if last or not goes_on(Score(price.gflops, top1), reached(others, rung)):
-                break
-            if self.stop_asked:
+            going = rung + 1 < len(self.rungs) and self._goes_on(config, scores)
+            if going and self.stop_asked:
                 requeue(self.study, trial)
                 raise Interrupted("stopped between two rungs of a trial")
         trial.set_user_attr("finished", len(scores) == len(self.rungs))
         trial.set_user_attr("seconds", time.monotonic() - began)
         self._tell(trial, config, price.gflops, scores)
         return float(scores[-1][1]), price.gflops
+
+    def _goes_on(self, config: HVTConfig, scores: Sequence[tuple[float, float]]) -> bool:
+        """Whether a config is worth the rung after its last; other trials of it do not count."""
+        others = [row for row in rows_of(self.study) if row["config"] != config.to_dict()]
+        score = Score(cost(config).gflops, scores[-1][1])
+        return goes_on(score, reached(others, len(scores) - 1))
 
     def _queue_next(self) -> None:
         """Queue the next of the trials that are to be first: what was given, what is promising."""

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import logging
 import math
 import sys
 import time
@@ -23,6 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .._version import __version__
 from ..checkpoint.description import PREPROCESSING
 from ..costs import cost
+from ..deploy.runtime import NOT_FINITE
+from ..errors import HVTError
+from ..terminal import printable
 from . import docs, page
 from .admission import AdmissionControl
 from .batcher import Batcher
@@ -91,6 +95,7 @@ def create_app(
     app.state.draining = False
     app.state.accepted = app.state.answered = 0
     app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(HVTError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ClientDisconnect, _gone)
     _add_routes(app, engine, settings, metrics)
@@ -178,7 +183,7 @@ async def predict_pictures(request: Request, top: int) -> bytes:
     answers = []
     for upload, (values, labels) in zip(uploads, rows, strict=True):
         if not all(map(math.isfinite, values)):
-            raise NotFinite("the model's answer is not a finite number: its file may be damaged")
+            raise NotFinite(NOT_FINITE)
         guesses = [
             {"label": label, "name": names[label], "probability": value}
             for value, label in zip(values, labels, strict=True)
@@ -197,6 +202,15 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
     headers = {"Retry-After": "1"} if error.status == 503 else None
     return JSONResponse({"detail": str(error)}, error.status, headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """The model's own fault, such as a file that ONNX Runtime cannot run on a picture.
+
+    What it is in full, with the file's path, is for the service's log and not for strangers.
+    """
+    logging.getLogger(__name__).error("%s", printable(str(error)))
+    return JSONResponse({"detail": "the model cannot be run: the service's log says why"}, 500)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -239,9 +253,10 @@ class Shortcut:
         request = Request(scope, receive)
         try:
             body = await predict_pictures(request, top)
-        except (Refusal, ClientDisconnect) as error:
-            kind = Refusal if isinstance(error, Refusal) else ClientDisconnect
-            answered = self._service.exception_handlers[kind](request, error)
+        except (HVTError, ClientDisconnect) as error:
+            handlers = self._service.exception_handlers
+            kind = next(kind for kind in type(error).__mro__ if kind in handlers)
+            answered = handlers[kind](request, error)
             response = await answered if inspect.isawaitable(answered) else answered
             await response(scope, receive, send)
             return

@@ -19,7 +19,7 @@ from ..config import HVTConfig
 from ..data.bounds import Bounds
 from ..data.evaluation import eval_transform
 from ..deploy.export import write
-from ..deploy.runtime import OnnxModel, is_onnx
+from ..deploy.runtime import OnnxModel, check_classifier, is_onnx
 from ..errors import HVTError
 from ..model import HVT
 from .pictures import finish_safely, known_formats, open_safely, read_safely
@@ -64,8 +64,9 @@ class Engine:
         self._place, self._table, self._as_is = _steps(eval_transform(self.session))
         side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
         self.bounds = Bounds(settings.max_pixels, settings.decode_timeout, side, known_formats())
-        # The first time sets up what later ones find ready, such as the arenas of a run.
-        self.answer([np.zeros((*self.config.image, self.config.in_chans), np.uint8)], 1)
+        # The first time sets up what later ones find ready, such as the arenas of a run. A model
+        # that has no finite answer even for black is refused here.
+        self.session(self.inputs([np.zeros((*self.config.image, self.config.in_chans), np.uint8)]))
 
     def open(self, content: bytes, what: str = "the picture") -> Image.Image | None:
         """The picture of some bytes, not decoded yet, or a `Refusal`, which calls it `what`.
@@ -96,9 +97,13 @@ class Engine:
         return torch.from_numpy(batch)
 
     def answer(self, pixels: Sequence[np.ndarray], top: int) -> list[Row]:
-        """The likeliest classes of some pictures' pixels, computed as one batch."""
-        logits = self.session(self.inputs(pixels)).numpy()
+        """The likeliest classes of some pictures' pixels, computed as one batch.
+
+        The probabilities of a picture for which the model computes no finite number are NaN.
+        """
+        logits = self.session.logits(self.inputs(pixels)).numpy()
         # In numpy: torch would wake threads for this, which then spin for a while.
+        logits[~np.isfinite(logits).all(axis=1)] = np.nan
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
         best = np.argsort(-odds, axis=1, kind="stable")[:, :top]
         values = np.take_along_axis(odds, best, axis=1) / odds.sum(axis=1, keepdims=True)
@@ -118,12 +123,6 @@ def export_to(folder: str | Path, source: str | Path | None) -> Path | None:
     model = load(path).float().eval()
     check_classifier(model, path)
     return _write(model, Path(folder))
-
-
-def check_classifier(model: HVT, path: Path) -> None:
-    """Refuse a model that could not name what it sees."""
-    if not model.num_classes:
-        raise HVTError(f"{path} has no classifier, so it cannot name what it sees")
 
 
 def _session(model: HVT, settings: Settings, exported: str | Path | None) -> OnnxModel:

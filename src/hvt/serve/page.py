@@ -99,15 +99,15 @@ def _sent(request: Request, part: Part) -> Response:
 @router.post(
     "/explain",
     response_model=Explanation,
-    responses=problems(408, 413, 415, 421, 422, 503, 504),
+    responses=problems(408, 413, 415, 421, 422, 500, 503, 504),
     openapi_extra=request_body(Settings(max_pictures=1)),
     summary="The tokens of one picture stage by stage, and what each block costs",
 )
 async def explain(request: Request) -> Response:
     """Send one picture as in `/predict`.
 
-    Which patches are kept is known of a checkpoint with max pooling or a retention; of other models
-    there are counts and costs, and `untraced` says why.
+    Which patches tokens come from is known of every checkpoint but those with convolutional
+    pooling. Of these, and of exported files, there are counts and costs, and `untraced` says why.
     """
     start = time.perf_counter()
     state = request.app.state

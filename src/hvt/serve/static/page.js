@@ -52,8 +52,10 @@ async function look(blob, name) {
     const sent = await lighter(blob, bitmap);
     const start = performance.now();
     const answers = await ask("predict", sent, signal);
+    if (signal.aborted) return; // while the body was read, which is then empty
     showAnswer(answers, performance.now() - start);
     const explanation = await ask("explain", sent, signal);
+    if (signal.aborted) return;
     drawn = { explanation, bitmap, name };
     showSeen();
     showStages();
