@@ -297,7 +297,7 @@ def test_int8_products_are_those_of_the_blocks(trained: Path) -> None:
         pytest.param("hvt_ti_2", {"depth": 2, "pool": "conv"}, marks=pytest.mark.slow),
         ("hvt_s_2_2d", {"depth": 2}),
         ("deit_ti", {"depth": 2}),
-        ("deit_ti", {"depth": 2, "retention": (9, 5)}),
+        pytest.param("deit_ti", {"depth": 2, "retention": (9, 5)}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

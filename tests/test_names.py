@@ -89,9 +89,8 @@ def test_swapped_arguments_of_predict_are_recognised(picture: str, capsys: Captu
         assert line in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name", ["cifar100", pytest.param(DEFAULT, marks=[needs_default, pytest.mark.slow])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cifar100", pytest.param(DEFAULT, marks=needs_default)])
 def test_export_of_a_built_in_model(name: str, tmp_path: Path, capsys: Captured) -> None:
     words = [] if name == DEFAULT else [name]
     assert main(["export", *words, str(tmp_path / "out.pt2"), "--json"]) == 0

@@ -678,7 +678,7 @@ def test_results_of_two_machines_merge(here: Here, tmp_path: Path, capsys: Captu
     drawn = [str(tmp_path / "page" / name) for name in ("figure1.png", "gap.png")]
     assert written.out.splitlines() == [str(page), *drawn]
     assert written.err == ""
-    long = long_results(here.protocol, here.known(), load_protocol("long"), {})
+    long = long_results(load_protocol("cpu"), here.known(), load_protocol("long"), {})
     assert page.read_text() == render(here.protocol, here.known(), tmp_path / "page", long=long)
     assert results.read_all([ours / "cpu"]) != here.known()
     shutil.copytree(theirs, ours, dirs_exist_ok=True)  # or they are copied into one folder

@@ -596,6 +596,7 @@ def test_the_cifar100_model(pictures: list[str]) -> None:
     assert sum(odds(answer)) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_built_in_model_knows_its_classes(tmp_path: Path) -> None:
     """On CIFAR-100's first 400 test pictures it is as good as docs/built-in.md says of all."""
     unpack = real_data("unpack.py")
