@@ -16,14 +16,8 @@ from ..errors import HVTError, nearest
 from ..zoo import get_config
 from .protocol import Protocol, Training, adapt, power_training, training_of
 from .run import Job
-from .tables import Row, get_row, get_table
+from .tables import TINY, Row, get_row, get_table
 
-TINY = (
-    ("main", "DeiT-Ti"),
-    ("cls_token", "DeiT-Ti without CLS"),
-    ("main", "HVT-Ti-1"),
-    ("main", "Scale HVT-Ti-4"),
-)
 SMALL = (("main", "DeiT-S"), *(("pooling_stages", f"M={stages}") for stages in range(5)))
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from .claims import Spread, pooled_spread, standard_error
 from .filled import Known, Noise
-from .long import PARTS, SMALL, TINY, Part, rows_of, training
+from .long import PARTS, SMALL, Part, rows_of, training
 from .protocol import Protocol, Training, plan
 from .results import Finished
-from .tables import FIGURE4, Row, get_row, get_table, trainable
+from .tables import FIGURE4, TINY, Row, get_row, get_table, trainable
 
 NAMES = {"DeiT-Ti without CLS": "HVT-Ti-0"}
 """Of rows whose table has another name for them than the page."""

@@ -17,7 +17,7 @@ its parts.
 
 Each row can be trained under two budgets. `epochs`: as many passes over the data for all rows, as
 the paper has it. `compute`: as many multiply-adds for all rows, those that the recipe's own model
-takes in the recipe's epochs, so that a cheap model sees more pictures. Figure 4's two rows have
+takes in the recipe's epochs, so that a cheap model sees more pictures. Figure 4's rows have
 epochs alone, in the CPU protocol three times those of a table.
 """
 

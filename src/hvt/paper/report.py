@@ -36,7 +36,7 @@ from .long_report import section, summary
 from .long_results import LongResults, collect
 from .protocol import CURVE_EPOCHS, SEEDS, Protocol, note
 from .results import Finished
-from .tables import FIGURE4, get_table, tables
+from .tables import CURVES, FIGURE4, get_table, tables
 
 # ── claims ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -343,6 +343,7 @@ def curves(
     pair = {
         line.row.name: {one.seed: one.curve for one in line.results["epochs"]}
         for line in fill(protocol, get_table(FIGURE4), known, data).lines
+        if line.row.name in CURVES
     }
     shared = sorted(set.intersection(*(set(seeds) for seeds in pair.values())))
     return {name: seeds[shared[0]] for name, seeds in pair.items()} if shared else {}
