@@ -376,6 +376,14 @@ def test_bad_overrides_are_refused(overrides: dict[str, Any], words: str) -> Non
         cost("hvt_s_1", **overrides)
 
 
+def test_a_pruned_model_is_not_priced_as_a_whole_one() -> None:
+    model = HVT(hvt.get_config("hvt_ti_2", img_size=64, depth=4))
+    assert cost(model) == cost(model.config)
+    model.prune_intermediate_layers([0])
+    with pytest.raises(HVTError, match="pruned to 1 of its 4 blocks cannot be priced"):
+        cost(model)
+
+
 def test_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(HVTError, match="did you mean hvt_s_1"):
         cost("hvt_s1")

@@ -320,6 +320,7 @@ def transformers_directory(
     folder.mkdir(exist_ok=True)
     save_file(transformers_names(model.state_dict(), prefix), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": prefix} | config))
+    (folder / "preprocessor_config.json").write_text("{}")
     return folder
 
 
@@ -414,6 +415,15 @@ def test_transformers_processors_that_do_less(tmp_path: Path) -> None:
     for other in ({"do_rescale": False}, {"rescale_factor": 1 / 127.5}):
         with pytest.raises(CheckpointError, match=r"values are not brought to 0 … 1"):
             said(**usual, **other)
+
+
+def test_transformers_without_a_processor_are_refused(tmp_path: Path) -> None:
+    """ViT's mean and std are 0.5, those of DeiT are ImageNet's: none can be taken for granted."""
+    folder = transformers_directory(tmp_path / "vit", timm_vit(depth=1))
+    assert hvt.load(folder).pretrained_cfg["mean"] == (0.5,) * 3  # as an empty one means there
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"vit has no preprocessor_config\.json, so nothing"):
+        hvt.load(folder)
 
 
 def test_transformers_tell_the_shape_of_their_pictures(tmp_path: Path) -> None:

@@ -531,6 +531,7 @@ def test_we_open_what_transformers_writes(
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     theirs.save_pretrained(tmp_path)
+    getattr(transformers, f"{kind}ImageProcessor")().save_pretrained(tmp_path)
     images = torch.randn(2, 3, 32, 32)
     assert torch.allclose(hvt.load(tmp_path)(images), theirs(images).logits, atol=1e-4)
 

@@ -354,8 +354,6 @@ def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
 
     What it leaves out is as in transformers' own processors of ViT and DeiT.
     """
-    if not processor:
-        return {}
     factor = processor.get("rescale_factor", 1 / 255)
     if not processor.get("do_rescale", True) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
         raise ValueError("the pictures' values are not brought to 0 … 1, as this family's are")
@@ -366,13 +364,12 @@ def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
     number = processor.get("resample")
     theirs["interpolation"] = None if number is None else _RESAMPLE[number]
     known = {name: value for name, value in theirs.items() if value is not None}
-    if known:
-        known["crop_pct"] = 1.0
-        size = processor.get("size")
-        if size is not None and not (isinstance(size, dict) and "shortest_edge" in size):
-            known["crop_mode"] = "squash"  # to height × width, whatever shape the picture has
-        if processor.get("do_center_crop"):
-            known["crop_pct"] = _side(processor["crop_size"]) / _side(processor["size"])
+    known["crop_pct"] = 1.0
+    size = processor.get("size")
+    if size is not None and not (isinstance(size, dict) and "shortest_edge" in size):
+        known["crop_mode"] = "squash"  # to height × width, whatever shape the picture has
+    if processor.get("do_center_crop"):
+        known["crop_pct"] = _side(processor["crop_size"]) / _side(processor["size"])
     return known
 
 

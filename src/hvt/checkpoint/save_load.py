@@ -289,9 +289,7 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
             preprocessing = config["pretrained_cfg"]
             names = config.get("label_names") or preprocessing.get("label_names")
         else:
-            preprocessing = transformers_preprocessing(
-                _read_json(path / "preprocessor_config.json")
-            )
+            preprocessing = _transformers_preprocessing(path) if config else {}
             arguments, names = transformers_config(config)
         if own is not None:
             arguments = own.to_dict()
@@ -313,6 +311,18 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
         checkpoint.preprocessing = preprocessing
     checkpoint.class_names = checkpoint.class_names or names
     return checkpoint
+
+
+def _transformers_preprocessing(path: Path) -> dict[str, Any]:
+    """Refused where nothing tells it: ViT's mean and std are not those of DeiT."""
+    file = path / "preprocessor_config.json"
+    if not file.exists():
+        raise CheckpointError(
+            f"{path} has no {file.name}, so nothing tells how its pictures are normalised: save "
+            "the image processor that the model was trained with there too "
+            "(processor.save_pretrained)"
+        )
+    return transformers_preprocessing(_read_json(file))
 
 
 def _named(config: dict[str, Any]) -> dict[str, Any]:
