@@ -590,6 +590,7 @@ def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -
         ("see tokens hvt_ti_1 PICTURE --output PICTURE", "is the picture itself"),
         ("see tokens hvt_ti_1 hvt_ti_2 PICTURE", "'hvt_ti_2' is one model too many"),
         ("see tokens deit_ti PICTURE", "has no pooling"),
+        ("see features deit_ti_power PICTURE", "have lost their places in the picture"),
         ("see tokens test_resnet PICTURE", "ResNet is not a model of this family"),
         ("see cost hvt_s_44", "'hvt_s_44' is neither a model nor a checkpoint: did"),
         ("see cost resnet50", "resnet50 is timm's, and only models of this family are priced"),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
 from torch import Tensor
@@ -156,6 +157,18 @@ def test_targets_are_averages_of_the_pictures_parts() -> None:
     assert torch.equal(parts[:, :1], x[:, :1])
 
 
+def test_targets_of_a_sequence_are_of_its_place_at_another_size() -> None:
+    """Rows of 6 patches begin elsewhere in the sequence than rows of 8."""
+    source = small()
+    config = candidates(SMALL, None, FIXED | {"pool_dims": 1})[0][0]
+    rows = torch.arange(8.0).repeat_interleave(8)[None, :, None].expand(1, 64, 16)
+    parts = averaged(torch.cat((torch.zeros(1, 1, 16), rows), dim=1), 2, source.config, config)
+    ours = pooled(resized(source, (48, 48)), config).blocks[1].pool  # type: ignore[union-attr]
+    own = F.adaptive_avg_pool2d(rows[..., 0].view(1, 8, 8), 6).view(1, 36, 1).expand(1, 36, 16)
+    expected = ours(torch.cat((torch.zeros(1, 1, 16), own), dim=1))  # type: ignore[operator]
+    assert (parts - expected).abs().max() < 0.5  # windows differ by a token at most
+
+
 @pytest.mark.parametrize("stride", [(2, 2), (2, 1)])
 @pytest.mark.parametrize("fields", FAMILIES.values(), ids=FAMILIES)
 @torch.inference_mode()
@@ -222,6 +235,16 @@ def test_no_row_of_an_odd_grid_is_left_out() -> None:
         assert config.grids[-1] == grid
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+def test_every_patch_is_in_a_window(stride: int) -> None:
+    for rows in range(5, 14):
+        fixed = FIXED | {"img_size": 8 * rows, "pool_stride": stride}
+        config = candidates(SMALL, None, fixed)[0][0]
+        pool: Any = HVT(config).blocks[1].pool
+        seen = pool(torch.eye(1 + rows * rows)[:, :, None])[:, 1:, 0]
+        assert (seen.sum(dim=1)[1:] > 0).all(), (rows, stride)
+
+
 @pytest.mark.parametrize(
     ("gflops", "fixed", "match"),
     [
@@ -233,6 +256,8 @@ def test_no_row_of_an_odd_grid_is_left_out() -> None:
         (0.001, {"pool_after": (9,)}, "must name blocks from 0 to 3"),
         (0.001, {"pool_after": (2, 1)}, "pool_after"),
         (0.001, {"pool_dims": 1, "pool_stride": (2, 1)}, "has rows and columns, and pool_dims=1"),
+        (0.001, {"pool_stride": 0}, "pool_stride=0 must be 1 or more"),
+        (0.001, {"pool_stride": (2, 0)}, r"pool_stride=\(2, 0\) must be 1 or more"),
     ],
 )
 def test_a_budget_or_place_that_cannot_be(gflops: Any, fixed: Any, match: str) -> None:
@@ -465,6 +490,25 @@ def test_a_resumed_run_writes_where_it_was_told(
     assert (tmp_path / "out.safetensors").exists()
 
 
+def test_a_resumed_run_does_not_replace_another_model(place: Path, tmp_path: Path) -> None:
+    first = run(place, tmp_path, epochs=0.0)
+    again = resume(first.folder, quiet())  # as if it had stopped after writing
+    assert again.path == first.path
+    hvt.save(small(), first.path)
+    written = first.path.read_bytes()
+    with pytest.raises(hvt.HVTError, match=r"out\.safetensors is another model's by now"):
+        resume(first.folder, quiet())
+    assert first.path.read_bytes() == written
+
+
+def test_the_cache_of_a_finished_tail_goes_on_resuming(place: Path, tmp_path: Path) -> None:
+    first = run(place, tmp_path, tail_epochs=1.0, all_epochs=0.0)
+    assert not (first.folder / "cache").exists()
+    (first.folder / "cache").mkdir()  # as after a signal at the tail's very end
+    resume(first.folder, quiet())
+    assert not (first.folder / "cache").exists()
+
+
 def test_a_loss_that_is_none_is_not_the_best() -> None:
     assert merit(math.nan) == merit(math.inf) == 0 < merit(5.0) < merit(0.1)
 
@@ -478,6 +522,10 @@ def test_a_run_with_a_gradual_start(place: Path, tmp_path: Path) -> None:
     with pytest.raises(hvt.HVTError, match=r"blends one pooling in, and .* has 0"):
         run(place, tmp_path / "rival", pool_after=(), pool=None, pool_dims=None, gradual=0.5)
     assert not (tmp_path / "rival/run").exists()
+    two = {"pool_after": None, "gflops": 0.00035, "gradual": 0.5}
+    with pytest.raises(hvt.HVTError, match=r"within gflops=0\.00035 every placement has another"):
+        run(place, tmp_path / "two", **two)
+    assert not (tmp_path / "two/run").exists()
 
 
 def test_the_rival_is_distilled_alike(place: Path, tmp_path: Path) -> None:
@@ -518,6 +566,8 @@ def test_a_cache_is_kept_used_again_and_not_mistaken(place: Path, tmp_path: Path
     assert path.read_bytes() == content  # crops follow from their number
     with pytest.raises(hvt.HVTError, match="is the cache of another source, placement or folder"):
         run(place, tmp_path / "4", all_epochs=0.0, cache=str(cache), img_size=64)
+    with pytest.raises(hvt.HVTError, match="is the cache of another source, placement or folder"):
+        run(place, tmp_path / "6", all_epochs=0.0, cache=str(cache), holdout=2)
     other = hvt.load(place / "vit.safetensors")  # of the same name, with other weights
     torch.nn.init.normal_(other.head.weight)
     (tmp_path / "other").mkdir()
@@ -602,6 +652,11 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
     assert len(refused(capsys, "nofile.safetensors", out, "--data", photos)) < 200
     assert "should end in .safetensors" in refused(capsys, vit, "out.pth", "--data", photos)
     assert "no photos are given" in refused(capsys, vit, out)
+    pattern = photos + "/photos/a/*.png"
+    assert "is not a folder" in refused(capsys, vit, out, "--data", pattern, *common)
+    assert "Invalid pretrained tag" in refused(
+        capsys, "vit_base_patch16_224.nope", out, "--data", photos, *common
+    )
     assert "a source and a file" in refused(capsys, vit)
     assert "give it alone" in refused(capsys, vit, out, "--resume", "x")
     assert "not the folder of an upcycling" in refused(capsys, "--resume", str(tmp_path))
@@ -620,6 +675,12 @@ def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 
 def test_settings_are_checked() -> None:
+    with pytest.raises(hvt.HVTError, match="threads=2000 must be"):
+        Settings(threads=2000)
+    with pytest.raises(hvt.HVTError, match="all_epochs=10000000000.0 must be"):
+        Settings(all_epochs=1e10)
+    with pytest.raises(hvt.HVTError, match="no budget is given|is neither a file nor"):
+        hvt.upcycle("nothing", "y.safetensors", "z", pool_after=[1])  # a list will do
     with pytest.raises(hvt.HVTError, match="must be even"):
         Settings(batch_size=7)
     with pytest.raises(hvt.HVTError, match="pool='conv' must be max or avg"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,10 +40,15 @@ class Contender:
     mode: str
     input_size: tuple[int, int, int]
     """Channels, height and width."""
-    gflops: float
-    """Multiply-adds in 10⁹ for one picture."""
+    price: Callable[[], float]
+    """Of a timm model it needs another copy, which is not to count in its memory."""
     params_m: float
     run: Callable[[Tensor], object]
+
+    @functools.cached_property
+    def gflops(self) -> float:
+        """Multiply-adds in 10⁹ for one picture."""
+        return self.price()
 
     def call(self, batch: int, device: torch.device) -> Callable[[], object]:
         """One forward pass on a batch of noise, to be timed."""
@@ -76,7 +82,8 @@ def open_contender(
     model.to(device)
     params = sum(p.numel() for p in model.parameters()) / 1e6
     size = input_size(model)
-    return Contender(name, "timm", mode, size, gflops(name), params, _compiled(model, mode))
+    price = functools.partial(gflops, name)
+    return Contender(name, "timm", mode, size, price, params, _compiled(model, mode))
 
 
 def contender_of(name: str, model: HVT, mode: str, device: torch.device, folder: Path) -> Contender:
@@ -111,21 +118,25 @@ def _compiled(model: nn.Module, mode: str) -> Callable[[Tensor], object]:
 
 
 def _of_config(name: str, mode: str, config: Any, run: Callable[[Tensor], object]) -> Contender:
-    price = cost(config)
+    own = cost(config)
     size = (config.in_chans, *config.image)
-    return Contender(name, "hvt", mode, size, price.gflops, price.params_m, run)
+    return Contender(name, "hvt", mode, size, lambda: own.gflops, own.params_m, run)
 
 
 def build(name: str, device: torch.device | str = "cpu", **overrides: Any) -> nn.Module:
     """The model of a name or a checkpoint, with new weights unless they are a checkpoint's."""
-    if is_checkpoint(name):
+    if name not in MODELS and is_checkpoint(name):
         model = open_model(name, device)
         assert isinstance(model, HVT)
         return model
     check_name(name)
     if library(name) == "hvt":
         return create_model(name, **overrides).to(device)
-    return timm.create_model(name, **overrides).to(device)
+    try:
+        return timm.create_model(name, **overrides).to(device)
+    except RuntimeError as error:  # of a tag that the name does not have
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+        raise HVTError(f"timm cannot build {name} ({reason})") from error
 
 
 def check_name(name: str) -> None:

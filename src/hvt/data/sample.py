@@ -47,10 +47,15 @@ def sample_pictures(
     return torch.stack([chosen[index] for index in sorted(chosen)])
 
 
-def _spread(total: int, count: int) -> Iterator[int]:
-    """All places: first the middles of `count` equal parts, for folders are in order of class."""
+def evenly(total: int, count: int) -> list[int]:
+    """The middles of `count` equal parts, for folders are in order of class; all if these are."""
     count = min(count, total)
-    middles = [(2 * part + 1) * total // (2 * count) for part in range(count)]
+    return [(2 * part + 1) * total // (2 * count) for part in range(count)]
+
+
+def _spread(total: int, count: int) -> Iterator[int]:
+    """All places: first the middles of `count` equal parts."""
+    middles = evenly(total, count)
     yield from middles
     others = sorted(set(range(total)).difference(middles))
     yield from random.Random(0).sample(others, len(others))

@@ -95,8 +95,13 @@ def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:
     config = model.config
     ends = stage_ends(config)
     places = sorted({0, *ends, *(five_places(config.depth) if len(ends) < 3 else ())})
-    # Where the class token is left alone there is no map.
-    places = [place for place in places if model.feature_info[place]["tokens"]]
+    if config.kept is not None:  # dropped or merged, tokens have lost their places
+        places = [place for place in places if not model.feature_info[place]["sequence"]]
+    if not places:
+        raise HVTError(
+            "the model drops or merges tokens from its first block on, and those that are left have "
+            "lost their places in the picture: see tokens shows which they are"
+        )
     maps = model.forward_intermediates(
         images, places, stop_early=True, intermediates_only=True, interpolate=True
     )

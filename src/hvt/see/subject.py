@@ -126,7 +126,9 @@ def has_own_weights(name: str | None) -> bool:
         return True
     if name in MODELS or name.startswith(TIMM):
         return False
-    return is_checkpoint(name) or "/" in name or (Path(name).exists() and not timm.is_model(name))
+    if timm.is_model(name) and (Path(name).is_dir() or not is_checkpoint(name)):
+        return False
+    return is_checkpoint(name) or "/" in name or Path(name).exists()
 
 
 def _checkpoint(name: str | None) -> tuple[Path, str]:

@@ -189,6 +189,3 @@ class Cache:
 
     def rows(self, chunks: int) -> CachedRows:
         return CachedRows(self.paths(chunks))
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)

@@ -135,7 +135,8 @@ class Phase(Trainer):
         return merit(row[f"{prefix}_loss"])
 
     def _best_words(self) -> str:
-        return f"least loss {-math.log(self.progress.best_top1 / 100):.4f}"
+        best = self.progress.best_top1
+        return f"least loss {-math.log(best / 100):.4f}" if best > 0 else "no loss is finite"
 
     def _resume_command(self) -> str:
         return f"hvt upcycle --resume {self.work.folder}"

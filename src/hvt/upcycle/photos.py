@@ -44,6 +44,8 @@ def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int
     """
     paths = sorted(find_pictures([str(folder)]))
     base = Path(folder).expanduser()
+    if not base.is_dir():
+        raise HVTError(f"{folder} is not a folder: name the one that has the photos in it")
 
     def rank(path: str) -> str:
         inner = Path(path).relative_to(base) if Path(path).is_relative_to(base) else Path(path)

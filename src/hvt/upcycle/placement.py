@@ -149,6 +149,8 @@ def _sizes(base: HVTConfig, fixed: dict[str, Any]) -> list[tuple[int, int]]:
 
 def _strides(fixed: dict[str, Any]) -> list[tuple[int, int] | int]:
     dims, stride = fixed.get("pool_dims"), fixed.get("pool_stride")
+    if stride is not None and min(stride if isinstance(stride, tuple) else (stride,)) < 1:
+        raise HVTError(f"pool_stride={stride} must be 1 or more")
     if dims == 1 and isinstance(stride, tuple):
         raise HVTError(
             f"pool_stride={stride[0]}x{stride[1]} has rows and columns, and pool_dims=1 pools the "
@@ -201,14 +203,17 @@ def _config(
 def _kernel(
     base: HVTConfig, size: tuple[int, int], stride: tuple[int, int] | int, stages: int
 ) -> tuple[int, int] | int:
-    """Windows that share no token where the grid can be divided; elsewhere the paper's, of 3.
+    """Windows that share no token where a stride of 2 divides the grid; elsewhere the paper's, of 3.
 
-    A window of 2 would leave out the last row of an odd grid.
+    A window of 2 would leave out the last row of an odd grid. Windows of 2s - 1 around each s-th row
+    leave none out; narrower ones do for strides s above 2, as they begin before the grid.
     """
     if isinstance(stride, int):
         return stride + 1
     grid = (size[0] // base.patch_size, size[1] // base.patch_size)
-    rows, cols = (s if n % s**stages == 0 else s + 1 for n, s in zip(grid, stride, strict=True))
+    rows, cols = (
+        s if s < 3 and n % s**stages == 0 else 2 * s - 1 for n, s in zip(grid, stride, strict=True)
+    )
     return rows, cols
 
 

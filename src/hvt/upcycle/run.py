@@ -11,7 +11,9 @@ import copy
 import dataclasses
 import hashlib
 import json
+import random
 import shlex
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from ..checkpoint.save_load import load, save
 from ..config import HVTConfig
 from ..costs import arrow, cost
 from ..data.loader import TrainBatches
+from ..data.sample import evenly
 from ..errors import HVTError, nearest
 from ..evaluation import Score
 from ..files import whole_file
@@ -88,7 +91,7 @@ def upcycle(
     for name in settings:
         if name not in names:
             raise HVTError(f"unknown setting {name!r}: {nearest(name, names)}")
-    chosen = Settings(**settings)
+    chosen = from_dict(settings)
     if chosen.cache is not None:  # the same one if the run is resumed elsewhere
         place = str(Path(chosen.cache).expanduser().absolute())
         chosen = dataclasses.replace(chosen, cache=place)
@@ -169,7 +172,7 @@ class Upcycling:
         if self.settings.license:
             origin["license"] = self.settings.license
         self._open_data()
-        candidates(self.source.config, self.settings.gflops, self.settings.fixed)
+        self._check_candidates()
         asked = json.loads(json.dumps(self._asked()))
         if restarted and self.processes.broadcast(self._read_asked() not in (None, asked)):
             raise self._taken()
@@ -224,6 +227,15 @@ class Upcycling:
             raise HVTError(
                 f"gradual blends one pooling in, and pool_after={after} has {len(after)}: leave "
                 "one of the two out, or name one block"
+            )
+
+    def _check_candidates(self) -> None:
+        settings = self.settings
+        pooled_ones, _ = candidates(self.source.config, settings.gflops, settings.fixed)
+        if settings.gradual and all(len(one.pool_blocks) != 1 for one in pooled_ones):
+            raise HVTError(
+                f"gradual blends one pooling in, and within gflops={settings.gflops:g} every "
+                "placement has another number of them: leave gradual out, or name another budget"
             )
 
     def go_on(self, digest: str) -> None:
@@ -282,8 +294,10 @@ class Upcycling:
             if not self.processes.broadcast((path / "model.safetensors").exists()):
                 phase(work, _own_copy(models[best]), path, epochs)
                 self.processes.barrier()  # for the main process, which writes
-                if not (path / "best.safetensors").exists():
-                    continue
+            if name == "tail":
+                self._drop_cache()
+            if not (path / "best.safetensors").exists():
+                continue
             models[name] = load(path / "best.safetensors", self.device).float()
             scores[name] = held.measure(models[name])
             self._describe_score(name, scores[name])
@@ -299,7 +313,6 @@ class Upcycling:
             chunks = self._affordable(cache, most)
             if chunks < min(most, FEWEST):
                 self._say("the minutes are too few for a cache: all blocks learn from the start")
-                self._drop(cache)
                 if self.processes.is_main_process:
                     path.mkdir(exist_ok=True)
                     self._write(f"{path.name}/{LEFT_OUT}", {"minutes": settings.minutes})
@@ -326,16 +339,19 @@ class Upcycling:
             )  # fmt: skip
 
         if settings.minutes is not None and not (path / "phase.json").exists():
-            share = 60 * settings.minutes * TAIL_SHARE
+            share = 60 * settings.minutes * self._tail_share()
             left = max(share * (1 - CACHE_SHARE), share - (time.monotonic() - began))
             epochs = self._epochs_for(make(1.0), left)
         self._train(make(epochs))
         model.requires_grad_(True)
-        self._drop(cache)
 
-    def _drop(self, cache: Cache) -> None:
+    def _tail_share(self) -> float:
+        return TAIL_SHARE if self.settings.passes()[1] else 1.0
+
+    def _drop_cache(self) -> None:
+        """The run's own: one that was named is kept."""
         if self.settings.cache is None and self.processes.is_main_process:
-            cache.remove()
+            shutil.rmtree(self.folder / "cache", ignore_errors=True)
 
     def _all(self, work: Work, model: HVT, path: Path, epochs: float) -> None:
         settings = self.settings
@@ -390,7 +406,7 @@ class Upcycling:
         written = self.folder / "chunks.json"
         if self.processes.broadcast(written.exists()):
             return min(most, int(json.loads(written.read_text())))
-        budget = 60 * (self.settings.minutes or 0) * TAIL_SHARE * CACHE_SHARE
+        budget = 60 * (self.settings.minutes or 0) * self._tail_share() * CACHE_SHARE
         missing = [n for n, path in enumerate(cache.paths(most)) if not path.exists()]
         first = self.processes.broadcast(missing[0] if missing else most)
         chunks = most
@@ -431,6 +447,7 @@ class Upcycling:
             "preprocessing": {name: self.source.pretrained_cfg[name] for name in preprocessing},
             "config": model.config.to_dict(),
             "photos": work.photos.digest,
+            "held_out": len(work.photos.val),
             "sizes": work.sizes,
             "scale": settings.scale,
             "seed": settings.seed,
@@ -458,7 +475,7 @@ class Upcycling:
                 table = self._rank(pooled_ones, rivals)
                 free = [row for row in table if row.config.pool_blocks] or table
                 if settings.gradual:  # which blends one in
-                    free = [row for row in free if len(row.config.pool_blocks) == 1] or free
+                    free = [row for row in free if len(row.config.pool_blocks) == 1]
                 chosen = free[0].config
             placement = {"chosen": chosen.to_dict(), "ranked": [row.to_dict() for row in table]}
             self._write("placement.json", placement)
@@ -469,7 +486,8 @@ class Upcycling:
     def _rank(self, pooled_ones: list[HVTConfig], rivals: list[HVTConfig]) -> list[Ranked]:
         settings, photos = self.settings, self.photos
         count = min(settings.rank_photos, len(photos.train))
-        spread = range(0, len(photos.train), max(1, len(photos.train) // count))[:count]
+        # In no order: the first rounds see the first of them.
+        spread = random.Random(0).sample(evenly(len(photos.train), count), count)
         judge = Judge(
             self.source, photos.train.subset(spread), self.device, self.workers,
             settings.skip_broken,
@@ -521,6 +539,7 @@ class Upcycling:
         model.pretrained_cfg["origin"] = self.source.pretrained_cfg["origin"]
         rows: list[report.Row] = []
         if self.processes.is_main_process:
+            self._check_output(model)
             save(model, self.output)
             self._say(f"the model is in {self.output}")
             whole = Score(
@@ -548,6 +567,20 @@ class Upcycling:
             )
         self.processes.barrier()
         return Upcycled(model, self.output, self.folder, table, rows)
+
+    def _check_output(self, model: HVT) -> None:
+        """Refuse a file that another run has written meanwhile; our own is written once more."""
+        if not self.output.exists():
+            return
+        try:
+            own = _digest(load(self.output)) == _digest(model)
+        except HVTError:
+            own = False
+        if not own:
+            raise HVTError(
+                f"{self.output} is another model's by now: move it away, then go on with hvt "
+                f"upcycle --resume {self.folder}"
+            )
 
     # ── what is said and written ────────────────────────────────────────────────────────────────
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import HVTError
-from ..fields import check_values, field
+from ..fields import MOST_THREADS, check_values, field
+from ..training.recipe import MOST
 
 PLACEMENT = (
     "img_size", "pool_after", "pool", "pool_dims", "pool_stride", "pool_kernel",
@@ -41,12 +42,17 @@ class Settings:
         None,
         "passes of each phase, if not 10: the tail over its crops, all over the photos",
         least=0,
+        most=MOST,
     )
     minutes: float | None = field(
         None, "bound the training by about so many minutes instead of by epochs", least=0
     )
-    tail_epochs: float | None = field(None, "passes of the tail alone, if not epochs", least=0)
-    all_epochs: float | None = field(None, "passes of all blocks, if not epochs", least=0)
+    tail_epochs: float | None = field(
+        None, "passes of the tail alone, if not epochs", least=0, most=MOST
+    )
+    all_epochs: float | None = field(
+        None, "passes of all blocks, if not epochs", least=0, most=MOST
+    )
     crops: int = field(2, "crops of each photo that are cached for the tail", least=1)
     cache: str | None = field(
         None, "folder of the cache, kept and used again (default: in the run's, removed when done)"
@@ -85,7 +91,7 @@ class Settings:
         choices=("auto", "off", "bfloat16", "float16"),
     )
     workers: int = field(-1, "processes that read photos; -1 chooses", least=-1)
-    threads: int | None = field(None, "CPU threads of each process", least=1)
+    threads: int | None = field(None, "CPU threads of each process", least=1, most=MOST_THREADS)
     seed: int = field(0, "seed of crops and order", least=0)
     checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", least=0)
 

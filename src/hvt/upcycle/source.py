@@ -53,9 +53,11 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
 
 
 def _published(name: str) -> HVT:
-    named_config(name)  # refuses what does not fit before anything is fetched
     try:
+        named_config(name)  # refuses what does not fit before anything is fetched
         model: Any = timm.create_model(name, pretrained=True)
+    except HVTError:
+        raise
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise HVTError(

@@ -138,8 +138,10 @@ def averaged(x: Tensor, index: int, whole: HVTConfig, student: HVTConfig) -> Ten
     """
     prefix, stage = whole.num_prefix_tokens, sum(block <= index for block in student.pool_blocks)
     patches = x[:, prefix:]
-    sequence = stage > 0 and student.pool_dims == 1
-    picture = as_picture(patches, (1, patches.shape[1]) if sequence else whole.grid)
+    picture = as_picture(patches, whole.grid)
+    if stage > 0 and student.pool_dims == 1:  # row by row, in rows of the student's length
+        patches = as_tokens(F.adaptive_avg_pool2d(picture, student.grid))
+        picture = as_picture(patches, (1, patches.shape[1]))
     parts = as_tokens(F.adaptive_avg_pool2d(picture, student.grids[stage]))
     return torch.cat((x[:, :prefix], parts), dim=1)
 
