@@ -138,7 +138,9 @@ def as_predicted(
 
 def test_predictions_that_come_true(as_predicted: Path, cpu: Protocol, protocol: Protocol) -> None:
     result = collected(as_predicted, cpu, protocol)
-    assert set(outcomes(result).values()) == {"came true"}, outcomes(result)
+    reported = outcomes(result)
+    assert reported.pop("M=0 fits them best.") == "not decided"  # losses have no known spread
+    assert set(reported.values()) == {"came true"}, reported
 
 
 @pytest.mark.parametrize(
@@ -224,12 +226,12 @@ def test_curves_that_are_flat_and_pictures_that_are_not_learned(
     tmp_path: Path, cpu: Protocol, protocol: Protocol
 ) -> None:
     write_long(tmp_path, protocol, "A", PAPER_A, gain=1.4)
-    write_long(tmp_path, protocol, "C", PAPER_C, losses={"M=0": 0.8, "M=2": 0.79, "M=4": 0.9})
+    write_long(tmp_path, protocol, "C", PAPER_C, losses={"M=0": 0.8, "M=2": 0.79, "M=4": 0.99})
     result = collected(tmp_path, cpu, protocol)
     reported = outcomes(result)
     assert reported["No curve is flat."] == "did not"
     (fitted,) = [text for text in reported if text.startswith("All three fit")]
-    assert reported[fitted] == "did not"  # M=2 is best
+    assert reported[fitted] == "did not"
     page = "\n".join(section(result, "reproduction"))
     assert "| A | DeiT-Ti | 8.0 | 0.104 | 40 | 54.00, 54.20 | 54.10 ± 0.14 | +1.40 | yes |" in page
 

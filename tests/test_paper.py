@@ -969,7 +969,8 @@ def test_the_page_has_what_was_measured(here: Here, tmp_path: Path) -> None:
     assert f"| {mean:.2f} ± {spread:.2f} (n = 2) |" in text
     assert f"| {avg.top1:.2f} (n = 1) |" in text
     assert "| Max | 1.39 | 75.43 | 8 px, patch 2, width 24, 3 blocks | 16 → 7 → 3 |" in text
-    assert "`hvt paper run pool_type --protocol cpu`; seeds 0, 1; 4 trainings" in text
+    command = f"hvt paper run pool_type --protocol cpu --protocol-file {here.file}"
+    assert f"`{command}`; seeds 0, 1; 4 trainings" in text
     assert f"torch {avg.versions['torch']}" in text
     assert f"Max − Avg = {mean - avg.top1:+.2f} points (wanted > 0; paper +5.05, n = 2" in text
     assert f"Avg − Conv = {avg.top1 - conv.top1:+.2f} points (wanted > 0; paper +0.63," in text
@@ -1048,6 +1049,55 @@ def test_figures(here: Here, tmp_path: Path) -> None:
     assert "(both/figure1.png)" in page
     assert "(both/figure4.png)" in page
     assert "figure4.png" not in render(here.protocol, {}, tmp_path)
+
+
+def test_figure_4_is_of_the_data_that_all_its_rows_are_printed_for() -> None:
+    full = load_protocol("full")
+    assert full.data_of(get_table("figure4")) == full.data_of(get_table("main")) == "imagenet"
+    assert full.data_of(get_table("cls_token")) == "cifar100"
+    assert full.data_of(get_table("scalability")) == "cifar100"  # of which none is printed
+
+
+def test_rows_from_other_tables_are_shown_where_they_are_trained(cpu: Protocol) -> None:
+    full = load_protocol("full")
+    names = {data: [line.row.name for line in fill(full, get_table("main"), {}, data).lines]
+             for data in (None, "imagenet")}  # fmt: skip
+    assert "HVT-Ti-0" not in names[None]
+    assert "HVT-Ti-0" in names["imagenet"]
+    assert "HVT-Ti-0" in [line.row.name for line in fill(cpu, get_table("main"), {}).lines]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("holdout = 0.1", "it sets holdout, which every row has alike"),
+        ('init = "a.safetensors"', "it sets init, which every row has alike"),
+        ("[overrides]\nnum_heads = 4", "it sets num_heads, which is what the tables' rows differ"),
+        ("[overrides]\nstages = 2", "it sets stages, which is what the tables' rows differ in"),
+        ("[overrides]\npool_after = [0]", "it sets pool_after, which is what the tables' rows"),
+    ],
+)
+def test_a_recipe_that_would_make_rows_alike_is_no_protocol(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'model = "deit_ti"\ndata = "cifar100"\n{line}\n')
+    with pytest.raises(HVTError, match=f"is not a protocol: {words}"):
+        load_protocol("cpu", path)
+
+
+def test_the_page_tells_the_command_that_it_is_of(tiny: Protocol, tmp_path: Path) -> None:
+    page = render(tiny, {}, tmp_path, "digits")
+    flags = f"--protocol cpu --protocol-file {tiny.file} --data digits"
+    assert f"hvt paper run all {flags} --root DATA\nhvt paper report {flags}\n" in page
+    assert f"`hvt paper run pool_type {flags}`" in page
+
+
+@pytest.mark.parametrize("flag", ["--protocol=full", "--results=mine", "--json"])
+def test_a_flag_before_the_command_is_not_lost(capsys: Captured, flag: str) -> None:
+    for words in (["costs"], ["run", "main"], ["report"]):
+        err = refused(capsys, "paper", flag, *words)
+        assert f"{flag.split('=')[0]} stands before the command: put it behind" in err
 
 
 def test_figure_4_has_rows_of_the_main_table_for_longer(cpu: Protocol) -> None:

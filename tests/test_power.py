@@ -640,6 +640,7 @@ def test_search_retrain_eval_and_predict(
         (["search", "FIVE", "--gflops", "0.00015"], "knows 5 classes, digits has 10"),
         (["search", "nothing", "--gflops", "0.00015"], "cannot read nothing"),
         (["search", "DEIT", "--gflops", "0.00015"], "does not name its 10 classes, digits has 10"),
+        (["search", "/", "--gflops", "0.00015"], "/ has no name to write beside: use --output"),
         (["search", "DEIT"], "--gflops"),
         (["search", "DEIT", "--gflops", "x"], "gflops='x' must be a number"),
         (["search", "DEIT", "--gflops", "1", "--rlr", "1"], "did you mean --r-lr"),

@@ -33,7 +33,7 @@ from hvt.search.study import (
     rows_of,
 )
 from hvt.search.suggest import choices_of, place
-from hvt.search.worker import Worker
+from hvt.search.worker import Worker, _has
 from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
 
@@ -427,6 +427,15 @@ def test_a_stop_that_comes_after_a_training_is_not_forgotten(
     rows = hvt.search("digits", 0.002, **words).trials
     assert rows[0]["again"] == (0 if trainings == 1 else None)
     assert rows[0]["rungs"][0] == [0.1, 50.0]
+
+
+def test_a_stored_config_is_known_again() -> None:
+    """JSON, which the storage has, makes lists of tuples."""
+    config = hvt.get_config("hvt_ti_1", stages=None, pool_after=(0, 4), img_size=(32, 64))
+    row = {"config": json.loads(json.dumps(config.to_dict()))}
+    assert row["config"] != config.to_dict()
+    assert _has(row, config)
+    assert not _has(row, config.replace(pool_after=(0, 5)))
 
 
 def test_a_config_is_trained_once(trained: list[Recipe], tmp_path: Path) -> None:

@@ -677,9 +677,9 @@ def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(hvt.HVTError, match="threads=2000 must be"):
         Settings(threads=2000)
-    with pytest.raises(hvt.HVTError, match="all_epochs=10000000000.0 must be"):
+    with pytest.raises(hvt.HVTError, match=r"all_epochs=10000000000\.0 must be"):
         Settings(all_epochs=1e10)
-    with pytest.raises(hvt.HVTError, match="no budget is given|is neither a file nor"):
+    with pytest.raises(hvt.HVTError, match="is neither a file nor"):
         hvt.upcycle("nothing", "y.safetensors", "z", pool_after=[1])  # a list will do
     with pytest.raises(hvt.HVTError, match="must be even"):
         Settings(batch_size=7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import typing
 from typing import Any
@@ -27,9 +28,15 @@ def field(
     return dataclasses.field(default=default, metadata=limits | shown)
 
 
+@functools.cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take a while to be made of their text."""
+    return typing.get_type_hints(kind)
+
+
 def check_values(instance: Any) -> None:
     """Refuse a value of a dataclass that is not of its field's type or within its limits."""
-    hints = typing.get_type_hints(type(instance))
+    hints = hints_of(type(instance))
     for one in dataclasses.fields(instance):
         value = getattr(instance, one.name)
         check_type(one.name, value, hints[one.name])

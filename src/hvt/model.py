@@ -229,6 +229,8 @@ class HVT(nn.Module):
 
     def init_weights(self) -> None:
         """DeiT's: truncated normal of std 0.02 for linear layers, positions and prefix tokens."""
+        if self.pos_embed.is_meta:  # a shape alone
+            return
         for name, parameter in self.named_parameters():
             if name.endswith(("pos_embed", "_token")):
                 trunc_normal_(parameter, std=0.02)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -392,7 +393,8 @@ def _foreign(
 # ── fitting ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def parameter_shapes(config: HVTConfig) -> dict[str, tuple[int, ...]]:
+@functools.lru_cache(maxsize=64)
+def parameter_shapes(config: HVTConfig) -> Mapping[str, tuple[int, ...]]:
     """The parameters of a config's model, which is built on the meta device and takes no memory."""
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in HVT(config).state_dict().items()}
@@ -421,7 +423,9 @@ def _fitted(checkpoint: Checkpoint, config: HVTConfig) -> dict[str, Tensor]:
     return tensors
 
 
-def _compare(tensors: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], verdict: str) -> None:
+def _compare(
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], verdict: str
+) -> None:
     missing = [k for k in shapes if k not in tensors]
     surplus = [k for k in tensors if k not in shapes]
     misfits = [k for k in shapes if k in tensors and tensors[k].shape != shapes[k]]

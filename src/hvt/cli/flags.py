@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..errors import HVTError, nearest
+from ..fields import hints_of
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str] = ()) -> None:
     """A flag for each field of a dataclass; what is not given is left out of the namespace."""
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)
     for field in dataclasses.fields(cls):
         if field.name in skip:
             continue
@@ -101,7 +102,7 @@ def given_fields(args: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 def parse_pairs(pairs: Sequence[str], cls: type) -> dict[str, Any]:
     """`depth=24` pairs as typed values, for those who prefer them to flags."""
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     values = {}
     for pair in pairs:

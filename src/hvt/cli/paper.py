@@ -53,8 +53,13 @@ def register(commands: Any) -> None:
         description="List the paper's tables, and how much of each has been trained.",
         epilog=_EXAMPLES,
     )
-    _add_protocol(paper, default=None)
-    paper.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _add_protocol(paper, _LISTED, default=None)
+    paper.add_argument(
+        "--json",
+        dest=f"{_LISTED}json",
+        action="store_true",
+        help="print JSON instead of a table",
+    )
     paper.set_defaults(run=run_list, parser=paper)
     whats = paper.add_subparsers(metavar="COMMAND", parser_class=Parser)
 
@@ -152,20 +157,38 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run_report, parser=parser)
 
 
-def _add_protocol(parser: argparse.ArgumentParser, **results: Any) -> None:
+_LISTED = "listed_"
+"""Before the names of flags that stand before a command, where they are those of `hvt paper`."""
+
+
+def check_order(args: argparse.Namespace) -> None:
+    """Refuse flags of `hvt paper` before a command, which has its own of the same names."""
+    for name in ("protocol", "protocol_file", "results", "json"):
+        if getattr(args, _LISTED + name):
+            raise HVTError(
+                f"--{name.replace('_', '-')} stands before the command: put it behind, as in "
+                "hvt paper report --results DIR"
+            )
+
+
+def _add_protocol(parser: argparse.ArgumentParser, before: str = "", **results: Any) -> None:
     """Which protocol, and where its results are; `results` is argparse's, of that flag."""
     parser.add_argument(
         "--protocol",
+        dest=f"{before}protocol",
         choices=("cpu", "full"),
-        default="cpu",
+        default=None if before else "cpu",
         help="cpu: 32 pixels, minutes a row; full: the paper's own (default: cpu)",
     )
     parser.add_argument(
-        "--protocol-file", metavar="TOML", help="a recipe that stands in for the protocol's"
+        "--protocol-file",
+        dest=f"{before}protocol_file",
+        metavar="TOML",
+        help="a recipe that stands in for the protocol's",
     )
     more = "; may be repeated" if "action" in results else ""
     words = f"where results are (default: {_RESULTS}){more}"
-    parser.add_argument("--results", metavar="DIR", help=words, **results)
+    parser.add_argument("--results", dest=f"{before}results", metavar="DIR", help=words, **results)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -182,7 +205,8 @@ def run_list(args: argparse.Namespace) -> None:
     from ..paper import run
     from ..paper.claims import BUDGETS
 
-    protocol, known = _opened(args, args.results and [args.results])
+    named = args.listed_results and [args.listed_results]
+    protocol, known = _opened(args.listed_protocol or "cpu", args.listed_protocol_file, named)
     done = {one.name for results in known.values() for one in results}
     rows: list[dict[str, Any]] = []
     for table in (tables() | trainable()).values():
@@ -197,7 +221,7 @@ def run_list(args: argparse.Namespace) -> None:
                 "done": sum(job.name in done for job in jobs),
             }
         )
-    if args.json:
+    if args.listed_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     grid = Grid("table", "in the paper", box=None, header_style="bold")
@@ -217,6 +241,7 @@ def run_list(args: argparse.Namespace) -> None:
 
 
 def run_costs(args: argparse.Namespace) -> int:
+    check_order(args)
     chosen = [get_table(name) for name in args.tables] or None
     priced = entries(chosen)
     unequal = [entry for entry in priced if not entry.equal]
@@ -269,7 +294,8 @@ def run_report(args: argparse.Namespace) -> None:
     from ..paper.report import long_results, render
     from ..paper.results import read_all
 
-    protocol, known = _opened(args, args.results)
+    check_order(args)
+    protocol, known = _opened(args.protocol, args.protocol_file, args.results)
     folders = [Path(folder) for folder in args.results or [_RESULTS]]
     long, known_long = None, {}
     if protocol.name == "cpu":  # whose models it trains for longer
@@ -307,13 +333,13 @@ def run_report(args: argparse.Namespace) -> None:
 
 
 def _opened(
-    args: argparse.Namespace, named: list[str] | None
+    name: str, file: str | None, named: list[str] | None
 ) -> tuple[Protocol, dict[str, list[Finished]]]:
     """The protocol, and its results in the folders that were named, or else in the usual one."""
     from ..paper.protocol import load_protocol
     from ..paper.results import read_all
 
-    protocol = load_protocol(args.protocol, args.protocol_file)
+    protocol = load_protocol(name, file)
     for folder in named or ():
         if not any((Path(folder) / part).is_dir() for part in _parts(protocol.name)):
             raise HVTError(

@@ -29,7 +29,9 @@ def run_run(args: argparse.Namespace) -> int:
     from ..paper.claims import BUDGETS
     from ..paper.protocol import load_protocol
     from ..paper.results import read_all
+    from .paper import check_order
 
+    check_order(args)
     is_long = "long" in args.tables
     _check_long(args, is_long)
     protocol = load_protocol(args.protocol, args.protocol_file)

@@ -109,10 +109,6 @@ def run_search(args: argparse.Namespace) -> None:
 
     recipe = _recipe(args, {}, epochs=EPOCHS)
     output = Path(args.file) if args.file else _beside(args.checkpoint)
-    if output.exists():
-        raise HVTError(f"{output} already exists: choose another --output, or remove it")
-    if not output.parent.is_dir():
-        raise HVTError(f"cannot write {output}: the folder {output.parent} does not exist")
     if args.r_lr is not None and not 0 < args.r_lr <= 1:
         raise HVTError(f"r_lr={args.r_lr:g} must be above 0 and at most 1")
     search(
@@ -145,5 +141,7 @@ def _recipe(args: argparse.Namespace, overrides: dict[str, Any], **defaults: Any
 
 
 def _beside(checkpoint: str) -> Path:
-    path = Path(checkpoint)
+    path = Path(checkpoint).absolute() if Path(checkpoint).name == "" else Path(checkpoint)
+    if not path.name:
+        raise HVTError(f"{checkpoint} has no name to write beside: use --output")
     return path.with_name(f"{path.stem}_power.safetensors")

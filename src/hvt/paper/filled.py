@@ -12,7 +12,7 @@ from ..training.watch import clock
 from .claims import BUDGETS, LEAST_EPOCHS, Spread, pooled_spread
 from .protocol import Plan, Protocol, macs_of, plan
 from .results import Finished
-from .tables import Row, Table, shown_rows
+from .tables import Row, Table, get_table, shown_rows
 
 Known = Mapping[str, Sequence[Finished]]
 """Results by training."""
@@ -97,6 +97,8 @@ def fill(protocol: Protocol, table: Table, known: Known, data: str | None = None
     source = protocol.data_of(table, data)
     lines = []
     for row in shown_rows(table):
+        if row.table != table.name and protocol.data_of(get_table(row.table), data) != source:
+            continue  # shown beside, and trained on other data
         plans = {budget: plan(protocol, row, budget, source) for budget in BUDGETS}
         results = {b: list(known.get(one.training.key, ())) for b, one in plans.items()}
         lines.append(Line(row, plans, results))

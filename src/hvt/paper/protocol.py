@@ -66,6 +66,13 @@ SAME = 0.03
 # The paper's size of each field that a protocol scales.
 _PAPER = {"img_size": 224, "patch_size": 16, "head_dim": 64, "depth": 12}
 
+# What a recipe in place of a protocol's may not set.
+_OF_ROWS = (
+    "num_heads", "embed_dim", "stages", "pool_after", "pool", "pool_dims",
+    "class_token", "global_pool", "retention", "merge", "num_classes",
+)  # fmt: skip
+_OF_WEIGHTS = ("init", "pretrained", "holdout")
+
 # What changes neither the model nor what it learns, beyond rounding.
 _CIRCUMSTANCES = (
     "model", "overrides", "root", "download", "output", "seed", "device", "amp", "compile",
@@ -80,16 +87,23 @@ class Protocol:
 
     name: str
     recipes: dict[str, Recipe]
+    file: str | None = dataclasses.field(default=None, compare=False)
+    """Of a recipe that stands in for the protocol's own."""
+
+    def flags(self, data: str | None = None) -> list[str]:
+        """Those of `hvt paper` that ask for it."""
+        flags = ["--protocol", self.name]
+        flags += ["--protocol-file", self.file] if self.file else []
+        return flags + (["--data", data] if data else [])
 
     def data_of(self, table: Table, asked: str | None = None) -> str:
-        """The data set for a table: the one asked for, or the first that the paper prints."""
+        """The data set for a table: the one asked for, or the first with a figure for all rows."""
         if asked is not None:
             if asked not in self.recipes:
                 hint = nearest(asked, self.recipes)
                 raise HVTError(f"the protocol {self.name} has no data {asked!r}: {hint}")
             return asked
-        printed = {data for row in table.rows for data in row.top1}
-        known = [data for data in self.recipes if data in printed]
+        known = [data for data in self.recipes if all(data in row.top1 for row in table.rows)]
         return (known or list(self.recipes))[0]
 
 
@@ -99,6 +113,7 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
         raise HVTError(f"unknown protocol {name!r}: {nearest(name, PROTOCOLS)}")
     if file is None and name == "full":
         return Protocol(name, {data: load_recipe(data) for data in ("cifar100", "imagenet")})
+    named = file is not None
     file = file or FILES.get(name, FILES["cpu"])
     recipe = load_recipe(file)
     if recipe.data not in SOURCES or recipe.model is None:
@@ -106,7 +121,23 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
             f"{file} is not a protocol: it must name a model, whose cost is the compute "
             f"budget, and data, one of {', '.join(SOURCES)}"
         )
-    return Protocol(name, {recipe.data: recipe})
+    taken = [field for field in (*_OF_ROWS, *_OF_WEIGHTS) if _sets(recipe, field)]
+    if taken:
+        raise HVTError(
+            f"{file} is not a protocol: it sets {taken[0]}, which "
+            + (
+                "is what the tables' rows differ in"
+                if taken[0] in _OF_ROWS
+                else "every row has alike, from new weights and tested on the test pictures"
+            )
+        )
+    return Protocol(name, {recipe.data: recipe}, str(file) if named else None)
+
+
+def _sets(recipe: Recipe, field: str) -> bool:
+    if field in _OF_ROWS:
+        return field in recipe.overrides
+    return bool(getattr(recipe, field) != getattr(Recipe(), field))
 
 
 # ── what a row becomes ──────────────────────────────────────────────────────────────────────────

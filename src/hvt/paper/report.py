@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -114,14 +115,14 @@ def render(
     parts = [
         "# Reproduction",
         "<!-- Written by `hvt paper report` from the result files; do not edit. -->",
-        _opening(protocol, filled, list(used.values()), noise, beside),
+        _opening(protocol, filled, list(used.values()), noise, beside, data),
         *_summary(filled, noise, long, "one pass" if beside else "the recipe above"),
         "## Claims",
         _claims_table(filled, noise),
         "## Tables",
     ]
     for one in filled:
-        parts += _table_part(protocol, one, noise, usual, comments)
+        parts += _table_part(protocol, one, noise, usual, comments, data)
     parts += ["## Figures", *_figures_part(protocol, known, data, comments.name)]
     if long is not None:
         parts += section(long, comments.name)
@@ -146,6 +147,7 @@ def _opening(
     used: Sequence[Finished],
     noise: Noise,
     with_long: bool,
+    data: str | None,
 ) -> str:
     wanted = {
         f"{line.plans[budget].training.key}-{seed}"
@@ -177,10 +179,8 @@ def _opening(
             f"reverse. At equal compute a row with less than half an epoch ({SHORT}) decides "
             "nothing."
         )
-    commands = (
-        f"```\nhvt paper run all --protocol {protocol.name} --root DATA\n"
-        f"hvt paper report --protocol {protocol.name}\n```"
-    )
+    flags = shlex.join(protocol.flags(data))
+    commands = f"```\nhvt paper run all {flags} --root DATA\nhvt paper report {flags}\n```"
     recipes = [_recipe_part(protocol, data) for data in protocol.recipes]
     return "\n\n".join([*lines, commands, *recipes])
 
@@ -235,7 +235,12 @@ def _differences(claim: Claim, filled: Filled, by_budget: Mapping[str, Verdict])
 
 
 def _table_part(
-    protocol: Protocol, one: Filled, noise: Noise, usual: float | None, comments: Path
+    protocol: Protocol,
+    one: Filled,
+    noise: Noise,
+    usual: float | None,
+    comments: Path,
+    data: str | None,
 ) -> list[str]:
     table = one.table
     headings, rows = cells(one, usual)
@@ -246,7 +251,7 @@ def _table_part(
     notes = _notes(one, usual)
     if notes:
         parts.append("\n".join(f"- {text}" for text in notes))
-    parts.append(_provenance(protocol, one))
+    parts.append(_provenance(protocol, one, data))
     parts += [_paragraph(claim, one, noise) for claim in CLAIMS if claim.table == table.name]
     comment = _comment(comments / f"{table.name}.md")
     return parts + ([comment] if comment else [])
@@ -276,8 +281,8 @@ def _notes(one: Filled, usual: float | None) -> list[str]:
     return lines
 
 
-def _provenance(protocol: Protocol, one: Filled) -> str:
-    command = f"`hvt paper run {one.table.name} --protocol {protocol.name}`"
+def _provenance(protocol: Protocol, one: Filled, data: str | None) -> str:
+    command = f"`{shlex.join(['hvt', 'paper', 'run', one.table.name, *protocol.flags(data)])}`"
     results = one.results
     if not results:
         return f"Command: {command}."

@@ -172,6 +172,8 @@ def _check_curve(finished: Finished) -> None:
     for point in finished.curve:
         _check_kinds("a point of its curve", point, {"epoch": int, "train_loss": float})
         known = {k: v for k, v in point.items() if v is not None}
+        if "val_top1" not in point:
+            raise HVTError("a point of its curve has no val_top1")
         _check_limits(known, {"val_top1": 100})
     last = finished.curve[-1]
     # With PoWER the curve is that of retraining alone. A rest of less than half a step is none.

@@ -94,6 +94,12 @@ def search(
     """
     if recipe.init is None:
         raise HVTError("no checkpoint is given: PoWER starts from a trained DeiT, use init=FILE")
+    if output is not None:  # before hours are spent on searching
+        output = Path(output)
+        if output.exists():
+            raise HVTError(f"{output} already exists: choose another --output, or remove it")
+        if not output.parent.is_dir():
+            raise HVTError(f"cannot write {output}: the folder {output.parent} does not exist")
     processes, device = distributed.init_process_group(recipe.device)
     try:
         if recipe.threads:

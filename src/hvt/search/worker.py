@@ -97,7 +97,7 @@ class Worker:
         trial.set_user_attr("params_m", price.params_m)
         own = trial.user_attrs.get("rungs", [])  # of one that is taken up, and was to go on
         # The same config trained again would come to the same end.
-        alike = [row["rungs"] for row in rows_of(self.study) if row["config"] == config.to_dict()]
+        alike = [row["rungs"] for row in rows_of(self.study) if _has(row, config)]
         scores = [tuple(pair) for pair in max([own, *alike], key=len)]
         going = len(scores) == len(own) or self._goes_on(config, scores)
         trial.set_user_attr("rungs", scores)
@@ -122,7 +122,7 @@ class Worker:
 
     def _goes_on(self, config: HVTConfig, scores: Sequence[tuple[float, float]]) -> bool:
         """Whether a config is worth the rung after its last; other trials of it do not count."""
-        others = [row for row in rows_of(self.study) if row["config"] != config.to_dict()]
+        others = [row for row in rows_of(self.study) if not _has(row, config)]
         score = Score(cost(config).gflops, scores[-1][1])
         return goes_on(score, reached(others, len(scores) - 1))
 
@@ -204,3 +204,8 @@ class Worker:
 
     def _say(self, text: str) -> None:
         self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def _has(row: dict[str, Any], config: HVTConfig) -> bool:
+    """Whether a stored trial is of a config; JSON has lists where there were tuples."""
+    return HVTConfig.from_dict(row["config"]) == config

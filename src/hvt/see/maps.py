@@ -99,8 +99,8 @@ def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:
         places = [place for place in places if not model.feature_info[place]["sequence"]]
     if not places:
         raise HVTError(
-            "the model drops or merges tokens from its first block on, and those that are left have "
-            "lost their places in the picture: see tokens shows which they are"
+            "the model drops or merges tokens from its first block on, and those that are left "
+            "have lost their places in the picture: see tokens shows which they are"
         )
     maps = model.forward_intermediates(
         images, places, stop_early=True, intermediates_only=True, interpolate=True

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config import FIELDS, HVTConfig, check_fields, is_config_file, read_config
 from ..errors import HVTError, nearest
-from ..fields import MOST_THREADS, check_type, check_values, field
+from ..fields import MOST_THREADS, check_type, check_values, field, hints_of
 from ..zoo import get_config
 
 if sys.version_info >= (3, 11):
@@ -128,7 +127,7 @@ class Recipe:
     def __post_init__(self) -> None:
         check_values(self)
         check_fields(self.overrides)
-        hints = typing.get_type_hints(HVTConfig)
+        hints = hints_of(HVTConfig)
         for name, value in self.overrides.items():
             check_type(name, value, hints[name])
 

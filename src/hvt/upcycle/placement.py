@@ -203,10 +203,10 @@ def _config(
 def _kernel(
     base: HVTConfig, size: tuple[int, int], stride: tuple[int, int] | int, stages: int
 ) -> tuple[int, int] | int:
-    """Windows that share no token where a stride of 2 divides the grid; elsewhere the paper's, of 3.
+    """Windows that share no token where 2 divides the grid; elsewhere the paper's, of 3.
 
-    A window of 2 would leave out the last row of an odd grid. Windows of 2s - 1 around each s-th row
-    leave none out; narrower ones do for strides s above 2, as they begin before the grid.
+    A window of 2 would leave out the last row of an odd grid. Windows of 2s - 1 around each s-th
+    row leave none out; narrower ones do for strides s above 2, as they begin before the grid.
     """
     if isinstance(stride, int):
         return stride + 1
