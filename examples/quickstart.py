@@ -6,10 +6,10 @@ make quickstart
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
+from hvt._openmp import wait_briefly
 from hvt.training.interrupt import Interrupted
 
 # The same blocks on all 17 tokens cost as much at two thirds of the width.
@@ -18,7 +18,7 @@ DEIT = {"class_token": True, "stages": 0, "num_heads": 2}
 
 def main() -> None:
     # As the commands do, before torch is imported: threads that spin collapse on a busy CPU.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_briefly()
     # Here and not at the top, so that Ctrl-C is quiet while torch is imported.
     from rich.console import Console
     from rich.table import Table
