@@ -12,7 +12,7 @@ RUN_STAMP := $(VENV)/.hvt-train-installed
 STAMP := $(VENV)/.hvt-dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-lowest test-slow lint format types clean
+.PHONY: help quickstart test tests test-lowest test-slow lint format types clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,7 +20,11 @@ help: ## List the targets
 quickstart: $(RUN_STAMP) ## Train an HVT and a DeiT of equal cost on digits, compare, predict
 	@$(BIN)/python examples/quickstart.py
 
-test: lint types ## Everything that must pass: lint, types, tests
+test: lint ## Everything that must pass: lint, types, tests
+	@$(MAKE) --no-print-directory -j2 types tests
+
+# Beside the types, whose check leaves a core idle.
+tests: $(STAMP)
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-lowest: ## The tests with the lowest versions that pyproject.toml allows, in .venv-lowest

@@ -16,8 +16,8 @@ from conftest import SMALL, Command
 from PIL import Image
 
 import hvt
+from hvt.bench.contenders import Contender, gflops, modes_of, open_contender
 from hvt.bench.contenders import build as build_contender
-from hvt.bench.contenders import gflops, modes_of, open_contender
 from hvt.bench.measure import calls_in_turns, describe, in_turns
 from hvt.bench.peak import peak_memory
 from hvt.bench.plot import draw
@@ -97,8 +97,22 @@ def test_the_machine_is_named() -> None:
 # Contenders
 
 
-def test_rows_are_of_the_models_own_cost(checkpoint: Path, tmp_path: Path) -> None:
-    opened = [open_contender(str(checkpoint), mode, CPU, tmp_path) for mode in ("eager", "onnx")]
+@pytest.fixture(autouse=True)
+def _small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's peak is of no interest here."""
+    monkeypatch.setattr("hvt.bench.measure.MATMUL_SIZES", (64, 96))
+
+
+@pytest.fixture(scope="module")
+def contenders(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Contender]:
+    folder, modes = tmp_path_factory.mktemp("contenders"), ("eager", "onnx", "int8")
+    return {mode: open_contender(str(checkpoint), mode, CPU, folder) for mode in modes}
+
+
+def test_rows_are_of_the_models_own_cost(
+    checkpoint: Path, contenders: dict[str, Contender]
+) -> None:
+    opened = [contenders["eager"], contenders["onnx"]]
     memory = {(str(checkpoint), "onnx", 2): 5_000_000}
     rows = measure(opened, [1, 2], CPU, rounds=1, least=0.01, memory=memory)
     assert [(row.mode, row.batch) for row in rows] == [
@@ -116,13 +130,10 @@ def test_rows_are_of_the_models_own_cost(checkpoint: Path, tmp_path: Path) -> No
     assert [row.peak_memory_mb for row in rows] == [None, None, None, 5.0]
 
 
-def test_modes_give_the_same_logits(checkpoint: Path, tmp_path: Path) -> None:
+def test_modes_give_the_same_logits(contenders: dict[str, Contender]) -> None:
     images = torch.randn(3, 3, 64, 64)
     with torch.inference_mode():
-        logits = {
-            mode: open_contender(str(checkpoint), mode, CPU, tmp_path).run(images)
-            for mode in ("eager", "onnx", "int8")
-        }
+        logits = {mode: one.run(images) for mode, one in contenders.items()}
     torch.testing.assert_close(logits["eager"], logits["onnx"], rtol=1e-3, atol=1e-3)
     assert not torch.equal(logits["int8"], logits["onnx"])  # type: ignore[arg-type]
 
@@ -161,7 +172,7 @@ def test_peak_memory_of_an_exported_file(build: Build, tmp_path: Path) -> None:
     assert weights < peaks[1] < peaks[64] < 1e9
 
 
-@pytest.mark.parametrize("mode", ["onnx", "int8"])
+@pytest.mark.parametrize("mode", [pytest.param("onnx", marks=pytest.mark.slow), "int8"])
 def test_peak_memory_in_an_exported_mode_is_that_of_evaluation(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

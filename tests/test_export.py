@@ -48,6 +48,13 @@ Build = Callable[..., hvt.HVT]
 FORMS = {"onnx": "model.onnx", "int8": "int8.onnx", "torch": "model.pt2"}
 
 
+@pytest.fixture(autouse=True)
+def _brief_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One turn of one call: how fast it is here tells nothing."""
+    monkeypatch.setattr("hvt.bench.exported.ROUNDS", 1)
+    monkeypatch.setattr("hvt.bench.exported.LEAST", 0.0)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint that knows the digits fairly well, and its three exports."""
@@ -293,7 +300,7 @@ def test_int8_products_are_those_of_the_blocks(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("hvt_ti_2", {"depth": 2}),
+        pytest.param("hvt_ti_2", {"depth": 2}, marks=pytest.mark.slow),
         pytest.param("hvt_ti_2", {"depth": 2, "pool": "conv"}, marks=pytest.mark.slow),
         ("hvt_s_2_2d", {"depth": 2}),
         ("deit_ti", {"depth": 2}),
@@ -536,7 +543,11 @@ def test_refused_before_anything_is_written(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("form", ["onnx", "torch"])
+# Both are written and compared alike, and ONNX takes seconds.
+EITHER = [pytest.param("onnx", marks=pytest.mark.slow), "torch"]
+
+
+@pytest.mark.parametrize("form", EITHER)
 def test_a_full_disk(tmp_path: Path, build: Build, form: str) -> None:
     model = build("hvt_ti_1", depth=1, head_dim=64)  # about 2 MB
     with small_disk(tmp_path / "disk", "1m") as disk:
@@ -553,7 +564,7 @@ class Restless(hvt.HVT):
         return logits + torch.rand_like(logits)
 
 
-@pytest.mark.parametrize("form", ["onnx", "torch"])
+@pytest.mark.parametrize("form", EITHER)
 def test_a_file_that_does_not_agree_is_not_left_behind(
     small: dict[str, Any], tmp_path: Path, form: str
 ) -> None:

@@ -2,12 +2,11 @@
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -303,7 +302,14 @@ def test_one_picture_gives_what_it_gives_in_a_batch(model: HVT) -> None:
 # ── compilers ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("model", ["max", "2D", "pooled class token", "PoWER"], indirect=True)
+def some(quick: Sequence[str], slow: Sequence[str]) -> list[Any]:
+    """Kinds of models; a quick run leaves out those whose operators others have."""
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+
+
+@pytest.mark.parametrize(
+    "model", some(["max", "PoWER"], ["2D", "pooled class token"]), indirect=True
+)
 def test_compiles_as_one_graph(model: HVT) -> None:
     torch.compiler.reset()
     images = pictures(model)
@@ -333,6 +339,8 @@ def test_compiles_as_one_graph_in_training(build: Build, images: Tensor) -> None
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler"
 )
 def test_compiles_with_inductor(build: Build, images: Tensor) -> None:
+    import torch._inductor.config
+
     torch.compiler.reset()
     model = build("hvt_s_1", depth=1)
     with torch.no_grad(), torch._inductor.config.patch(compile_threads=1):
@@ -340,7 +348,10 @@ def test_compiles_with_inductor(build: Build, images: Tensor) -> None:
         torch.testing.assert_close(got, model(images), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["max", "conv", "2D", "class token", "PoWER"], indirect=True)
+# `test_export` exports all kinds.
+@pytest.mark.parametrize(
+    "model", some(["max"], ["conv", "2D", "class token", "PoWER"]), indirect=True
+)
 def test_exports_with_a_dynamic_batch(model: HVT) -> None:
     shapes = {"images": {0: torch.export.Dim("batch")}}
     program = torch.export.export(model, (pictures(model),), dynamic_shapes=shapes)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,14 @@ TINY: dict[str, Any] = {
     "epochs": 0.9, "workers": 0, "device": "cpu", "train_fraction": 0.1, "batch_size": 32,
     "img_size": 8, "depth": 2, "threads": 1,
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_draws() -> Iterator[None]:
+    """What is promising is chosen from fewer, which is as good for all but its quality."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hvt.search.suggest.DRAWS", 50)
+        yield
 
 
 # What is suggested

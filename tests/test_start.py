@@ -1,8 +1,9 @@
 """What a start costs: commands that need no torch do not import it, and timm knows our names.
 
-What an interpreter has imported cannot be taken back, so each case has one of its own.
+What an interpreter has imported cannot be taken back, so these have interpreters of their own.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -17,17 +18,22 @@ from hvt.cli import COMMANDS, build_parser, main
 COMPAT = Path(__file__).parents[1] / "src" / "hvt" / "_compat.py"
 HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "sklearn", "matplotlib", "onnxruntime")
 
+# Each command, its exit code, what it wrote to stderr and what heavy thing is imported after it.
 RUN = f"""
-import sys
-sys.argv = ["hvt", *sys.argv[1:]]
+import contextlib, io, json, sys
 from hvt.__main__ import main
-try:
-    code = main()
-except SystemExit as stop:
-    code = stop.code
-heavy = [name for name in {HEAVY} if name in sys.modules]
-assert not heavy, heavy
-raise SystemExit(code)
+answers = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["hvt", *words]
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            code = main()
+        except SystemExit as stop:
+            code = stop.code
+    heavy = [name for name in {HEAVY} if name in sys.modules]
+    answers.append([code or 0, errors.getvalue(), heavy])
+print(json.dumps(answers))
 """
 
 
@@ -36,45 +42,60 @@ def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+COMMANDS_WITHOUT_TORCH: list[tuple[list[str], int]] = [
+    ([], 0),
+    (["--version"], 0),
+    (["--help"], 0),
+    (["models"], 0),
+    (["models", "--json"], 0),
+    (["cost", "hvt_s_4", "--img-size", "384"], 0),
+    (["recipes"], 0),
+    (["recipes", "digits", "--json"], 0),
+    (["train", "--help"], 0),
+    (["completion", "bash"], 0),
+    (["paper", "costs"], 0),
+    (["cost", "hvt_s_9"], 2),
+    (["modles"], 2),
+    (["train", "digits", "--epoch", "3"], 2),
+    (["predict", "--top", "0", "cat.jpg"], 2),
+    (["train", "absent.toml"], 2),
+    (["train", "digit"], 2),
+    (["train"], 2),
+    (["train", "--resume", "nowhere", "--lr", "1"], 2),
+    (["serve", "--port", "-1"], 2),
+    (["serve", "model.onnx", "--pretrained"], 2),
+    (["export", "model.safetensors", "model.pt2", "--int8"], 2),
+    (["export", "a", "b", "c"], 2),
+    (["bench", "hvt_s_4", "--modes", "egaer"], 2),
+    (["bench", "hvt_s_4", "--batch", "0"], 2),
+    (["see", "tokens"], 2),
+    (["power", "search", "model.pth"], 2),
+    (["plan", "--help"], 0),
+    (["plan", "--gflops", "much"], 2),
+    (["search", "digits"], 2),
+]
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[tuple[int, str, list[str]]]:
+    """One after another in one interpreter: what one imports, all that follow have too."""
+    done = python(RUN, json.dumps([words for words, _ in COMMANDS_WITHOUT_TORCH]))
+    assert done.returncode == 0, done.stderr
+    return [tuple(answer) for answer in json.loads(done.stdout)]
+
+
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ([], 0),
-        (["--version"], 0),
-        (["--help"], 0),
-        (["models"], 0),
-        (["models", "--json"], 0),
-        (["cost", "hvt_s_4", "--img-size", "384"], 0),
-        (["recipes"], 0),
-        (["recipes", "digits", "--json"], 0),
-        (["train", "--help"], 0),
-        (["completion", "bash"], 0),
-        (["paper", "costs"], 0),
-        (["cost", "hvt_s_9"], 2),
-        (["modles"], 2),
-        (["train", "digits", "--epoch", "3"], 2),
-        (["predict", "--top", "0", "cat.jpg"], 2),
-        (["train", "absent.toml"], 2),
-        (["train", "digit"], 2),
-        (["train"], 2),
-        (["train", "--resume", "nowhere", "--lr", "1"], 2),
-        (["serve", "--port", "-1"], 2),
-        (["serve", "model.onnx", "--pretrained"], 2),
-        (["export", "model.safetensors", "model.pt2", "--int8"], 2),
-        (["export", "a", "b", "c"], 2),
-        (["bench", "hvt_s_4", "--modes", "egaer"], 2),
-        (["bench", "hvt_s_4", "--batch", "0"], 2),
-        (["see", "tokens"], 2),
-        (["power", "search", "model.pth"], 2),
-        (["plan", "--help"], 0),
-        (["plan", "--gflops", "much"], 2),
-        (["search", "digits"], 2),
-    ],
+    "place",
+    range(len(COMMANDS_WITHOUT_TORCH)),
+    ids=[" ".join(words) for words, _ in COMMANDS_WITHOUT_TORCH],
 )
-def test_no_command_imports_torch_before_it_computes(words: list[str], code: int) -> None:
-    done = python(RUN, *words)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
+def test_no_command_imports_torch_before_it_computes(
+    answers: list[tuple[int, str, list[str]]], place: int
+) -> None:
+    code, err, heavy = answers[place]
+    assert code == COMMANDS_WITHOUT_TORCH[place][1], err
+    assert "Traceback" not in err
+    assert not heavy
 
 
 def test_threads_wait_briefly_unless_told_how(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -32,7 +33,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
 def small(name: str) -> nn.Module:
+    """To be read: `from_timm` copies the weights."""
     torch.manual_seed(0)
     kwargs = {"img_size": 64, "depth": 2, "num_classes": 10} | FAMILIES[name]
     model = timm.create_model(name, **kwargs).eval()
