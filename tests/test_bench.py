@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from conftest import SMALL, Command
+from conftest import SMALL, Command, stir
 from PIL import Image
 
 import hvt
@@ -31,10 +31,12 @@ Build = Callable[..., hvt.HVT]
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def checkpoint(build: Build, tmp_path: Path) -> Path:
-    hvt.save(build("hvt_ti_1", depth=1), tmp_path / "small.safetensors")
-    return tmp_path / "small.safetensors"
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("bench") / "small.safetensors"
+    hvt.save(stir(hvt.create_model("hvt_ti_1", **SMALL | {"depth": 1})), path)
+    return path
 
 
 # Time
