@@ -33,7 +33,7 @@ Build = Callable[..., hvt.HVT]
 @pytest.fixture
 def digits(build: Build, tmp_path: Path) -> Path:
     """A checkpoint for the digits, with their names."""
-    model = build("hvt_ti_1", img_size=8, patch_size=1)
+    model = build("hvt_ti_1", img_size=8, patch_size=1, depth=2)
     model.pretrained_cfg.update(crop_pct=1.0, label_names=tuple("0123456789"))
     hvt.save(model, tmp_path / "digits.safetensors")
     return tmp_path / "digits.safetensors"
@@ -42,7 +42,7 @@ def digits(build: Build, tmp_path: Path) -> Path:
 @pytest.fixture
 def animals(build: Build, tmp_path: Path) -> Path:
     """A checkpoint that knows four animals."""
-    model = build("hvt_ti_1", num_classes=4)
+    model = build("hvt_ti_1", num_classes=4, depth=2)
     hvt.save(model, tmp_path / "animals.safetensors", class_names=["ant", "bee", "cat", "dog"])
     return tmp_path / "animals.safetensors"
 
@@ -105,7 +105,8 @@ def test_eval_on_some_of_the_classes(command: Command, animals: Path, folder: Pa
     code, out, _ = command("eval", animals, "--data", folder, "--json", "--workers", 0)
     assert code == 0
     said = json.loads(out)
-    answers = [hvt.Predictor(animals)(str(path)) for path in sorted(folder.rglob("*.png"))]
+    predictor = hvt.Predictor(animals)
+    answers = [predictor(str(path)) for path in sorted(folder.rglob("*.png"))]
     right = [answer.name == Path(answer.source).parent.name for answer in answers]
     assert said["top1"] == pytest.approx(100 * sum(right) / 8)
     assert said["top5"] == 100

@@ -45,7 +45,7 @@ NAMES = ("ant", "bee", "cat", "dog", "emu", "fox", "gnu", "hen", "ibex", "jay")
 @pytest.fixture
 def model(build: Build) -> hvt.HVT:
     """A small model of ten classes with names, for pictures of 64 pixels taken whole."""
-    made = build("hvt_ti_2")
+    made = build("hvt_ti_2", depth=2)
     made.pretrained_cfg.update(label_names=NAMES, crop_pct=1.0)
     return made
 
