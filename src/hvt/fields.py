@@ -36,7 +36,8 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 def check_values(instance: Any) -> None:
     """Refuse a value of a dataclass that is not of its field's type or within its limits."""
-    hints = hints_of(type(instance))
+    kind: type = type(instance)
+    hints = hints_of(kind)
     for one in dataclasses.fields(instance):
         value = getattr(instance, one.name)
         check_type(one.name, value, hints[one.name])
