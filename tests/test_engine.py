@@ -86,6 +86,7 @@ def test_the_folder_says_everything(done: Result) -> None:
     assert described["overrides"]["head_dim"] == 16
     config = json.loads((done.folder / "config.json").read_text())
     assert hvt.HVTConfig.from_dict(config) == done.model.config
+    assert hvt.load(done.folder).class_names == done.model.class_names  # the folder will do
     with Image.open(done.folder / "curves.png") as picture:
         assert picture.format == "PNG"
 
@@ -822,6 +823,10 @@ def test_a_run_that_ended_within_an_epoch_stays_as_it_is(tmp_path: Path) -> None
     with pytest.raises(HVTError, match="ended within its last epoch"):
         resume(first.folder, console=quiet(), epochs=3)
     assert (first.folder / "recipe.json").read_bytes() == before
+    edited = json.dumps(json.loads(before) | {"epochs": 3})
+    (first.folder / "recipe.json").write_text(edited)
+    with pytest.raises(HVTError, match="ended within its last epoch"):
+        resume(first.folder, console=quiet())
 
 
 def test_resume_by_the_command_takes_epochs_alone(

@@ -527,6 +527,7 @@ def test_refused_before_anything_is_written(
             "--max-error=nan must be above 0, such as 0.1",
         ),
         ((features, tmp_path / "m.onnx"), "only a model with a classifier"),
+        ((checkpoint, "."), "cannot write .: it is a folder"),
         ((checkpoint, tmp_path / "none" / "m.onnx"), "none does not exist"),
         ((checkpoint, tmp_path / "folder.onnx"), "folder.onnx: it is a folder"),
         ((tmp_path / "no.safetensors", tmp_path / "m.onnx"), "no.safetensors: No such file"),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import hvt  # before timm: it makes torchvision importable
 from hvt import HVT, CheckpointError, HVTConfig
+from hvt.checkpoint.foreign import transformers_preprocessing
 
 REFERENCE = FIXTURES / "reference_hvt.pth"
 
@@ -424,6 +425,23 @@ def test_transformers_without_a_processor_are_refused(tmp_path: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"vit has no preprocessor_config\.json, so nothing"):
         hvt.load(folder)
+
+
+def test_a_file_of_a_directory_is_not_read_without_it(tmp_path: Path) -> None:
+    folder = transformers_directory(tmp_path / "vit", timm_vit(depth=1))
+    with pytest.raises(CheckpointError, match=r"is one file of a folder .*: name the folder, "):
+        hvt.load(folder / "model.safetensors")
+    (folder / "config.json").unlink()
+    assert hvt.load(folder / "model.safetensors").config.depth == 1
+
+
+def test_what_a_processor_leaves_out_is_as_in_transformers() -> None:
+    vit, deit = (
+        transformers_preprocessing({"image_processor_type": f"{kind}ImageProcessor"})
+        for kind in ("ViT", "DeiT")
+    )
+    assert (vit["interpolation"], vit["crop_pct"], vit["crop_mode"]) == ("bilinear", 1.0, "squash")
+    assert (deit["interpolation"], deit["crop_pct"]) == ("bicubic", 224 / 256)
 
 
 def test_transformers_tell_the_shape_of_their_pictures(tmp_path: Path) -> None:

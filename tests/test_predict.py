@@ -50,6 +50,15 @@ def model(build: Build) -> hvt.HVT:
     return made
 
 
+def test_a_strip_that_would_become_a_giant_stops_nothing(model: hvt.HVT, tmp_path: Path) -> None:
+    Image.new("L", (1, 60_000)).save(tmp_path / "a.png")
+    Image.new("L", (60, 60)).save(tmp_path / "b.png")
+    strip, other = hvt.Predictor(model, "cpu")(str(tmp_path))
+    assert strip.error is not None
+    assert "too long a strip" in strip.error
+    assert other.error is None
+
+
 @pytest.fixture
 def pictures(tmp_path: Path) -> list[str]:
     draw = np.random.default_rng(0)

@@ -784,6 +784,8 @@ def test_webdataset_shards(tmp_path: Path) -> None:
     data = open_data("wds/", root=tmp_path)
     assert (len(data.train), len(data.val), data.class_names) == (20, 6, ("even", "odd"))
     assert [label for _, label in data.val] == [0, 1, 0, 1, 0, 1]
+    below = open_data(f"wds/{tmp_path.name}", root=tmp_path.parent)
+    assert below.class_names == ("even", "odd")
     turned = open_eval(f"wds/{tmp_path}", class_names=("odd", "even"))
     assert [label for _, label in turned.val] == [1, 0, 1, 0, 1, 0]
     with pytest.raises(HVTError, match="no part can be held out"):

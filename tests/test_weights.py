@@ -150,6 +150,17 @@ def test_without_names_there_are_none(tmp_path: Path) -> None:
     assert hvt.load(tmp_path / "m.safetensors").class_names is None
 
 
+def test_preprocessing_of_no_known_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match="unknown preprocessing 'crop_ptc': did you mean crop_pct"):
+        hvt.save(tiny(), tmp_path / "a.safetensors", preprocessing={"crop_ptc": 1.0})
+    assert names_in(tmp_path) == []
+
+
+def test_an_empty_name_is_no_checkpoint() -> None:
+    with pytest.raises(CheckpointError, match="the checkpoint's name is empty"):
+        hvt.Predictor("")
+
+
 def test_names_must_fit_the_classes(tmp_path: Path) -> None:
     with pytest.raises(HVTError, match="2 class names do not fit 3 classes"):
         hvt.save(tiny(), tmp_path / "m.safetensors", ["a", "b"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from .config import HVTConfig
@@ -27,6 +28,8 @@ def built_in(name: str = DEFAULT) -> Path:
 
 def find_checkpoint(name: str | Path) -> Path:
     """The file of a built-in name, else the path itself; `./cifar100` is a path in any case."""
+    if name == "":
+        raise CheckpointError("the checkpoint's name is empty: name a file or a built-in model")
     if not isinstance(name, str) or name not in BUILT_IN:
         return Path(name)
     path = built_in(name)
@@ -55,4 +58,6 @@ def is_checkpoint(path: str) -> bool:
     folder = Path(path)
     if path in BUILT_IN or folder.suffix.lower() in _ENDINGS:
         return True
-    return any((folder / name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
+    # Not Path.is_file, which raises for a name that is too long or a folder that is not ours.
+    names = ("model.safetensors", "pytorch_model.bin")
+    return any(os.path.isfile(folder / name) for name in names)  # noqa: PTH113

@@ -21,6 +21,11 @@ _SUFFIX = ".hvt.part"
 _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}" + re.escape(_SUFFIX))  # eight are mkstemp's
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with `~` as the home; of an unknown user it stays, where pathlib raises."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
 @contextlib.contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Give a temporary path to write to; on success it replaces `path`, on failure it vanishes.

@@ -65,6 +65,9 @@ def describe(
     preprocessing: dict[str, Any] | None = None,
 ) -> str:
     """A model's description; names and preprocessing default to the model's own."""
+    for name in preprocessing or ():
+        if name not in PREPROCESSING:
+            raise HVTError(f"unknown preprocessing {name!r}: {nearest(name, PREPROCESSING)}")
     names = model.class_names if class_names is None else class_names
     known = model.pretrained_cfg | (preprocessing or {})
     return json.dumps(

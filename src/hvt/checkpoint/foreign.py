@@ -354,6 +354,11 @@ def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
 
     What it leaves out is as in transformers' own processors of ViT and DeiT.
     """
+    kind = processor.get("image_processor_type") or processor.get("feature_extractor_type")
+    usual: dict[str, Any] = {"size": 224, "resample": 2}
+    if str(kind).startswith("DeiT"):
+        usual = {"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}
+    processor = usual | {name: value for name, value in processor.items() if value is not None}
     factor = processor.get("rescale_factor", 1 / 255)
     if not processor.get("do_rescale", True) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
         raise ValueError("the pictures' values are not brought to 0 … 1, as this family's are")

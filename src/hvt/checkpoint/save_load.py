@@ -151,7 +151,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
 
 def load_into(model: HVT, path: str | Path) -> None:
     """Take a checkpoint's weights into a model of the same architecture, resizing them to it."""
-    checkpoint = read(path, model.config.to_dict())
+    checkpoint = read(path, model.config.to_dict(), {})
     tensors = _fitted(checkpoint, model.config)
     if checkpoint.described:
         _check_alike(checkpoint, model.config)
@@ -191,6 +191,7 @@ def read(
 
     `arguments` are what is said of the file elsewhere, and count as if it said them itself.
     """
+    alone = arguments is None
     path, hints, arguments = find_checkpoint(path), hints or {}, arguments or {}
     if os.path.isdir(path):  # noqa: PTH112 - False for a name that cannot be
         return _read_directory(path, hints)
@@ -206,16 +207,28 @@ def read(
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if start[8:9] == b"{":
-        return _read_safetensors(path, hints, arguments)
-    if start[:4] == b"PK\x03\x04" and is_archive(path):
+        checkpoint = _read_safetensors(path, hints, arguments)
+    elif start[:4] == b"PK\x03\x04" and is_archive(path):
         tensors, description = read_archive(path)
-        return _described(path, description, tensors)
-    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+        checkpoint = _described(path, description, tensors)
+    elif start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         tensors, own = read_pickle(path)
-        return _foreign(path, tensors, arguments | own, hints)
-    raise CheckpointError(
-        f"{path} is neither a safetensors nor a PyTorch file, or its beginning is damaged"
-    )
+        checkpoint = _foreign(path, tensors, arguments | own, hints)
+    else:
+        raise CheckpointError(
+            f"{path} is neither a safetensors nor a PyTorch file, or its beginning is damaged"
+        )
+    part = alone and not checkpoint.described and path.name in WEIGHTS
+    if part and os.path.isfile(path.parent / "config.json"):  # noqa: PTH113 - False for what cannot be
+        raise CheckpointError(
+            f"{path} is one file of a folder whose config.json says what tensors do not tell: "
+            f"name the folder, {path.parent}"
+        )
+    return checkpoint
+
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""What Hugging Face's directories call them."""
 
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────
@@ -278,10 +291,10 @@ def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Chec
 
 
 def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
-    files = [path / name for name in ("model.safetensors", "pytorch_model.bin")]
-    weights = next((file for file in files if file.exists()), None)
+    files = [path / name for name in WEIGHTS]
+    weights = next((file for file in files if os.path.exists(file)), None)  # noqa: PTH110
     if weights is None:
-        raise CheckpointError(f"{path} has no model.safetensors or pytorch_model.bin in it")
+        raise CheckpointError(f"{path} has no {' or '.join(WEIGHTS)} in it")
     try:
         config, own = _read_json(path / "config.json"), None
         if "pretrained_cfg" in config:  # timm's
@@ -290,11 +303,13 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
             preprocessing = config["pretrained_cfg"]
             names = config.get("label_names") or preprocessing.get("label_names")
         else:
-            preprocessing = _transformers_preprocessing(path) if config else {}
+            preprocessing = {}
             arguments, names = transformers_config(config)
         if own is not None:
             arguments = own.to_dict()
         checkpoint = read(weights, hints, arguments)
+        if config and "pretrained_cfg" not in config and not checkpoint.described:
+            preprocessing = _transformers_preprocessing(path)
         if own is not None and not checkpoint.described:
             verdict = f"{path} holds no {config['architecture']} with the model_args of config.json"
             _compare(checkpoint.tensors, parameter_shapes(own), verdict)

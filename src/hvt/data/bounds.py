@@ -70,11 +70,7 @@ def check_bounds(image: Any, file: BinaryIO, bounds: Bounds) -> bool:
     width, height = image.size
     if width * height > bounds.pixels:
         raise TooMuch(f"it has {width} × {height} pixels, more than the {bounds.pixels} allowed")
-    if bounds.side**2 * max(width, height) > bounds.pixels * max(1, min(width, height)):
-        raise TooMuch(
-            f"it has {width} × {height} pixels, too long a strip: resized to a shorter side of "
-            f"{bounds.side} it would have more than the {bounds.pixels} pixels allowed"
-        )
+    check_strip(width, height, bounds)
     scans = 1
     if image.format in ("JPEG", "MPO"):
         file.seek(0)
@@ -85,6 +81,15 @@ def check_bounds(image: Any, file: BinaryIO, bounds: Bounds) -> bool:
             raise TooMuch(f"it has {width} × {height} pixels in {scans} scans: too much work")
     most = next((most for name, _, most in _LIGHT.values() if name == image.format), LIGHT_PIXELS)
     return width * height <= most and scans * width * height <= LIGHT_WORK
+
+
+def check_strip(width: int, height: int, bounds: Bounds) -> None:
+    """Refuse a picture that resizing would make a giant."""
+    if bounds.side**2 * max(width, height) > bounds.pixels * max(1, min(width, height)):
+        raise TooMuch(
+            f"it has {width} × {height} pixels, too long a strip: resized to a shorter side of "
+            f"{bounds.side} it would have more than the {bounds.pixels} pixels allowed"
+        )
 
 
 def jpeg_scans(content: bytes) -> int:

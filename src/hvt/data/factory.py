@@ -17,7 +17,7 @@ from timm.data import IterableImageDataset, create_dataset
 from torch.utils.data import Dataset
 
 from ..errors import HVTError, nearest
-from .pictures import BrokenPicture, mode_of, read_picture, to_channels
+from .pictures import BrokenPicture, mode_of, read_picture, to_channels, why
 
 # Prefix → modules that must be there, and how to get them.
 _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -65,7 +65,10 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
         name = f"picture {place} of {self.name}"
         reader = getattr(self.dataset, "reader", None)
         if reader is not None:  # past timm's own reading, which skips broken pictures unseen
-            file, target = reader[place]
+            try:
+                file, target = reader[place]
+            except (AssertionError, OSError) as error:
+                raise BrokenPicture.of(name, why(error)) from error
             with file:
                 return read_picture(file, self.in_chans, name=name), self._map(target)
         try:
@@ -115,9 +118,10 @@ def open_factory(
 ) -> FactorySplits:
     """Open both splits, by the names given or by those that are usual.
 
-    `hfds/FOLDER` is a folder that the `datasets` package reads. `wds/FOLDER` is the same as `wds/`
-    with the folder as `root`; a `classes.txt` beside the shards, one name in a line, names the
-    classes. Without `need_train` there is no training split, except of folders that have no other.
+    `hfds/FOLDER` is a folder that the `datasets` package reads. `wds/FOLDER` is the folder of
+    shards, below `root` if there is one; a `classes.txt` beside the shards, one name in a line,
+    names the classes. Without `need_train` there is no training split, except of folders that have
+    no other.
     """
     prefix, _, rest = name.partition("/")
     modules, package = _NEEDS[prefix.lower()]
@@ -125,10 +129,10 @@ def open_factory(
         raise HVTError(f"{name} needs a package that is not installed: pip install {package}")
     if prefix.lower() in ("hfds", "hfids") and rest != rest.lower() and Path(rest).exists():
         raise HVTError(f"timm would look for {rest.lower()}: {rest} must have no capital letters")
-    if prefix.lower() == "wds" and root is None:
-        if not rest:
+    if prefix.lower() == "wds":
+        if root is None and not rest:
             raise HVTError("wds/ needs a folder: give wds/FOLDER, the folder with the shards")
-        root = Path(rest)
+        root = Path(rest) if root is None else root / rest
     if prefix.lower() == "torch" and root is None:
         root = Path("data")
     options["root"] = None if root is None else str(root)
@@ -235,7 +239,13 @@ def _open_split(
         else:
             if isinstance(dataset, IterableImageDataset):
                 return dataset
-            pictures = FactoryPictures(dataset, name, in_chans)
+            try:
+                pictures = FactoryPictures(dataset, name, in_chans)
+            except Exception as error:  # a column of another name, several numbers for a picture
+                raise HVTError(
+                    f"{name} does not have its labels as numbers in a column called label: "
+                    f"{_one_line(error)}"
+                ) from error
             if not pictures.labels or min(pictures.labels) >= 0:
                 return pictures
             failure = failure or ValueError("its pictures have no labels")
@@ -282,8 +292,13 @@ def _class_names(dataset: Any, root: Path | None) -> tuple[str, ...]:
     dataset = dataset.dataset if isinstance(dataset, FactoryPictures) else dataset
     reader: Any = getattr(dataset, "reader", None)
     for owner in (reader, dataset):
-        places = getattr(owner, "class_to_idx", None)
+        # torchvision's ImageNet has each of a class's names in the second.
+        places = getattr(owner, "wnid_to_idx", None) or getattr(owner, "class_to_idx", None)
         if places:
+            if sorted(places.values()) != list(range(len(places))):
+                raise HVTError(
+                    "the data has several names for a class, or none: use it as a folder"
+                )
             return tuple(str(name) for name in sorted(places, key=places.__getitem__))
     if reader is not None and hasattr(reader, "builder"):  # hfids, tfds
         features = reader.builder.info.features or {}

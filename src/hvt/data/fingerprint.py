@@ -47,4 +47,4 @@ def _relative(files: Sequence[bytes]) -> list[bytes]:
     # What the first and the last by order share, all share.
     ends = [os.path.dirname(path) for path in (min(files), max(files))] if files else []  # noqa: PTH120
     above = os.path.commonpath(ends) if ends else b""
-    return [path[len(above) :] for path in files]
+    return [b"/" + path[len(above) :].lstrip(b"/") for path in files]

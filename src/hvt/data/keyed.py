@@ -115,6 +115,10 @@ class KeyedStream(IterableDataset[Item]):
         files = getattr(getattr(reader, "split_info", None), "filenames", None)
         if isinstance(files, list | tuple):
             wanted = min(wanted, max(1, len(files) // (self.world_size if self.divided else 1)))
+        elif (shards := _shards(reader)) is not None:
+            # Files that processes cannot share evenly are read by each of them.
+            shared = self.divided and shards % self.world_size == 0
+            wanted = min(wanted, max(1, shards // self.world_size if shared else shards))
         if hasattr(self.dataset, "set_loader_cfg"):
             self.dataset.set_loader_cfg(num_workers=max(1, wanted))
         return wanted
@@ -144,3 +148,11 @@ class KeyedStream(IterableDataset[Item]):
 def stream_length(dataset: Any) -> int:
     """The pictures of a stream over all processes, as far as its description tells."""
     return getattr(getattr(dataset, "reader", None), "num_samples", None) or len(dataset)
+
+
+def _shards(reader: Any) -> int | None:
+    """The files of a stream of Hugging Face's: one process too many would wait for ever."""
+    builder = getattr(reader, "builder", None)
+    if not hasattr(builder, "as_streaming_dataset") or getattr(reader, "download", False):
+        return None
+    return int(builder.as_streaming_dataset(split=reader.split).n_shards)

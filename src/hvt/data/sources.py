@@ -12,7 +12,7 @@ from timm.data import IterableImageDataset
 from torch import Tensor
 
 from ..errors import HVTError, nearest
-from ..files import encodable
+from ..files import encodable, expanded
 from .arrays import CIFAR, ArrayPictures, open_cifar, open_digits
 from .classes import ClassMatch, match_classes
 from .factory import FactoryPictures, StreamLabels, is_factory_name, open_factory
@@ -137,7 +137,7 @@ def open_data(
 
 def why_not_trainable(name: str, parts: Parts, root: str | Path | None = None) -> str | None:
     """Why training would refuse a source as it lies there, in a sentence; None if it would not."""
-    folder = Path(root or ".").expanduser() / Path(name).expanduser()
+    folder = expanded(root or ".") / expanded(name)
     hint = better_folder(folder) if folder.is_dir() else ""
     if parts.train is None:
         return f"{name} has no train folder: add one with a folder for each class{hint}"
@@ -225,7 +225,7 @@ def open_parts(
     """
     name = str(name)
     mode_of(in_chans)
-    base = None if root is None else Path(root).expanduser()
+    base = None if root is None else expanded(root)
     if name == "digits":
         return Parts(*open_digits(in_chans), image_size=8)
     base_or_default = base or Path("data")
@@ -248,7 +248,7 @@ def open_parts(
             in_chans=in_chans,
         )
         return Parts(splits.train, splits.val, splits.class_names)
-    folder = Path(name).expanduser() if base is None else base / Path(name).expanduser()
+    folder = expanded(name) if base is None else base / expanded(name)
     exists = os.path.exists(folder)  # noqa: PTH110 - never raises
     if not exists and not any(sign in name for sign in "/\\.~"):
         raise HVTError(f"{name!r} is neither a folder nor a known source: {nearest(name, SOURCES)}")

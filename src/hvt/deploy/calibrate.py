@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.sample import evenly
 from ..errors import HVTError
 from ..model import HVT, Block
 from .quantise import GELU_LEAST, ZERO, Range, integer_weight, scale_and_zero
@@ -35,9 +36,10 @@ class Calibration:
 
 def calibrate(model: HVT, images: Tensor, share: float = FLOAT_SHARE) -> Calibration:
     """Balance a model's channels, and find its ranges and which layers to spare, on pictures."""
-    model = balanced(model, images[:CHOOSING])
+    few = images[evenly(len(images), CHOOSING)]  # their order may be that of the classes
+    model = balanced(model, few)
     ranges = input_ranges(model, images)
-    return Calibration(model, ranges, sensitive(model, images[:CHOOSING], ranges, share))
+    return Calibration(model, ranges, sensitive(model, few, ranges, share))
 
 
 @torch.inference_mode()

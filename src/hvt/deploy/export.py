@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -117,11 +118,11 @@ def check_name(path: Path, form: str) -> None:
     """Refuse an unknown form, a name by which a file would not be known again, and a folder's."""
     if form not in FORMS:
         raise HVTError(f"unknown form {form!r}: use {', '.join(FORMS)}")
+    if os.path.isdir(path):  # noqa: PTH112 - False for a name that cannot be
+        raise HVTError(f"cannot write {path}: it is a folder")
     if path.suffix.lower() != FORMS[form]:
         better = path.with_suffix(FORMS[form]).name
         raise HVTError(f"{path} should end in {FORMS[form]}, as {better} does")
-    if path.is_dir():
-        raise HVTError(f"cannot write {path}: it is a folder")
 
 
 def _calibrate(model: HVT, pictures: Tensor | None) -> tuple[Tensor, Calibration]:

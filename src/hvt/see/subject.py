@@ -19,6 +19,7 @@ from ..builtin import DEFAULT, find_checkpoint, is_checkpoint
 from ..checkpoint.save_load import load, read
 from ..costs import Cost, cost
 from ..errors import HVTError, nearest
+from ..files import expanded
 from ..model import HVT
 from ..registry import create_model
 from ..zoo import MODELS, get_config
@@ -135,7 +136,7 @@ def _checkpoint(name: str | None) -> tuple[Path, str]:
     """A checkpoint's path, and a title for it."""
     if name is None or name in BUILT_IN_NAMES:
         return find_checkpoint(name or DEFAULT), BUILT_IN if name is None else name
-    path = Path(name).expanduser()
+    path = expanded(name)
     label = path.name if path.is_dir() else path.stem
     return path, f"{path.resolve().parent.name}/{label}" if label in _PLAIN else label
 

@@ -18,6 +18,7 @@ from ..checkpoint.save_load import load
 from ..config import HVTConfig
 from ..data.bounds import Bounds
 from ..data.evaluation import eval_transform
+from ..data.pictures import mode_of
 from ..deploy.export import write
 from ..deploy.runtime import OnnxModel, check_classifier, is_onnx
 from ..errors import HVTError
@@ -48,7 +49,7 @@ class Engine:
         exported: str | Path | None = None,
     ) -> None:
         self.settings = settings = settings or Settings()
-        path = find_checkpoint(source or DEFAULT)
+        path = find_checkpoint(DEFAULT if source is None else source)
         self.name = valid_text(path.name or path.resolve().name)
         self.model = None
         if is_onnx(path):
@@ -61,6 +62,7 @@ class Engine:
         names = self.session.class_names
         numbers = map(str, range(self.session.num_classes))
         self.class_names = tuple(map(valid_text, names or numbers))
+        mode_of(self.config.in_chans)  # refuses what no picture has
         self._place, self._table, self._as_is = _steps(eval_transform(self.session))
         side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
         self.bounds = Bounds(settings.max_pixels, settings.decode_timeout, side, known_formats())
@@ -117,7 +119,7 @@ def valid_text(text: str) -> str:
 
 def export_to(folder: str | Path, source: str | Path | None) -> Path | None:
     """The export of a checkpoint for many processes to share; None if it is exported already."""
-    path = find_checkpoint(source or DEFAULT)
+    path = find_checkpoint(DEFAULT if source is None else source)
     if is_onnx(path):
         return None
     model = load(path).float().eval()

@@ -16,6 +16,8 @@ from .body import Upload
 from .engine import Engine, Row
 
 SMALL_FILE, SMALL_PICTURE = 16_384, 16_384
+LONGEST = 8
+"""Times its shorter side, of a small picture: resizing makes a strip as much larger."""
 """Bytes and pixels up to which a thread would cost more than it saves."""
 
 
@@ -56,7 +58,7 @@ class InferencePipeline:
     def _submit(self, content: bytes, what: str, top: int) -> asyncio.Future[Row]:
         if len(content) <= SMALL_FILE:
             image = self.engine.open(content, what)
-            if image is not None and image.width * image.height <= SMALL_PICTURE:
+            if image is not None and _is_small(image):
                 with contextlib.suppress(Heavy):
                     return self.batcher.submit(self._prepare(image, what), top)
         return asyncio.ensure_future(self._submit_in_thread(content, what, top))
@@ -88,3 +90,9 @@ def _what(place: int, uploads: Sequence[Upload]) -> str:
     if uploads[place].name:
         return f"the picture {uploads[place].name!r}"
     return "the picture" if len(uploads) == 1 else f"picture {place + 1} of {len(uploads)}"
+
+
+def _is_small(image: Image.Image) -> bool:
+    """Whether it is prepared so soon that the event loop can wait for it."""
+    sides = sorted(image.size)
+    return sides[0] * sides[1] <= SMALL_PICTURE and sides[1] <= LONGEST * sides[0]

@@ -308,7 +308,7 @@ class Trainer:
         row: Row = dict.fromkeys(COLUMNS, "") | {
             "epoch": epoch + 1,
             "lr": self.learner.optimizer.param_groups[-1]["lr"],
-            "train_loss": progress.loss_sum / max(1, progress.loss_steps),
+            "train_loss": _mean(progress.loss_sum, progress.loss_steps),
             "bad_steps": progress.bad_steps,
             "broken": progress.broken,
         }
@@ -414,12 +414,16 @@ class Trainer:
         with whole_file(self.folder / "config.json") as temporary:
             temporary.write_text(json.dumps(self.learner.model.config.to_dict(), indent=2) + "\n")
 
-    def _lengthen(self, planned: int) -> None:
+    def _check_end(self, planned: int) -> None:
+        """Refuse to go on behind an end within an epoch, whose rest was not learnt from."""
         if self.progress.epoch * self.steps > planned:
             raise HVTError(
                 f"{self.folder} ended within its last epoch, so it cannot be made longer: start a "
                 f"new run with --init {self.folder / 'model.safetensors'}"
             )
+
+    def _lengthen(self, planned: int) -> None:
+        self._check_end(planned)
         if self.processes.is_main_process:
             self._write_recipe()
 
@@ -444,6 +448,7 @@ class Trainer:
         progress = vars(self.progress)
         step = self.progress.epoch * self.steps + self.progress.step
         state = self.learner.state() | {"progress": progress, "run": self._identity()}
+        state["total"] = self.total
         write_state(self.folder / "checkpoints", step, state, self._resume_command())
 
     def _restore(self) -> None:
@@ -464,6 +469,9 @@ class Trainer:
         state = state or read_state(path)
         self.learner.restore(state)
         self.progress = Progress(**state["progress"])
+        planned = state.get("total")  # earlier versions did not write it
+        if isinstance(planned, int) and planned < self.total:  # by an edited recipe
+            self._check_end(planned)
 
     def _identity(self) -> dict[str, str]:
         """What makes a run this one, as text: the recipe's fields that matter, and the data."""
@@ -492,6 +500,11 @@ class Trainer:
                 raise Misfit(f"it was written with another {name}{now}")
         self.learner.check(state)
         check_progress(state.get("progress"), step_of(path), self.steps, self.total)
+
+
+def _mean(total: float, count: int) -> float:
+    """Of losses; of none, no number."""
+    return total / count if count else math.nan
 
 
 def new_folder(recipe: Recipe, name: str, new: bool = True) -> Path:

@@ -13,7 +13,7 @@ from torchvision import transforms
 from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
 from ..data.augment import INTERPOLATIONS, BatchAugment
-from ..data.evaluation import SMALL, as_files, eval_transform
+from ..data.evaluation import SMALL, as_files, eval_transform, per_channel
 from ..data.loader import EvalBatches, TrainBatches
 from ..data.sources import ArrayPictures, Data, open_data
 from ..distributed import Processes
@@ -85,9 +85,8 @@ def build_model(recipe: Recipe, keep_classifier: bool = False) -> Built:
     if model.config.image[0] <= SMALL:
         model.pretrained_cfg["crop_pct"] = 1.0
     for name in ("mean", "std"):
-        if model.config.in_chans == 1:  # grey pictures have the colours' average
-            values = model.pretrained_cfg[name]
-            model.pretrained_cfg[name] = (sum(values) / len(values),)
+        values = tuple(model.pretrained_cfg[name])
+        model.pretrained_cfg[name] = per_channel(values, model.config.in_chans)
     return Built(model, data, classifier)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import FIELDS
+from ..config import FIELDS, is_config_file
 from ..errors import HVTError, nearest
 from .recipe import RECIPE_FIELDS, Recipe, list_recipes, load_recipe
 
@@ -45,6 +45,9 @@ def train(
                 hint = nearest(field, [*RECIPE_FIELDS, *FIELDS])
                 raise HVTError(f"unknown field {field!r}: {hint}")
         overrides = {field: values.pop(field) for field in FIELDS if field in values}
+        if "model" not in values and recipe.model and is_config_file(recipe.model):
+            # Or the run would look for the file again when it is resumed.
+            overrides, values["model"] = recipe.overrides | overrides, recipe.model
         whole = recipe.replace(overrides, **values)
     elif recipe is not None or set(values) - {"epochs", "processes"}:
         raise HVTError(

@@ -20,6 +20,7 @@ from ..data.folders import FilePictures
 from ..data.loader import EvalBatches
 from ..deploy.inputs import find_pictures
 from ..errors import HVTError
+from ..files import expanded
 from ..model import HVT
 
 Size = tuple[int, int]
@@ -43,7 +44,7 @@ def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int
     when others are added: runs can be compared, and averaged, on photos that none has learnt from.
     """
     paths = sorted(find_pictures([str(folder)]))
-    base = Path(folder).expanduser()
+    base = expanded(folder)
     if not base.is_dir():
         raise HVTError(f"{folder} is not a folder: name the one that has the photos in it")
 

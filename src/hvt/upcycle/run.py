@@ -33,7 +33,7 @@ from ..data.loader import TrainBatches
 from ..data.sample import evenly
 from ..errors import HVTError, nearest
 from ..evaluation import Score
-from ..files import whole_file
+from ..files import expanded, whole_file
 from ..model import HVT
 from ..terminal import print_line
 from ..training.interrupt import Interrupted
@@ -93,7 +93,7 @@ def upcycle(
             raise HVTError(f"unknown setting {name!r}: {nearest(name, names)}")
     chosen = from_dict(settings)
     if chosen.cache is not None:  # the same one if the run is resumed elsewhere
-        place = str(Path(chosen.cache).expanduser().absolute())
+        place = str(expanded(chosen.cache).absolute())
         chosen = dataclasses.replace(chosen, cache=place)
     name = type(source).__name__ if isinstance(source, nn.Module) else Path(source).stem
     folder = Path(run_folder or f"runs/upcycle-{name}")
@@ -190,7 +190,7 @@ class Upcycling:
         return {
             "settings": self.settings.to_dict(),
             "output": str(self.output.absolute()),
-            "data": str(Path(self.data).expanduser().absolute()),
+            "data": str(expanded(self.data).absolute()),
             "photos": self.photos.digest,
             "weights": _digest(self.source),
         }
