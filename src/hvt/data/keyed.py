@@ -152,7 +152,7 @@ def stream_length(dataset: Any) -> int:
 
 def _shards(reader: Any) -> int | None:
     """The files of a stream of Hugging Face's: one process too many would wait for ever."""
-    builder = getattr(reader, "builder", None)
+    builder: Any = getattr(reader, "builder", None)
     if not hasattr(builder, "as_streaming_dataset") or getattr(reader, "download", False):
         return None
     return int(builder.as_streaming_dataset(split=reader.split).n_shards)
