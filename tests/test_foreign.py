@@ -427,6 +427,14 @@ def test_transformers_without_a_processor_are_refused(tmp_path: Path) -> None:
         hvt.load(folder)
 
 
+def test_a_processor_that_is_a_fifo_is_named(tmp_path: Path) -> None:
+    folder = transformers_directory(tmp_path / "vit", timm_vit(depth=1))
+    (folder / "preprocessor_config.json").unlink()
+    os.mkfifo(folder / "preprocessor_config.json")
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: .* not a regular file"):
+        hvt.load(folder)
+
+
 def test_a_file_of_a_directory_is_not_read_without_it(tmp_path: Path) -> None:
     folder = transformers_directory(tmp_path / "vit", timm_vit(depth=1))
     with pytest.raises(CheckpointError, match=r"is one file of a folder .*: name the folder, "):

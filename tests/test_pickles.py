@@ -363,9 +363,7 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path, name: str) -> None:
             hvt.Predictor(path) if path.suffix == ".onnx" else hvt.load(path)
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "pytorch_model.bin", "config.json", "preprocessor_config.json"]
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json"])
 def test_a_fifo_in_a_directory_is_named(tmp_path: Path, name: str) -> None:
     hvt.save(HVT(TINY), tmp_path / "model.safetensors")
     if name == "pytorch_model.bin":

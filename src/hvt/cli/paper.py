@@ -16,7 +16,7 @@ from ..fields import MOST_THREADS
 from ..paper.tables import FOOTNOTE, entries, get_table, tables, trainable
 from .console import new_console
 from .flags import Parser, converter
-from .paper_run import run_run
+from .paper_run import LISTED, check_order, run_run
 
 if TYPE_CHECKING:
     from ..paper.protocol import Protocol
@@ -53,10 +53,10 @@ def register(commands: Any) -> None:
         description="List the paper's tables, and how much of each has been trained.",
         epilog=_EXAMPLES,
     )
-    _add_protocol(paper, _LISTED, default=None)
+    _add_protocol(paper, LISTED, default=None)
     paper.add_argument(
         "--json",
-        dest=f"{_LISTED}json",
+        dest=f"{LISTED}json",
         action="store_true",
         help="print JSON instead of a table",
     )
@@ -155,20 +155,6 @@ def register(commands: Any) -> None:
         help="default: docs/reproduction.md",
     )
     parser.set_defaults(run=run_report, parser=parser)
-
-
-_LISTED = "listed_"
-"""Before the names of flags that stand before a command, where they are those of `hvt paper`."""
-
-
-def check_order(args: argparse.Namespace) -> None:
-    """Refuse flags of `hvt paper` before a command, which has its own of the same names."""
-    for name in ("protocol", "protocol_file", "results", "json"):
-        if getattr(args, _LISTED + name):
-            raise HVTError(
-                f"--{name.replace('_', '-')} stands before the command: put it behind, as in "
-                "hvt paper report --results DIR"
-            )
 
 
 def _add_protocol(parser: argparse.ArgumentParser, before: str = "", **results: Any) -> None:

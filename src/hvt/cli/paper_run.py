@@ -24,12 +24,25 @@ if TYPE_CHECKING:
     from ..paper.tables import Table
 
 
+LISTED = "listed_"
+"""Before the names of flags that stand before a command, where they are those of `hvt paper`."""
+
+
+def check_order(args: argparse.Namespace) -> None:
+    """Refuse flags of `hvt paper` before a command, which has its own of the same names."""
+    for name in ("protocol", "protocol_file", "results", "json"):
+        if getattr(args, LISTED + name):
+            raise HVTError(
+                f"--{name.replace('_', '-')} stands before the command: put it behind, as in "
+                "hvt paper report --results DIR"
+            )
+
+
 def run_run(args: argparse.Namespace) -> int:
     from ..paper import long, run
     from ..paper.claims import BUDGETS
     from ..paper.protocol import load_protocol
     from ..paper.results import read_all
-    from .paper import check_order
 
     check_order(args)
     is_long = "long" in args.tables
