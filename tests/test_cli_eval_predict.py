@@ -248,6 +248,19 @@ def test_eval_stops_at_a_broken_picture(
     assert "1 unreadable pictures were passed over" in out
 
 
+def test_eval_names_a_strip_that_would_become_a_giant(
+    command: Command, animals: Path, folder: Path
+) -> None:
+    strip = next(folder.rglob("*.png"))
+    Image.new("L", (1, 60_000)).save(strip)
+    code, out, err = command("eval", animals, "--data", folder, "--workers", 0)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"hvt: {strip} cannot be read as a picture: it has 1 × 60000 pixels, too")
+    code, out, _ = command("eval", animals, "--data", folder, "--skip-broken", "--json")
+    assert code == 0
+    assert (json.loads(out)["pictures"], json.loads(out)["skipped"]) == (7, 1)
+
+
 def test_eval_of_half_precision(command: Command, digits: Path, tmp_path: Path) -> None:
     hvt.save(hvt.load(digits).half(), tmp_path / "half.safetensors")
     whole = json.loads(command("eval", digits, "--data", "digits", "--json")[1])

@@ -571,6 +571,7 @@ def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -
         ("see tokens old.pth", "no picture is given: use hvt see tokens old.pth PICTURE"),
         ("see features hvt_ti_1 none.png", "none.png cannot be read as a picture: there is no"),
         ("see tokens hvt_ti_1 cut.png", "cut.png cannot be read as a picture"),
+        ("see tokens hvt_ti_1 strip.png", "strip.png cannot be read as a picture: it has 1 × 9999"),
         ("see tokens hvt_ti_1 .", ". cannot be read as a picture"),
         ("see features hvt_s4 PICTURE", "'hvt_s4' is neither a model nor a checkpoint: did you"),
         ("see features renset50 PICTURE", "did you mean resnet50"),
@@ -602,11 +603,12 @@ def test_bad_input_is_one_sentence(
     run: Run, flower: Path, tmp_path: Path, line: str, words: str
 ) -> None:
     (tmp_path / "cut.png").write_bytes(flower.read_bytes()[:300])
+    Image.new("L", (1, 9999)).save(tmp_path / "strip.png")
     code, out, err = run(*shlex.split(line.replace("PICTURE", str(flower))))
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["cut.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.png", "strip.png"]
 
 
 def test_drawing_without_matplotlib(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 
 from .augment import INTERPOLATIONS, normalise
+from .bounds import Bounds, TooMuch, check_strip
+from .pictures import BrokenPicture
 from .sources import ArrayPictures
 
 if TYPE_CHECKING:
@@ -23,7 +27,8 @@ def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = Tr
     """DeiT's evaluation: resize to 256/224 of the input, centre crop.
 
     With `arrays` it takes small pictures, a batch at once, and shows them whole. Without
-    `normalize` it gives bytes, as they are in the picture.
+    `normalize` it gives bytes, as they are in the picture. A strip that resizing would make a
+    giant is a `BrokenPicture`.
     """
     cfg, config = model.pretrained_cfg, model.config
     mean, std = (per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
@@ -42,7 +47,29 @@ def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = Tr
         crop_mode=cfg["crop_mode"],
         normalize=normalize,
     )
-    return functools.partial(_each, transform) if arrays else transform
+    if arrays:
+        return functools.partial(_each, transform)
+    transform.transforms.insert(0, RefuseStrips(resized_side(model)))
+    return transform
+
+
+def resized_side(model: Classifier) -> int:
+    """What the shorter side of a picture is resized to, of which the model sees the middle."""
+    return math.ceil(max(model.config.image) / model.pretrained_cfg["crop_pct"])
+
+
+class RefuseStrips:
+    """The first step of an evaluation transform, which leaves all other pictures as they are."""
+
+    def __init__(self, side: int) -> None:
+        self.bounds = Bounds(side=side)
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        try:
+            check_strip(*image.size, self.bounds)
+        except TooMuch as error:
+            raise BrokenPicture.of("the picture", str(error)) from error
+        return image
 
 
 def _each(transform: Any, images: Tensor) -> Tensor:

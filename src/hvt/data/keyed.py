@@ -56,7 +56,7 @@ class KeyedPictures(Dataset[Item]):
         while True:
             try:
                 picture, label = self.dataset[index]
-                break
+                return self._shown(picture, index, key), label, broken
             except BrokenPicture as error:
                 broken += 1
                 if not self.skip_broken:
@@ -68,9 +68,16 @@ class KeyedPictures(Dataset[Item]):
                         f"{broken} pictures in a row are unreadable, lastly {error}"
                     )
                 index = (index + 1) % len(self)
-        if key is None:
-            return self.transform(picture), label, broken
-        return transform_by_key(self.transform, picture, key), label, broken
+
+    def _shown(self, picture: Any, index: int, key: int | None) -> Tensor:
+        if key is not None:
+            return transform_by_key(self.transform, picture, key)
+        try:
+            return self.transform(picture)
+        except BrokenPicture as error:  # the transform does not know its name
+            path = getattr(self.dataset, "path", None)
+            name = f"picture {index} of the data" if path is None else path(index)
+            raise BrokenPicture.of(name, error.reason) from error
 
 
 class KeyedStream(IterableDataset[Item]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import os
 from collections.abc import Iterable, Iterator
 from numbers import Integral
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..builtin import DEFAULT
-from ..data.bounds import Bounds, TooMuch, check_strip
 from ..data.evaluation import eval_transform
 from ..data.pictures import BrokenPicture
 from ..device import find_device
@@ -89,8 +87,6 @@ class Predictor:
         named = not isinstance(checkpoint, HVT | OnnxModel)
         check_classifier(self.model, str(checkpoint) if named else "the model")
         self.transform = eval_transform(self.model)
-        shown = max(self.model.config.image) / self.model.pretrained_cfg["crop_pct"]
-        self._bounds = Bounds(side=math.ceil(shown))
         names = self.model.class_names
         self.class_names = names or tuple(str(i) for i in range(self.model.num_classes))
 
@@ -141,14 +137,10 @@ class Predictor:
         tensors = []
         for picture in pictures:
             try:
-                image = open_picture(picture, channels)
-                check_strip(*image.size, self._bounds)
-                tensors.append(self.transform(image))
+                tensors.append(self.transform(open_picture(picture, channels)))
                 errors.append(None)
             except BrokenPicture as error:
                 errors.append(error.reason)
-            except TooMuch as error:
-                errors.append(str(error))
         rows = iter(self._rows(tensors, top) if tensors else [])
         answers = []
         for picture, reason in zip(pictures, errors, strict=True):

@@ -50,9 +50,14 @@ class Subject:
 
     def prepare(self, picture: Picture) -> Tensor:
         """A picture as the model takes it, `(C, H, W)`."""
-        from ..deploy.inputs import open_picture
+        from ..data.pictures import BrokenPicture
+        from ..deploy.inputs import open_picture, source_of
 
-        return self.transform(open_picture(picture, self.in_chans))
+        image = open_picture(picture, self.in_chans)
+        try:
+            return self.transform(image)
+        except BrokenPicture as error:  # the transform does not know its name
+            raise BrokenPicture.of(source_of(picture) or error.path, error.reason) from error
 
     def shown(self, image: Tensor) -> Tensor:
         """A prepared picture for the eye: `(C, H, W)` → `(H, W, 3)` from 0 to 1."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from ..builtin import DEFAULT, find_checkpoint
 from ..checkpoint.save_load import load
 from ..config import HVTConfig
 from ..data.bounds import Bounds
-from ..data.evaluation import eval_transform
+from ..data.evaluation import eval_transform, resized_side
 from ..data.pictures import mode_of
 from ..deploy.export import write
 from ..deploy.runtime import OnnxModel, check_classifier, is_onnx
@@ -64,7 +63,7 @@ class Engine:
         self.class_names = tuple(map(valid_text, names or numbers))
         mode_of(self.config.in_chans)  # refuses what no picture has
         self._place, self._table, self._as_is = _steps(eval_transform(self.session))
-        side = math.ceil(max(self.config.image) / self.session.pretrained_cfg["crop_pct"])
+        side = resized_side(self.session)
         self.bounds = Bounds(settings.max_pixels, settings.decode_timeout, side, known_formats())
         # The first time sets up what later ones find ready, such as the arenas of a run. A model
         # that has no finite answer even for black is refused here.

@@ -16,9 +16,9 @@ from .body import Upload
 from .engine import Engine, Row
 
 SMALL_FILE, SMALL_PICTURE = 16_384, 16_384
+"""Bytes and pixels up to which a thread would cost more than it saves."""
 LONGEST = 8
 """Times its shorter side, of a small picture: resizing makes a strip as much larger."""
-"""Bytes and pixels up to which a thread would cost more than it saves."""
 
 
 class InferencePipeline:
