@@ -13,7 +13,7 @@ from hvt.paper import long, results
 from hvt.paper.claims import CLAIMS
 from hvt.paper.long_report import TESTS, section, summary, verdict
 from hvt.paper.long_results import LongResults
-from hvt.paper.predictions import PREDICTIONS
+from hvt.paper.predictions import AGAINST, PREDICTIONS, SEEN
 from hvt.paper.protocol import FILES, Protocol, Training, load_protocol, plan
 from hvt.paper.report import long_results
 from hvt.paper.results import Finished
@@ -208,6 +208,35 @@ def test_predictions_that_two_standard_errors_could_turn_round(
         assert outcome == "not decided", begins
 
 
+def test_what_would_speak_against_the_explanation(
+    as_predicted: Path, tmp_path: Path, cpu: Protocol, protocol: Protocol
+) -> None:
+    result = collected(as_predicted, cpu, protocol)
+    assert {one.outcome(result, SEEN)[1] for one in AGAINST} == {"not seen"}
+    shutil.copytree(as_predicted, tmp_path, dirs_exist_ok=True)
+    write_long(tmp_path, protocol, "A", {"HVT-Ti-1": [54.5, 54.7]})
+    write_long(tmp_path, protocol, "B", {"M=4": [66.5]})
+    write_long(tmp_path, protocol, "C", {"M=4": [29.0]})
+    write_long(tmp_path, protocol, "P", {"DeiT-Ti + PoWER": [50.0, 50.2]})
+    result = collected(tmp_path, cpu, protocol)
+    assert [one.outcome(result, SEEN)[1] for one in AGAINST] == ["seen"] * 5
+    empty = collected(tmp_path / "none", cpu, protocol)
+    assert {one.outcome(empty, SEEN)[1] for one in AGAINST} == {"not run"}
+
+
+def test_the_page_has_outcomes_by_the_bare_figures_too(
+    as_predicted: Path, tmp_path: Path, cpu: Protocol, protocol: Protocol
+) -> None:
+    shutil.copytree(as_predicted, tmp_path, dirs_exist_ok=True)
+    write_long(tmp_path, protocol, "A", {"HVT-Ti-1": [53.8, 54.0]})  # by 0.2, two errors are 0.28
+    page = "\n".join(section(collected(tmp_path, cpu, protocol), "reproduction"))
+    lines = [line for line in page.splitlines() if line.startswith("| A | HVT-Ti-1 is ")]
+    assert [line.split(" | ")[-2:] for line in lines] == [
+        ["not decided", "came true |"],
+        ["not decided", "not seen |"],
+    ]
+
+
 def test_predictions_say_how_many_seeds_there_are(
     tmp_path: Path, cpu: Protocol, protocol: Protocol
 ) -> None:
@@ -233,7 +262,8 @@ def test_curves_that_are_flat_and_pictures_that_are_not_learned(
     (fitted,) = [text for text in reported if text.startswith("All three fit")]
     assert reported[fitted] == "did not"
     page = "\n".join(section(result, "reproduction"))
-    assert "| A | DeiT-Ti | 8.0 | 0.104 | 40 | 54.00, 54.20 | 54.10 ± 0.14 | +1.40 | yes |" in page
+    row = "| A | DeiT-Ti | 8.0 | 0.104 | 40 | 54.00, 54.20 | 54.10 ± 0.14 | 0.90 | +1.40 | yes |"
+    assert row in page
 
 
 def test_claims_by_regime(as_predicted: Path, cpu: Protocol, protocol: Protocol) -> None:
@@ -329,8 +359,9 @@ def test_rows_that_were_not_run(tmp_path: Path, cpu: Protocol, protocol: Protoco
     assert reported[("2a", "A")] == "holds, not clearly"
     assert reported[("1", "A")] == reported[("5b", "A")] == "not run"
     page = "\n".join(section(some, "x"))
-    assert "| A | DeiT-Ti | 8.0 | 0.104 | 40 | 54.00, seed 1 not run | 54.00 | +3.00 | no |" in page
-    assert "| A | HVT-Ti-0 | 7.9 | 0.104 | 40 | not run | not run |  |  |" in page
+    row = "| A | DeiT-Ti | 8.0 | 0.104 | 40 | 54.00, seed 1 not run | 54.00 | 0.90 | +3.00 | no |"
+    assert row in page
+    assert "| A | HVT-Ti-0 | 7.9 | 0.104 | 40 | not run | not run |  |  |  |" in page
     assert "| HVT-Ti-1 − DeiT-Ti | not run | not run | not run | -2.00 |" in page
     assert "| Scale HVT-Ti-4 − DeiT-Ti | not run | not run | not run | not run |" in page
     assert "Of 23 trainings, 2 have been run." in page
@@ -351,8 +382,9 @@ def test_one_line_for_each_claim(as_predicted: Path, cpu: Protocol, protocol: Pr
     table, legend = summary(result, {claim.number: {} for claim in CLAIMS}, "one pass")
     lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()[2:]}
     assert len(lines) == 14
-    assert lines["2a"].endswith("| – | – | holds (-2.00) | – | – |")
-    assert lines["5a"].endswith("| – | – | – | does not hold | holds |")
+    assert lines["2a"].endswith("| – | – | holds (-2.00; paper -2.56) | – | – |")
+    assert lines["5a"].endswith("| – | – | – | does not hold | holds for two and four stages |")
+    assert "| holds for one stage (+2.50; paper +2.78) | holds |" in lines["5b"]
     assert lines["9"].endswith("| – | – | – | – | – |")
     assert "300 epochs of 5,000 pictures with 0.4 M parameters" in legend
 

@@ -862,7 +862,8 @@ LESS = Claim("x", "main", "", (Comparison("a", "b", -3.0),))
         (12.0, 2.0, 0.5, "holds"),
         (12.0, None, 0.5, "holds"),
         (9.0, 2.0, 0.1, "holds, the other way round"),  # a loss where the paper has a gain
-        (10.5, -2.0, 0.5, "holds"),  # above the margin, but the sign may be the seeds'
+        (10.5, -2.0, 0.5, "holds, sign not clear"),  # above the margin, but it may be the seeds'
+        (9.5, -2.0, 0.5, "holds"),
         (12.0, -2.0, None, "holds, not clearly"),
         (6.0, 2.0, 0.1, "does not hold"),
     ],
@@ -876,6 +877,20 @@ def test_the_opposite_of_the_paper_is_said(
     assert verdict is not None
     assert verdict.outcomes[0].paper == paper
     assert verdict.word == word
+
+
+def test_a_claim_at_equal_cost_says_where_the_costs_are_not() -> None:
+    claim = Claim("x", "main", "", (Comparison("a", "b"),), alike=("a", "b"))
+
+    def word(cost: float, top1: float = 20.0) -> str:
+        figures_, macs = {"a": [top1], "b": [10.0]}, {"a": cost, "b": 100.0}
+        verdict = judge(claim, "epochs", figures_, {"a": 0.1, "b": 0.1}, macs=macs)
+        assert verdict is not None
+        return verdict.word
+
+    assert word(118.0) == word(60.0) == "holds"
+    assert word(147.0) == "holds, at 1.5 × the cost"
+    assert word(147.0, top1=5.0) == "does not hold"
 
 
 def test_a_row_that_hardly_learned_decides_nothing() -> None:

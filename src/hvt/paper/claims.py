@@ -45,6 +45,8 @@ class Claim:
     """The data set that it is about, where the table has several."""
     protocols: tuple[str, ...] = ()
     """Those that test it on other data, by name."""
+    alike: tuple[str, str] | None = None
+    """Two rows whose costs are to be equal."""
 
     def tested(self, protocol: str, data: str) -> bool:
         """Whether figures of this protocol and data set say anything of it."""
@@ -71,6 +73,7 @@ CLAIMS = (
         "main",
         "At DeiT's cost, the scaled HVT is at least 3 points better.",
         (Comparison("Scale HVT-Ti-4", "DeiT-Ti", 3.0),),
+        alike=("Scale HVT-Ti-4", "DeiT-Ti"),
     ),
     Claim(
         "2a",
@@ -158,6 +161,7 @@ CLAIMS = (
         "pooling_2d",
         "At DeiT's cost, HVT with 2D pooling is better.",
         _rising("DeiT-S", "HVT-S-2 (2D)"),
+        alike=("HVT-S-2 (2D)", "DeiT-S"),
     ),
 )
 
@@ -191,11 +195,14 @@ class Outcome:
         return self.error is not None and gap > 2 * self.error
 
     @property
-    def reversed(self) -> bool:
-        """Whether the sign is, beyond the seeds' spread, the opposite of the paper's."""
-        if self.paper is None or self.error is None or abs(self.difference) <= 2 * self.error:
-            return False
-        return self.difference * self.paper < 0
+    def opposite(self) -> bool:
+        """Whether the sign is not the paper's."""
+        return self.paper is not None and self.difference * self.paper < 0
+
+    @property
+    def signed(self) -> bool:
+        """Whether the sign is clear: two standard errors."""
+        return self.error is not None and abs(self.difference) > 2 * self.error
 
 
 def describe(outcome: Outcome) -> str:
@@ -226,13 +233,16 @@ class Verdict:
     """Rows that have not been run."""
     tested: bool = True
     """False where this protocol cannot test the claim."""
+    ratio: float = 1.0
+    """Of two costs that the claim wants to be equal."""
 
     @property
     def word(self) -> str:
         """holds, does not hold, not decided, not run, not tested.
 
-        What holds may do so the other way round, or not clearly. Not decided is what lies within
-        the seeds' spread, fails where that is not known, or hangs on a row with too few epochs.
+        What holds may do so the other way round, with a sign that is not clear where the paper has
+        the other, not clearly, or at another cost. Not decided is what lies within the seeds'
+        spread, fails where that is not known, or hangs on a row with too few epochs.
         """
         if not self.tested:
             return "not tested"
@@ -245,12 +255,20 @@ class Verdict:
         if failed or len(used) < len(self.outcomes):
             return "not decided"
         words = ["holds"]
-        if any(one.reversed for one in used):
+        opposite = [one for one in used if one.opposite]
+        if any(one.signed for one in opposite):
             words.append("the other way round")
+        elif any(one.error is not None for one in opposite):
+            words.append("sign not clear")
+        if self.ratio > MOST_COST:
+            words.append(f"at {self.ratio:.1f} × the cost")
         if not all(one.clear for one in used):
             words.append("not clearly")
         return ", ".join(words)
 
+
+MOST_COST = 1.25
+"""Times another cost, of what can still be called equal to it."""
 
 Spread = Mapping[str, float | None]
 """The standard deviation over seeds by row; None where it is not known."""
@@ -263,10 +281,12 @@ def judge(
     spread: Spread,
     printed: Mapping[str, float] | None = None,
     short: Collection[str] = (),
+    macs: Mapping[str, float] | None = None,
 ) -> Verdict | None:
     """A claim against each row's top-1 over seeds; None where it is not made for this reading.
 
-    `printed` has the paper's figures for this reading, `short` the rows that decide nothing.
+    `printed` has the paper's figures for this reading, `short` the rows that decide nothing, `macs`
+    each row's cost.
     """
     made = [one for one in claim.comparisons if budget in one.budgets]
     if not made:
@@ -290,7 +310,11 @@ def judge(
                     tuple(name for name in pair if name in short),
                 )
             )
-    return Verdict(tuple(outcomes), tuple(dict.fromkeys(missing)))
+    ratio = 1.0
+    if claim.alike is not None and macs:
+        dear, cheap = (macs[name] for name in claim.alike)
+        ratio = dear / cheap
+    return Verdict(tuple(outcomes), tuple(dict.fromkeys(missing)), ratio=ratio)
 
 
 def standard_error(*means: tuple[float | None, int]) -> float | None:

@@ -10,7 +10,7 @@ from ..files import whole_file
 from ..plot import new_figure
 from ..training.watch import draw_curves
 from .claims import BUDGETS
-from .filled import NAMES, READINGS, Filled, Known, fill
+from .filled import NAMES, READINGS, Filled, Known, fill, is_short
 from .long_report import GAPS, gaps
 from .long_results import LENGTHS, LongResults
 from .protocol import Protocol
@@ -63,7 +63,8 @@ def _figure1(figure: Any, path: Path, main: Filled) -> None:
                 reach = [[mean - min(figures)], [max(figures) - mean]]
                 colour = _colour(line.row.name)
                 right.errorbar(line.macs / 1e6, mean, reach, color=colour, capsize=2, linewidth=0.8)
-                _point(right, line.macs / 1e6, mean, line.row.name, marker)
+                short = is_short(line.plans[budget])
+                _point(right, line.macs / 1e6, mean, line.row.name, marker, hollow=short)
         right.plot([], [], marker, color="grey", label=READINGS[budget])
     if any(line.results[budget] for line in main.lines for budget in BUDGETS):
         right.legend(fontsize=8, loc="upper right")
@@ -106,8 +107,9 @@ def _colour(name: str) -> str:
     return next(colour for part, colour in _COLOURS.items() if part in name)
 
 
-def _point(axes: Any, x: float, y: float, name: str, marker: str) -> None:
-    axes.plot([x], [y], marker, color=_colour(name), markersize=6)
+def _point(axes: Any, x: float, y: float, name: str, marker: str, *, hollow: bool = False) -> None:
+    fill = "none" if hollow else "full"
+    axes.plot([x], [y], marker, color=_colour(name), markersize=6, fillstyle=fill)
     # PoWER's points lie beside those of HVT-1: its names go below.
     shift = (5, -10) if "PoWER" in name else (5, 4)
     axes.annotate(name, (x, y), xytext=shift, textcoords="offset points", fontsize=7)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from .claims import standard_error
 from .long_results import FLAT, LENGTHS, Gap, LongResults
 
 WORDS = {True: "came true", False: "did not", None: "not decided"}
+SEEN = {True: "seen", False: "not seen", None: "not decided"}
+"""Of what would speak against the explanation."""
 NOT_RUN = "not run"
 
 Outcome = tuple[str, bool | None] | None
@@ -33,12 +35,14 @@ class Prediction:
     words: str
     check: Check
 
-    def outcome(self, results: LongResults) -> tuple[str, str]:
+    def outcome(
+        self, results: LongResults, words: Mapping[bool | None, str] = WORDS
+    ) -> tuple[str, str]:
         """What was measured, and whether the prediction came true."""
         checked = self.check(results)
         if checked is None:
             return "", NOT_RUN
-        return checked[0], WORDS[checked[1]]
+        return checked[0], words[checked[1]]
 
 
 def _within(gap: Gap, least: float = -math.inf, most: float = math.inf) -> bool | None:
@@ -78,6 +82,18 @@ def _gap(group: str, left: str, right: str, least: float, most: float) -> Check:
         if gap is None:
             return None
         return f"{left} − {right}: {_told(gap)}", _within(gap, least, most)
+
+    return check
+
+
+def _not(other: Check) -> Check:
+    """The opposite of another."""
+
+    def check(results: LongResults) -> Outcome:
+        checked = other(results)
+        if checked is None or checked[1] is None:
+            return checked
+        return checked[0], not checked[1]
 
     return check
 
@@ -267,3 +283,28 @@ PREDICTIONS = (
         "A", "A training of 40 epochs ends 2 to 5 points above one of 10, in every row.", _longer
     ),
 )
+
+AGAINST = (
+    Prediction(
+        "A",
+        f"HVT-Ti-1 is at or above DeiT-Ti after {_LONG} epochs.",
+        _gap("A", "HVT-Ti-1", "DeiT-Ti", 0, math.inf),
+    ),
+    Prediction("A10", "The gap does not fall from 1 to 10 to 40 epochs.", _not(_falls("HVT-Ti-1"))),
+    Prediction(
+        "C",
+        "M=4 is below M=0 by more than the seeds' spread.",
+        _gap("C", "M=4", "M=0", -math.inf, 0),
+    ),
+    Prediction(
+        "B",
+        "M=4 is above M=0 by as much as after one epoch (4.8).",
+        _gap("B", "M=4", "M=0", 4.8, math.inf),
+    ),
+    Prediction(
+        "P",
+        "HVT-Ti-1 and DeiT-Ti with PoWER differ by two points or more.",
+        _not(_gap("A", "HVT-Ti-1", "DeiT-Ti + PoWER", -2, 2)),
+    ),
+)
+"""What the page says would speak against the explanation."""

@@ -51,7 +51,8 @@ def verdicts(claim: Claim, filled: Filled, noise: Noise) -> dict[str, Verdict]:
         figures = filled.figures(budget) if tested else {}
         # The paper trains all rows for as many epochs, so it has figures for that reading alone.
         printed = _printed(filled, claim.data) if budget == "epochs" else {}
-        verdict = judge(claim, budget, figures, spread, printed, filled.short(budget))
+        macs = {line.row.name: line.macs for line in filled.lines}
+        verdict = judge(claim, budget, figures, spread, printed, filled.short(budget), macs)
         if verdict is not None:
             by_budget[budget] = verdict if tested else Verdict((), tested=False)
     return by_budget
@@ -137,7 +138,11 @@ def _summary(
     if long is None:
         return []
     by_name = {one.table.name: one for one in filled}
-    short = {claim.number: verdicts(claim, by_name[claim.table], noise) for claim in CLAIMS}
+    short = {}
+    for claim in CLAIMS:
+        one = by_name[claim.table]
+        judged = verdicts(claim, one, noise)
+        short[claim.number] = {b: v for b, v in judged.items() if b in one.readings}
     return ["## Verdicts", *summary(long, short, training)]
 
 
@@ -176,8 +181,10 @@ def _opening(
             "also of rows with one seed. A claim holds *not clearly*, or is *not decided*, where "
             "two standard errors could have turned it round. It holds *the other way round* where "
             "the claim allows for a loss and the paper has one, but here it is a gain, or the "
-            f"reverse. At equal compute a row with less than half an epoch ({SHORT}) decides "
-            "nothing."
+            "reverse; its *sign is not clear* where that gain is within two standard errors. These "
+            "are of the seeds alone, for the same test pictures; other 10,000 pictures would move "
+            "each top-1 by half a point. At equal compute a row with less than half an epoch "
+            f"({SHORT}) decides nothing."
         )
     flags = shlex.join(protocol.flags(data))
     commands = f"```\nhvt paper run all {flags} --root DATA\nhvt paper report {flags}\n```"
@@ -268,7 +275,8 @@ def _notes(one: Filled, usual: float | None) -> list[str]:
     if any(line.row.power for line in one.lines):
         lines.append(
             "DeiT with PoWER: epochs of DeiT, of the search and of the training after it; at equal "
-            "epochs that is more than the other rows have, as in the paper."
+            "epochs that is more than the other rows have, as in the paper. Its tokens are those "
+            "that the search of the first seed leaves at equal epochs."
         )
     if any(line.results["compute"] and is_short(line.plans["compute"]) for line in one.lines):
         lines.append(f"{SHORT} Less than half an epoch: shown, and decides nothing.")
@@ -327,7 +335,8 @@ def _comment(path: Path) -> str:
 
 def _figures_part(protocol: Protocol, known: Known, data: str | None, folder: str) -> list[str]:
     parts = [
-        "Figure 1: cost against top-1, the paper's main table and ours.",
+        "Figure 1: cost against top-1, the paper's main table and ours; hollow where a row has "
+        "less than half an epoch.",
         f"![Multiply-adds against top-1: the paper's points and ours]({folder}/figure1.png)",
         "Figure 4: training loss (dashed) and top-1 (solid) of DeiT-Ti and the scaled HVT-Ti-4, "
         "whose costs are nearly equal, at equal epochs"
