@@ -150,6 +150,25 @@ def test_eval_draws_the_confusion(
         assert image.format == "PNG"
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_the_score_outlives_a_drawing_that_cannot_be_written(
+    command: Command,
+    animals: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+) -> None:
+    def full(*_: object) -> None:
+        raise hvt.HVTError("no space")
+
+    monkeypatch.setattr("hvt.evaluation.draw_confusion", full)
+    words = ("--data", folder, "--workers", 0, "--confusion", tmp_path / "c.png")
+    code, out, err = command("eval", animals, *words, *flags)
+    assert (code, err) == (2, "hvt: no space\n")
+    assert "top1" in out or "top-1" in out
+
+
 def test_eval_of_a_model_without_class_names(
     command: Command, build: Build, folder: Path, tmp_path: Path
 ) -> None:
@@ -273,6 +292,7 @@ def test_eval_of_bad_input(command: Command, build: Build, digits: Path, tmp_pat
     hvt.save(build("hvt_ti_1", num_classes=0), tmp_path / "features.safetensors")
     (tmp_path / "text.safetensors").write_text("no weights")
     (tmp_path / "void").mkdir()
+    (tmp_path / "folder.png").mkdir()
     cases = [
         (("nothing.safetensors", "--data", "digits"), "cannot read nothing.safetensors"),
         ((tmp_path / "text.safetensors", "--data", "digits"), "neither a safetensors nor a PyTor"),
@@ -283,6 +303,10 @@ def test_eval_of_bad_input(command: Command, build: Build, digits: Path, tmp_pat
         (
             (digits, "--data", "digits", "--confusion", tmp_path / "no" / "c.png"),
             "does not exist",
+        ),
+        (
+            (digits, "--data", "digits", "--confusion", tmp_path / "folder.png"),
+            "folder.png: it is a folder",
         ),
     ]
     for words, message in cases:
@@ -298,7 +322,8 @@ def test_eval_of_bad_input(command: Command, build: Build, digits: Path, tmp_pat
     [
         (("--batch-size", "0"), "must be a whole number of at least 1"),
         (("--batch-size", "many"), "must be a whole number of at least 1"),
-        (("--workers", "-1"), "must be a whole number of at least 0"),
+        (("--workers", "-1"), "must be a whole number from 0 to 1024"),
+        (("--workers", "1000000"), "must be a whole number from 0 to 1024"),
         (("--skip-brokn",), "did you mean --skip-broken?"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvt import HVTError
-from hvt.files import whole_file
+from hvt.files import check_writable, whole_file
 
 
 def names_in(folder: Path) -> list[str]:
@@ -76,10 +76,56 @@ def test_a_file_missing_in_the_body_is_not_blamed_on_the_folder(tmp_path: Path) 
 
 def test_a_folder_of_that_name_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
-    with pytest.raises(HVTError, match="cannot write"), whole_file(tmp_path / "a") as temporary:
-        temporary.write_text("new")
+    refused(tmp_path / "a", "a: it is a folder")
     assert names_in(tmp_path) == ["a"]
     assert names_in(tmp_path / "a") == ["b"]
+
+
+def refused(path: Path, words: str) -> None:
+    """Before anything is written, and before the work where that is asked for."""
+    with pytest.raises(HVTError, match=words), whole_file(path):
+        pytest.fail("it was opened")
+    with pytest.raises(HVTError, match=words):
+        check_writable(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are POSIX's")
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "round").symlink_to("round")
+    (tmp_path / "gone").symlink_to("nowhere/a.txt")
+    before = names_in(tmp_path)
+    refused(tmp_path / "pipe", "pipe: it is a named pipe")
+    refused(tmp_path / "null", "null: it is a device")
+    refused(tmp_path / "round", "round: Too many levels of symbolic links")
+    refused(tmp_path / "gone", r"a\.txt: the folder .*nowhere does not exist")
+    assert names_in(tmp_path) == before
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links there are for administrators")
+@pytest.mark.parametrize("old", ["old", None])
+def test_a_link_stays_one(tmp_path: Path, old: str | None) -> None:
+    path, link = tmp_path / "there" / "a.txt", tmp_path / "link"
+    path.parent.mkdir()
+    if old is not None:
+        path.write_text(old)
+    link.symlink_to("there/a.txt")
+    check_writable(link)
+    with whole_file(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+    assert names_in(tmp_path / "there") == ["a.txt"]
+
+
+def test_a_folder_that_is_not_writable_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(HVTError, match=r"cannot write .*a\.txt: the folder .* is not writable"):
+        check_writable(tmp_path / "a.txt")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="permissions of this kind are POSIX's")

@@ -31,30 +31,76 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """Give a temporary path to write to; on success it replaces `path`, on failure it vanishes.
 
     The data is on the disk before the name changes, so a crash leaves the old file or the new one.
+    A link stays one, to the new file; what is no file, such as a named pipe, is refused.
     """
-    path = Path(path)
+    target = _target(path)
     temporary: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_SUFFIX)
+        handle, name = tempfile.mkstemp(
+            dir=target.parent, prefix=f".{target.name}.", suffix=_SUFFIX
+        )
         os.close(handle)
         temporary = Path(name)
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
         temporary.chmod(0o666 & ~_umask())  # mkstemp's files are private
-        temporary.replace(path)
+        temporary.replace(target)
         temporary = None
-        _sync_directory(path.parent)
+        _sync_directory(target.parent)
     except OSError as error:
-        if not path.parent.is_dir():
-            reason = f"the folder {path.parent} does not exist"
-            raise HVTError(f"cannot write {path}: {reason}") from error
         raise HVTError(f"cannot write {path}: {error.strerror or error}") from error
     except SafetensorError as error:  # how safetensors reports a failed write
         raise HVTError(f"cannot write {path}: {error}") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def check_new(path: Path) -> None:
+    """Refuse a file that is there or cannot be made, before hours are spent on what is for it."""
+    try:
+        os.lstat(path)
+        raise HVTError(f"{path} already exists: choose another name, or remove it")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise HVTError(f"cannot write {path}: {error.strerror}") from error
+    check_folder(path)
+    try:
+        os.lstat(path.with_name(f".{path.name}.12345678{_SUFFIX}"))  # which is longer
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise HVTError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a file whose folder is not there."""
+    if not os.path.isdir(path.parent):  # noqa: PTH112 - False for a name that cannot be
+        raise HVTError(f"cannot write {path}: the folder {path.parent} does not exist")
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse, before any work, a file that `whole_file` could not write."""
+    folder = _target(path).parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise HVTError(f"cannot write {path}: the folder {folder} is not writable")
+
+
+def _target(path: str | Path) -> Path:
+    """The file that is written: that of a link, and none that is there and not regular."""
+    path = Path(path)
+    try:
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        check_folder(target)
+        with contextlib.suppress(FileNotFoundError):
+            mode = target.stat().st_mode
+            if not stat.S_ISREG(mode):
+                raise HVTError(f"cannot write {path}: it is {_kind(mode)}")
+    except OSError as error:
+        raise HVTError(f"cannot write {path}: {error.strerror or error}") from error
+    return target
 
 
 def leftovers(folder: Path) -> dict[Path, str]:
@@ -73,8 +119,13 @@ def open_regular(path: str | Path) -> BinaryIO:
     os.close(handle)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    kind = "a named pipe" if stat.S_ISFIFO(mode) else "a device"
-    raise OSError(errno.EINVAL, f"it is {kind}, not a file")
+    raise OSError(errno.EINVAL, f"it is {_kind(mode)}, not a file")
+
+
+def _kind(mode: int) -> str:
+    """What is not a regular file, in words."""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def encodable(name: str | Path) -> str:

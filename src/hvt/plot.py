@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import HVTError
+from .files import check_writable
 
 
 def new_figure(**kwargs: Any) -> Any:
@@ -23,6 +24,5 @@ def png_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() != ".png":
         raise HVTError(f"{path} cannot be written: only PNG is, so name it {path.stem}.png")
-    if not path.parent.is_dir():
-        raise HVTError(f"cannot write {path}: the folder {path.parent} does not exist")
+    check_writable(path)
     return path

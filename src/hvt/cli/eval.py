@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
+from ..fields import MOST_THREADS
 from ..terminal import printable
 from .console import new_console
 from .flags import add_batch_and_device, converter
+
+if TYPE_CHECKING:
+    from ..evaluation import Score
 
 
 def register(commands: Any) -> None:
@@ -37,7 +41,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--download", action="store_true", help="fetch the named data set")
     parser.add_argument(
         "--workers",
-        type=converter("workers", int, least=0),
+        type=converter("workers", int, least=0, most=MOST_THREADS),
         default=1,
         metavar="N",
         help="processes that read (default: 1)",
@@ -73,27 +77,36 @@ def run_eval(args: argparse.Namespace) -> int:
     )
     if os.environ.get("RANK", "0") != "0":  # torchrun's: one process prints
         return 0
-    names, match = score.class_names, score.match
-    assert match is not None
-    if drawing:
-        draw_confusion(drawing, score, names)
     if args.json:
-        described = {
-            "checkpoint": args.checkpoint,
-            "data": args.data,
-            "matched_by": match.by,
-            "validation_part": score.validation_part,
-            **score.to_dict(),
-        }
-        if match.by == "order":
-            described["matched"] = [{"data": data, "name": name} for data, name in match.pairs]
-        print(json.dumps(described, indent=2))
-        return 0
+        _print_json(args, score)
+    else:
+        _print(args, score)
+    if drawing:  # after the answer, which a full disk is not to cost
+        draw_confusion(drawing, score, score.class_names)
+    return 0
+
+
+def _print_json(args: argparse.Namespace, score: Score) -> None:
+    assert score.match is not None
+    described = {
+        "checkpoint": args.checkpoint,
+        "data": args.data,
+        "matched_by": score.match.by,
+        "validation_part": score.validation_part,
+        **score.to_dict(),
+    }
+    if score.match.by == "order":
+        described["matched"] = [{"data": data, "name": name} for data, name in score.match.pairs]
+    print(json.dumps(described, indent=2))
+
+
+def _print(args: argparse.Namespace, score: Score) -> None:
+    assert score.match is not None
     print(
         f"top-1 {score.top1:.2f} %   top-5 {score.top5:.2f} %   loss {score.loss:.4f}   "
         f"{score.pictures} pictures   {score.images_per_second:.0f} images/s on {score.device}"
     )
-    print(printable(match.describe()))
+    print(printable(score.match.describe()))
     if not score.validation_part:
         print(
             f"all {score.pictures + score.skipped} pictures: {printable(args.data)} has no "
@@ -101,7 +114,7 @@ def run_eval(args: argparse.Namespace) -> int:
         )
     if score.skipped:
         print(f"{score.skipped} unreadable pictures were passed over")
-    rows = zip(score.per_class, names, score.class_pictures, strict=True)
+    rows = zip(score.per_class, score.class_names, score.class_pictures, strict=True)
     ranked = sorted((t, n, c) for t, n, c in rows if t is not None)
     shown = ranked if len(ranked) <= 20 else [*ranked[:5], *ranked[-5:]]
     title = None if shown is ranked else f"the 5 hardest and 5 easiest of {len(ranked)} classes"
@@ -111,4 +124,3 @@ def run_eval(args: argparse.Namespace) -> int:
     for top1, name, pictures in shown:
         table.add_row(Text(printable(name), overflow="fold"), f"{top1:.1f} %", str(pictures))
     new_console().print(table)
-    return 0
