@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -182,7 +183,7 @@ def test_peak_memory_in_an_exported_mode_is_that_of_evaluation(
     graphs: list[onnx.ModelProto] = []
 
     def run(command: list[str], **_: Any) -> Any:
-        graphs.append(onnx.load(command[3]))
+        graphs.append(onnx.load(next(word for word in command if word.endswith(".onnx"))))
         return subprocess.CompletedProcess(command, 0, '{"1": 5}', "")
 
     monkeypatch.setattr("hvt.bench.peak.subprocess.run", run)
@@ -199,9 +200,51 @@ def test_only_our_models_have_a_peak_in_an_exported_mode() -> None:
         peak_memory("test_vit", "onnx", [1], CPU)
 
 
-def test_peak_memory_that_cannot_be_measured() -> None:
+def test_peak_memory_that_cannot_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And by no module of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("json", "statistics"):
+        Path(f"{name}.py").write_text("raise SystemExit('the working folder')")
     with pytest.raises(HVTError, match=r"the peak memory of nothing could not be measured: .*timm"):
         peak_memory("nothing", "train", [1], CPU)
+
+
+def test_a_batch_that_does_not_fit() -> None:
+    for batch in (10**12, 10**17, 10**20):
+        with pytest.raises(HVTError, match=rf"^batch={batch} does not fit into memory: use a sma"):
+            measure([open_contender("test_vit", "eager", CPU, Path())], [batch], CPU)
+
+    def run(images: torch.Tensor) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory" if len(images) > 1 else "x")
+
+    opened = Contender("a", "hvt", "eager", (3, 8, 8), lambda: 1.0, 1.0, run)
+    with pytest.raises(HVTError, match="batch=2 does not fit"):
+        measure([opened], [2], CPU)
+    with pytest.raises(RuntimeError, match="x"):
+        measure([opened], [1], CPU)
+
+
+def test_multiply_adds_that_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(*_: Any) -> None:
+        raise NotImplementedError("no such kernel\nhere")
+
+    monkeypatch.setattr("timm.models.vision_transformer.VisionTransformer.forward", forward)
+    with pytest.raises(HVTError, match=r"of test_vit cannot be counted \(no such kernel\): leave"):
+        gflops("test_vit")
+
+
+def test_a_name_wins_over_a_folder(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("test_vit").mkdir()
+    shutil.copy(checkpoint, "test_vit/model.safetensors")
+    assert modes_of("test_vit", ["eager", "onnx"]) == ["eager"]
+    assert not isinstance(build_contender("test_vit"), hvt.HVT)
+    assert modes_of("./test_vit", ["eager", "onnx"]) == ["eager", "onnx"]
+    assert isinstance(build_contender("./test_vit"), hvt.HVT)
 
 
 # The command
@@ -250,7 +293,7 @@ def test_the_command_as_a_table(command: Command) -> None:
 def test_the_picture(tmp_path: Path) -> None:
     rows = [
         Row("deit_s", "hvt", "eager", 16, "224", 4.6, 22.0, 15.0, 1, 1, 1, 9, 1, 1, 1, None),
-        Row("runs/$a_b.onnx", "hvt", "int8", 1, "224", 1.4, 22.0, 70.0, 1, 1, 1, 9, 1, 1, 1, None),
+        Row("runs/$a_$b.onnx", "hvt", "int8", 1, "224", 1.4, 22.0, 70.0, 1, 1, 1, 9, 1, 1, 1, None),
     ]
     draw(rows, describe(CPU), tmp_path / "speed.png")
     with Image.open(tmp_path / "speed.png") as image:
@@ -281,7 +324,10 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
         (("none.safetensors",), "cannot read none.safetensors"),
         (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not available"),
         (("hvt_s_1", "--plot", "speed.jpg"), "the picture speed.jpg should end in .png or .svg"),
+        (("hvt_s_1", "--csv", "model.safetensors"), "model.safetensors should end in .csv"),
         (("hvt_s_1", "--csv", "none/speed.csv"), "none/speed.csv: the folder none does not exist"),
+        (("hvt_s_1", "resnet18", "--img-size", "64"), "hvt's names, and resnet18 has a size of"),
+        (("cifar100", "--img-size", "64"), "--img-size is for hvt's names, and cifar100 has"),
         (("resnet18", "--modes", "onnx"), "resnet18 is not a model of hvt, and only those are"),
     ],
 )
@@ -289,6 +335,30 @@ def test_bad_input(command: Command, words: tuple[str, ...], message: str) -> No
     code, out, err = command("bench", *words)
     assert (code, out) == (2, "")
     assert message in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("flag", [("--csv", "speed.csv"), ("--plot", "speed.png")])
+def test_a_folder_is_no_file_to_write(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(flag[1]).mkdir()
+    code, out, err = command("bench", "hvt_s_1", *flag)
+    assert (code, out, err) == (2, "", f"hvt: cannot write {flag[1]}: it is a folder\n")
+
+
+def test_the_answer_outlives_a_file_that_cannot_be_written(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: Any) -> None:
+        raise HVTError("no space")
+
+    monkeypatch.setattr("hvt.bench.run.write_csv", full)
+    words = ("bench", "deit_ti", "--img-size", 32, "--batch", 1, "--rounds", 1, "--no-memory")
+    code, out, err = command(*words, "--csv", tmp_path / "speed.csv", "--device", "cpu")
+    assert code == 2
+    assert "deit_ti" in out
+    assert err.endswith("hvt: no space\n")
 
 
 @pytest.mark.parametrize(

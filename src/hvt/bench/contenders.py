@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +62,19 @@ class Contender:
                 return self.run(images)
 
         return forward
+
+
+@contextlib.contextmanager
+def fitting(batch: int) -> Iterator[None]:
+    """Make the error of a batch that does not fit into memory a sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, TypeError) as error:
+        # torch's and ONNX Runtime's share no class; sizes that have no number overflow.
+        told = isinstance(error, MemoryError) or re.search("memory|overflow", str(error), re.I)
+        if not told:
+            raise
+        raise HVTError(f"batch={batch} does not fit into memory: use a smaller one") from error
 
 
 def open_contender(
@@ -125,7 +141,7 @@ def _of_config(name: str, mode: str, config: Any, run: Callable[[Tensor], object
 
 def build(name: str, device: torch.device | str = "cpu", **overrides: Any) -> nn.Module:
     """The model of a name or a checkpoint, with new weights unless they are a checkpoint's."""
-    if name not in MODELS and is_checkpoint(name):
+    if not is_named(name) and is_checkpoint(name):
         model = open_model(name, device)
         assert isinstance(model, HVT)
         return model
@@ -135,8 +151,16 @@ def build(name: str, device: torch.device | str = "cpu", **overrides: Any) -> nn
     try:
         return timm.create_model(name, **overrides).to(device)
     except RuntimeError as error:  # of a tag that the name does not have
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-        raise HVTError(f"timm cannot build {name} ({reason})") from error
+        raise HVTError(f"timm cannot build {name} ({reason(error)})") from error
+
+
+def is_named(name: str) -> bool:
+    """Whether it names a model of hvt or timm; names win over folders of the same name."""
+    if name in MODELS:
+        return True
+    # Not Path.is_dir, which raises for a name that is too long.
+    folder = os.path.isdir(name)  # noqa: PTH112
+    return timm.is_model(name) and (folder or not is_checkpoint(name))
 
 
 def check_name(name: str) -> None:
@@ -149,7 +173,7 @@ def modes_of(name: str, modes: Sequence[str]) -> list[str]:
     """Those of some modes that a model can be timed in; an exported file has only its own."""
     if is_onnx(name):
         return list(modes[:1])
-    if is_checkpoint(name) or library(name) == "hvt":
+    if not is_named(name) or library(name) == "hvt":
         return list(modes)
     remaining = [mode for mode in modes if mode not in EXPORTED]
     if not remaining:
@@ -178,9 +202,19 @@ def gflops(name: str) -> float:
     model = timm.create_model(name).eval().requires_grad_(False)
     counter = FlopCounterMode(display=False)
     # The counter does not know every fused attention kernel; the plain one is matrix products.
-    with sdpa_kernel(SDPBackend.MATH), counter:
-        model(torch.zeros(1, *input_size(model)))
+    try:
+        with sdpa_kernel(SDPBackend.MATH), counter:
+            model(torch.zeros(1, *input_size(model)))
+    except Exception as error:  # of any kind: it is the model's own code that runs
+        raise HVTError(
+            f"the multiply-adds of {name} cannot be counted ({reason(error)}): leave it out"
+        ) from error
     return counter.get_total_flops() / 2 / 1e9
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error, for a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
 
 
 # ── what is timed ───────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError
-from ..files import whole_file
+from ..files import check_writable, whole_file
 from ..plot import new_figure
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def check_picture(path: str | Path) -> None:
     """Refuse what could not be drawn, before anything is measured."""
     if Path(path).suffix.lower() not in (".png", ".svg"):
         raise HVTError(f"the picture {path} should end in .png or .svg")
+    check_writable(path)
     new_figure()
 
 
@@ -80,7 +81,8 @@ def _panel(axes: Any, rows: Sequence[Row]) -> None:
     axes.margins(0.2)
     axes.grid(alpha=0.3, which="both")
     plain_ticks(axes)
-    axes.legend(fontsize=7)
+    for text in axes.legend(fontsize=7).get_texts():
+        text.set_parse_math(False)  # a file's name may have a $
 
 
 def plain_ticks(axes: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import HVTError
 from ..files import whole_file
-from .contenders import Contender
+from .contenders import Contender, fitting, reason
 from .measure import calls_in_turns, in_turns, matmul_peak, matmuls
 
 LEAST = 0.25  # seconds that one turn of a model fills at least
@@ -63,22 +63,14 @@ def measure(
 
     `memory` has the peak bytes by name, mode and batch, where they are known.
     """
-    runs = {
-        (place, batch): contender.call(batch, device)
-        for batch in batches
-        for place, contender in enumerate(contenders)
-    }
+    runs: dict[tuple[int, int], Callable[[], object]] = {}
+    for batch, (place, contender) in itertools.product(batches, enumerate(contenders)):
+        with fitting(batch):
+            runs[place, batch] = contender.call(batch, device)
     note("warming up")
-    for (place, _), run in runs.items():
-        try:
-            run()
-        except Exception as error:
-            if contenders[place].mode != "compiled":
-                raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise HVTError(
-                f"{contenders[place].name} cannot be compiled here ({reason}): leave compiled out"
-            ) from error
+    for (place, batch), run in runs.items():
+        with fitting(batch):
+            _warm_up(contenders[place], run)
     products = matmuls(device)
     product_times: dict[int, list[float]] = {}
     times: dict[tuple[int, int], list[float]] = {}
@@ -91,6 +83,17 @@ def measure(
         _row(contenders[place], batch, times[place, batch], peak, memory or {})
         for batch, place in itertools.product(batches, range(len(contenders)))
     ]
+
+
+def _warm_up(contender: Contender, run: Callable[[], object]) -> None:
+    try:
+        run()
+    except Exception as error:
+        if contender.mode != "compiled":
+            raise
+        raise HVTError(
+            f"{contender.name} cannot be compiled here ({reason(error)}): leave compiled out"
+        ) from error
 
 
 def _row(

@@ -16,6 +16,7 @@ from rich.text import Text
 from ..bench import MODES
 from ..errors import HVTError, nearest
 from ..fields import MOST_THREADS
+from ..files import check_writable
 from .console import new_console
 from .flags import converter
 
@@ -80,7 +81,7 @@ def register(commands: Any) -> None:
         help="turns of each (default: 5)",
     )
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory")
-    parser.add_argument("--csv", metavar="FILE", help="also write the rows, with the machine")
+    parser.add_argument("--csv", metavar="CSV", help="also write the rows, with the machine")
     parser.add_argument("--plot", metavar="PNG|SVG", help="draw images/s against GFLOPs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run_bench, parser=parser)
@@ -103,9 +104,10 @@ def run_bench(args: argparse.Namespace) -> None:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     device = find_device(args.device)
-    for path in filter(None, (args.csv, args.plot)):  # before minutes are spent on measuring
-        if not Path(path).parent.is_dir():
-            raise HVTError(f"cannot write {path}: the folder {Path(path).parent} does not exist")
+    if args.csv:  # before minutes are spent on measuring
+        if Path(args.csv).suffix.lower() != ".csv":
+            raise HVTError(f"the table {args.csv} should end in .csv")
+        check_writable(args.csv)
     if args.plot:
         check_picture(args.plot)
     names = list(dict.fromkeys([args.first, *args.others]))
@@ -113,14 +115,18 @@ def run_bench(args: argparse.Namespace) -> None:
     for name in names:
         if not is_checkpoint(name):
             check_name(name)
-        ours = library(name) == "hvt"
-        overrides = {"img_size": args.img_size} if args.img_size and ours else {}
+        if args.img_size and library(name) != "hvt":
+            raise HVTError(
+                f"--img-size is for hvt's names, and {name} has a size of its own: leave one out"
+            )
+        overrides = {"img_size": args.img_size} if args.img_size else {}
         entries += [(name, mode, overrides) for mode in modes_of(name, modes)]
     with tempfile.TemporaryDirectory() as folder:
         opened = []
         for name, mode, overrides in entries:
             _note(f"opening {name} ({mode})")
             opened.append(open_contender(name, mode, device, Path(folder), **overrides))
+            _ = opened[-1].gflops  # now, as a model of timm's may be one that cannot be counted
         memory: dict[tuple[str, str, int], int] = {}
         if os.name == "nt":
             _note("peak memory is measured on Linux and macOS only")
@@ -131,14 +137,14 @@ def run_bench(args: argparse.Namespace) -> None:
                 memory |= {(name, contender.mode, batch): held for batch, held in peaks.items()}
         rows = measure(opened, batches, device, rounds=args.rounds, memory=memory, note=_note)
     machine = describe(device)
+    if args.json:
+        print(json.dumps({"machine": machine, "rows": [row.to_dict() for row in rows]}, indent=2))
+    else:
+        _print(rows, machine)
     if args.csv:
         write_csv([row.to_dict() | machine for row in rows], args.csv)
     if args.plot:
         draw(rows, machine, args.plot)
-    if args.json:
-        print(json.dumps({"machine": machine, "rows": [row.to_dict() for row in rows]}, indent=2))
-        return
-    _print(rows, machine)
 
 
 def _modes(text: str) -> list[str]:
