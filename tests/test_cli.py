@@ -171,6 +171,17 @@ def test_a_model_that_drops_tokens_shows_them_before_and_after(capsys: Captured)
     assert "the paper prints" not in own + run(capsys, "cost", "deit_s_power", "--img-size", "64")
 
 
+@pytest.mark.parametrize("name", ["[red]plan.json", "[/x].json", "a\x1b.json"])
+def test_a_files_name_is_no_markup(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text(json.dumps(hvt.get_config("hvt_s_4").to_dict()))
+    shown = name.replace("\x1b", "\\x1b")
+    assert run(capsys, "cost", name).startswith(f"{shown}  196 → ")
+
+
 def test_cost_by_layers(capsys: Captured) -> None:
     rows = run(capsys, "cost", "hvt_s_1", "--layers").splitlines()
     names = [layer.name for layer in hvt.cost("hvt_s_1").layers]
@@ -227,6 +238,7 @@ def test_cost_as_json(capsys: Captured) -> None:
         (["--mlp-ratio", "2.5"], {"mlp_ratio": 2.5}),
         (["--pool", "conv"], {"pool": "conv"}),
         (["--global-pool", ""], {"global_pool": ""}),
+        (["--depth", "24", "depth=24", "depth=24"], {"depth": 24}),
         (["--depth", "24", "img_size=384", "--pool", "avg", "patch_size=32"],
          {"depth": 24, "img_size": 384, "pool": "avg", "patch_size": 32}),
     ],
@@ -289,6 +301,8 @@ def test_every_field_has_a_flag_with_help(capsys: Captured) -> None:
         ("cost hvt_s_1 --patch-size 15", "patch_size=15 does not divide img_size=224"),
         ("cost hvt_s_4 --patch-size 56", "pooling after block 9 would leave no token"),
         ("cost hvt_s_1 --embed-dim 100", "embed_dim=100 disagrees with num_heads"),
+        ("cost hvt_s_4 --depth 12 depth=24", "depth is given as 12 and as 24: leave one out"),
+        ("cost hvt_s_4 depth=12 depth=24", "depth is given as 12 and as 24: leave one out"),
         ("cost hvt_s_1 --mlp-ratio inf", "mlp_ratio=inf must be a finite number"),
         ("cost hvt_s_1 --drop-rate nan", "drop_rate=nan must be a number in"),
     ],

@@ -8,11 +8,13 @@ import json
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from ..builtin import BUILT_IN, DEFAULT, built_in_config, installed
 from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
 from ..errors import HVTError, nearest
+from ..terminal import printable
 from ..zoo import MODELS, NOTES, WEIGHTS, get_config, list_models
 from .console import new_console
 from .flags import add_fields, given_fields, parse_pairs
@@ -96,15 +98,15 @@ def run_models(args: argparse.Namespace) -> None:
 
 
 def run_cost(args: argparse.Namespace) -> None:
-    overrides = parse_pairs(args.overrides, HVTConfig) | given_fields(args, HVTConfig)
-    config = get_config(args.name, **overrides)
+    config = get_config(args.name, **_overrides(args))
     priced = cost(config)
     if args.json:
         described = {"name": args.name, **priced.to_dict(), "config": config.to_dict()}
         print(json.dumps(described, indent=2))
         return
     console = new_console()
-    console.print(f"[bold]{args.name}[/bold]  {arrow(priced.tokens)} tokens", highlight=False)
+    title = Text.assemble((printable(args.name), "bold"), f"  {arrow(priced.tokens)} tokens")
+    console.print(title, highlight=False)
     console.print(
         f"{priced.gflops:.2f} GFLOPs (multiply-adds), {priced.params_m:.2f} M parameters, "
         f"{priced.activation_mb:.1f} MB activations per image",
@@ -125,6 +127,16 @@ def run_cost(args: argparse.Namespace) -> None:
     elif priced.compression:
         console.print(f"{priced.ratio:.2f}× cheaper than without pooling", highlight=False)
     console.print(_layer_table(priced) if args.layers else _block_table(priced, console.width))
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields to replace, as flags and as pairs; one that is both ways must be the same."""
+    fields = given_fields(args, HVTConfig)
+    for pair in args.overrides:
+        for name, value in parse_pairs([pair], HVTConfig).items():
+            if fields.setdefault(name, value) != value:
+                raise HVTError(f"{name} is given as {fields[name]} and as {value}: leave one out")
+    return fields
 
 
 def _block_table(priced: Cost, width: int) -> Table:
