@@ -105,21 +105,12 @@ def test_two_processes_resume_a_run_of_one(single: Result, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @needs_gloo
-def test_a_batch_that_processes_cannot_share_is_refused_on_resuming(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    hvt.train(tiny(folder, batch_size=1438, holdout=0.0, epochs=1), quiet=True)
-    with pytest.raises(HVTError, match=r"batch_size=1438 .* multiple of 4 .*: use --processes 1"):
-        hvt.train(resume=folder, epochs=2, processes=2, quiet=True)
-
-
-@pytest.mark.slow
-@needs_gloo
 def test_an_error_of_a_process_is_one_sentence(tmp_path: Path, capfd: Captured) -> None:
     others = children()
-    recipe = write_recipe(tiny(tmp_path / "run", batch_size=6), tmp_path / "tiny.toml")
+    recipe = write_recipe(tiny(tmp_path / "run", device="gpu"), tmp_path / "tiny.toml")
     assert main(["train", recipe, "--processes", "2"]) == 2
     out, err = capfd.readouterr()
-    assert "batch_size=6" in err
+    assert "the device 'gpu' is not available" in err
     assert err.count("\n") == 1
     assert out == ""
     assert children() <= others
@@ -219,10 +210,55 @@ def test_auto_takes_what_is_faster_and_changes_nothing(
 # ── errors ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("value", [0, -1, "two", True, 1.5])
+@pytest.mark.parametrize("value", [0, -1, 1025, 10**20, "two", True, 1.5])
 def test_a_number_of_processes_that_is_none_is_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(HVTError, match="processes="):
         tiny(tmp_path, processes=value)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many processes a training would start, which it does not."""
+    counts: list[int] = []
+
+    def run(job: Any, processes: int, *_: Any) -> None:
+        counts.append(processes)
+
+    monkeypatch.setattr(launch, "_run", run)
+    return counts
+
+
+def test_a_batch_that_processes_cannot_share_is_refused_at_once(
+    single: Result, tmp_path: Path, started: list[int]
+) -> None:
+    for batch, processes, unit in ((240, 1000, 2000), (240, 7, 14), (6, 2, 4)):
+        words = rf"batch_size={batch} must be a multiple of {unit} \(2 × processes × accumulate\)$"
+        with pytest.raises(HVTError, match=words):
+            launch.train(tiny(tmp_path, batch_size=batch, processes=processes))
+    with pytest.raises(
+        HVTError, match=r"batch_size=240 of .* multiple of 14 .*: use --processes 1"
+    ):
+        launch.resume(single.folder, processes=7)
+    assert started == []
+    launch.resume(single.folder, processes=2)
+    # One of more than the 1294 pictures is fitted to them.
+    launch.train(tiny(tmp_path, batch_size=2000, processes=7))
+    assert started == [2, 7]
+
+
+def test_no_module_of_the_working_folder_is_run(tmp_path: Path) -> None:
+    for name in ("json", "signal", "linecache"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the working folder')")
+    worker = tmp_path / "lib" / "hvt" / "training" / "worker.py"
+    worker.parent.mkdir(parents=True)
+    for package in worker.parents[:2]:
+        (package / "__init__.py").touch()
+    worker.write_text("def main(job): print(job['name'])")
+    job = {"path": [str(tmp_path / "lib"), *sys.path], "name": "done"}
+    (tmp_path / "job").write_text(json.dumps(job))
+    command = [sys.executable, launch._SAFE, "-c", launch._START, str(tmp_path / "job")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("done\n", "")
 
 
 def test_a_folder_that_has_a_run_is_refused_at_once(single: Result) -> None:
@@ -281,3 +317,12 @@ def test_the_error_that_tells_best_why(
     with pytest.raises(error) as raised:
         launch._result(left, ended, tmp_path)
     assert words in str(raised.value)
+
+
+def test_the_command_that_resumes_is_one_for_a_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "recipe.json").touch()
+    with pytest.raises(HVTError) as raised:
+        launch._result({}, launch._Ended(codes={0: -9}), folder)
+    assert str(raised.value).endswith(f"; resume with: hvt train --resume '{folder}'")

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from . import engine
 from .claim import discard_empty, holds_run
 from .engine import Result, Trainer
 from .interrupt import Interrupted
+from .pipeline import build_model
 from .recipe import Recipe
 from .state import states, step_of
 from .worker import DECLINED, FAILED, FINISHED, INTERRUPTED, REFUSED, step_seconds
@@ -51,7 +53,9 @@ SPEED = 30e9
 _DROPOUT = ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate")
 
 # The started process finds modules where this one does, also in a notebook and from a script that
-# would train again if it were imported. Ctrl-C is quiet while it imports.
+# would train again if it were imported, and not first in the working folder; 3.10 has no -P, and
+# -I leaves more out. Ctrl-C is quiet while it imports.
+_SAFE = "-P" if sys.version_info >= (3, 11) else "-I"
 _START = """\
 import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -78,6 +82,7 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
     job: dict[str, Any] = {"recipe": recipe.to_dict(), "name": name}
     try:
         if wanted != "auto":
+            _check_batch(recipe, int(wanted))
             return _run(job, int(wanted), folder, console)
         alone = recipe.replace(processes=1)
         return _if_faster(job, recipe, folder, console) or engine.train(alone, name, console)
@@ -100,6 +105,7 @@ def resume(
         return engine.resume(folder, console, epochs)
     job = {"resume": str(folder), "epochs": epochs}
     if wanted != "auto":
+        _check_batch(recipe, int(wanted), folder)
         return _run(job, int(wanted), Path(folder), console)
     longer = recipe if epochs is None else recipe.replace(epochs=epochs)
     done = max(map(step_of, states(Path(folder) / "checkpoints")), default=0)
@@ -110,6 +116,25 @@ def resume(
 def _launched() -> bool:
     """Whether torchrun, or this module, has started this process: then it knows how many."""
     return "WORLD_SIZE" in os.environ
+
+
+def _check_batch(recipe: Recipe, processes: int, folder: str | Path | None = None) -> None:
+    """Refuse a batch that processes cannot share, before they are started.
+
+    In a new run, one without a folder, a batch of more than the training pictures is fitted to
+    them.
+    """
+    batch, unit = recipe.batch_size, 2 * processes * recipe.accumulate
+    if batch % unit == 0:
+        return
+    if folder is None and batch > unit:
+        train = build_model(recipe).data.train
+        if isinstance(train, Pictures) and unit <= len(train) < batch:
+            return
+    of, use = ("", "") if folder is None else (f" of {folder}", ": use --processes 1")
+    raise HVTError(
+        f"batch_size={batch}{of} must be a multiple of {unit} (2 × processes × accumulate){use}"
+    )
 
 
 # ── how many ────────────────────────────────────────────────────────────────────────────────────
@@ -260,7 +285,7 @@ def _launch(job: dict[str, Any], processes: int, exchange: Path) -> _Ended:
     )
     with _own_signals(), _quiet_launcher():
         try:
-            elastic_launch(config, sys.executable)("-c", _START, str(path))
+            elastic_launch(config, sys.executable)(_SAFE, "-c", _START, str(path))
         except ChildFailedError as error:
             return _Ended(codes={rank: one.exitcode for rank, one in error.failures.items()})
         except SignalException as error:
@@ -286,7 +311,7 @@ def _result(outcomes: dict[int, dict[str, Any]], ended: _Ended, folder: Path) ->
         rank, code = next(iter(silent.items()))
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         has_run = (folder / "recipe.json").exists()
-        after = f"; resume with: hvt train --resume {folder}" if has_run else ""
+        after = f"; resume with: hvt train --resume {shlex.quote(str(folder))}" if has_run else ""
         raise HVTError(
             f"process {rank} of the training {how}, which the system does where memory is "
             f"short{after}"

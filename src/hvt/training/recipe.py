@@ -106,13 +106,16 @@ class Recipe:
     )
     compile: bool = field(False, "torch.compile the model")
     grad_checkpointing: bool = field(False, "recompute blocks in the backward pass")
-    workers: int = field(-1, "processes that read pictures; -1 chooses", least=-1)
+    workers: int = field(
+        -1, "processes that read pictures; -1 chooses", least=-1, most=MOST_THREADS
+    )
     threads: int | None = field(None, "CPU threads of each process", least=1, most=MOST_THREADS)
     processes: int | str | None = field(
         None,
         "local processes that share each batch: a number, or auto, which measures whether several "
         "are faster (default: auto in hvt train, 1 from Python)",
         least=1,
+        most=MOST_THREADS,
         choices=("auto",),
     )
     seed: int = field(0, "seed of weights, order, augmentation and splits", least=0)
@@ -126,6 +129,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_values(self)
+        for name in ("model", "init", "data", "root", "output", "teacher"):
+            if getattr(self, name) == "":  # which would be the working folder
+                raise HVTError(f"{name} is empty: name one, or leave it out")
         check_fields(self.overrides)
         hints = hints_of(HVTConfig)
         for name, value in self.overrides.items():
