@@ -91,11 +91,14 @@ def test_pictures_that_are_too_much_work_are_broken(tmp_path: Path) -> None:
     (tmp_path / "cat" / "1.jpg").write_bytes(repeated_scans(20_000, (6928, 6928)))
     (tmp_path / "cat" / "2.tif").write_bytes(tags_of_copies(200, 1000))
     picture(tmp_path / "cat" / "3.tif", 3, "LAB")
+    Image.new("L", (1, 9000)).save(tmp_path / "cat" / "4.png")
     report = check(tmp_path)
     assert [(Path(one.path).name, one.reason) for one in report.broken] == [
         ("1.jpg", "it has more than the 500 scans that a JPEG may have"),
         ("2.tif", "its content is not in a picture format"),
-    ]
+        ("4.png", "it has 1 × 9000 pixels, too long a strip: resized to a shorter side of 256 it "
+         "would have more than the 178956970 pixels allowed"),
+    ]  # fmt: skip
     assert report.modes == {"RGB": 1, "LAB": 1}
 
 

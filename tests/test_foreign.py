@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import hvt  # before timm: it makes torchvision importable
 from hvt import HVT, CheckpointError, HVTConfig
 from hvt.checkpoint.foreign import transformers_preprocessing
+from hvt.checkpoint.save_load import load_into
 
 REFERENCE = FIXTURES / "reference_hvt.pth"
 
@@ -425,6 +426,39 @@ def test_transformers_without_a_processor_are_refused(tmp_path: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"vit has no preprocessor_config\.json, so nothing"):
         hvt.load(folder)
+
+
+def test_a_processor_counts_without_a_config(tmp_path: Path) -> None:
+    folder = transformers_directory(tmp_path / "vit", timm_vit(depth=1))
+    (folder / "config.json").unlink()
+    cfg = hvt.load(folder).pretrained_cfg
+    assert (cfg["mean"], cfg["crop_mode"]) == ((0.5,) * 3, "squash")
+
+
+def test_weights_alone_need_no_processor(tmp_path: Path) -> None:
+    theirs, images = timm_vit(depth=1), torch.randn(2, 3, 64, 64)
+    folder = transformers_directory(tmp_path / "vit", theirs)
+    ours = hvt.load(folder)
+    torch.nn.init.zeros_(ours.head.weight)
+    (folder / "preprocessor_config.json").unlink()
+    load_into(ours, folder)
+    assert close(ours(images), theirs(images))
+
+
+def test_timms_earlier_config_has_everything_at_the_top(tmp_path: Path) -> None:
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=7)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    config: dict[str, Any] = {
+        "architecture": "vit_tiny_patch16_224",
+        "num_classes": 7,
+        "mean": [0.1, 0.2, 0.3],
+    }
+    config |= {"std": [0.5, 0.5, 0.5], "crop_pct": 0.9, "labels": list("abcdefg")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = hvt.load(tmp_path)
+    assert model.config.num_heads == 3
+    assert model.pretrained_cfg["mean"] == (0.1, 0.2, 0.3)
+    assert model.class_names == tuple("abcdefg")
 
 
 def test_a_processor_that_is_a_fifo_is_named(tmp_path: Path) -> None:

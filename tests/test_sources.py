@@ -786,6 +786,7 @@ def test_webdataset_shards(tmp_path: Path) -> None:
     assert [label for _, label in data.val] == [0, 1, 0, 1, 0, 1]
     below = open_data(f"wds/{tmp_path.name}", root=tmp_path.parent)
     assert below.class_names == ("even", "odd")
+    assert open_data("wds/any", root=tmp_path).class_names == ("even", "odd")  # timm's use
     turned = open_eval(f"wds/{tmp_path}", class_names=("odd", "even"))
     assert [label for _, label in turned.val] == [1, 0, 1, 0, 1, 0]
     with pytest.raises(HVTError, match="no part can be held out"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def from_pretrained(
     **overrides: Any,
 ) -> HVT:
     """The model of a directory or of a repository such as `user/name`; `overrides` as in `load`."""
-    if Path(source).is_dir():
+    if os.path.isdir(source):  # noqa: PTH112 - False for a name that cannot be
         return load(source, **overrides)
     for weights in ("model.safetensors", "pytorch_model.bin"):
         try:

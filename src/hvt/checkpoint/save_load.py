@@ -151,7 +151,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
 
 def load_into(model: HVT, path: str | Path) -> None:
     """Take a checkpoint's weights into a model of the same architecture, resizing them to it."""
-    checkpoint = read(path, model.config.to_dict(), {})
+    checkpoint = read(path, model.config.to_dict(), {}, weights_alone=True)
     tensors = _fitted(checkpoint, model.config)
     if checkpoint.described:
         _check_alike(checkpoint, model.config)
@@ -186,15 +186,18 @@ def read(
     path: str | Path,
     hints: dict[str, Any] | None = None,
     arguments: dict[str, Any] | None = None,
+    *,
+    weights_alone: bool = False,
 ) -> Checkpoint:
     """What a file or directory says; `hints` settle what a foreign file leaves open.
 
-    `arguments` are what is said of the file elsewhere, and count as if it said them itself.
+    `arguments` are what is said of the file elsewhere, and count as if it said them itself. With
+    `weights_alone` nothing needs to tell the preprocessing.
     """
     alone = arguments is None
     path, hints, arguments = find_checkpoint(path), hints or {}, arguments or {}
     if os.path.isdir(path):  # noqa: PTH112 - False for a name that cannot be
-        return _read_directory(path, hints)
+        return _read_directory(path, hints, weights_alone)
     if path.suffix.lower() == ".onnx":
         raise CheckpointError(
             f"{path} is an exported model, which hvt predict, hvt eval and hvt.Predictor run: "
@@ -290,13 +293,13 @@ def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Chec
     )
 
 
-def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
+def _read_directory(path: Path, hints: dict[str, Any], weights_alone: bool) -> Checkpoint:
     files = [path / name for name in WEIGHTS]
     weights = next((file for file in files if os.path.exists(file)), None)  # noqa: PTH110
     if weights is None:
         raise CheckpointError(f"{path} has no {' or '.join(WEIGHTS)} in it")
     try:
-        config, own = _read_json(path / "config.json"), None
+        config, own = _timm_config(_read_json(path / "config.json")), None
         if "pretrained_cfg" in config:  # timm's
             arguments, own = _named(config), _our_config(config)
             # Names are at the top, as timm writes them, or where earlier versions of hvt did.
@@ -308,8 +311,8 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
         if own is not None:
             arguments = own.to_dict()
         checkpoint = read(weights, hints, arguments)
-        if config and "pretrained_cfg" not in config and not checkpoint.described:
-            preprocessing = _transformers_preprocessing(path)
+        if "pretrained_cfg" not in config and not checkpoint.described:
+            preprocessing = _transformers_preprocessing(path, config, weights_alone)
         if own is not None and not checkpoint.described:
             verdict = f"{path} holds no {config['architecture']} with the model_args of config.json"
             _compare(checkpoint.tensors, parameter_shapes(own), verdict)
@@ -329,10 +332,23 @@ def _read_directory(path: Path, hints: dict[str, Any]) -> Checkpoint:
     return checkpoint
 
 
-def _transformers_preprocessing(path: Path) -> dict[str, Any]:
+def _timm_config(config: dict[str, Any]) -> dict[str, Any]:
+    """timm's earlier form, in which everything lies at the top, as its present one."""
+    if "architecture" not in config or "pretrained_cfg" in config:
+        return config
+    names = config.get("label_names") or config.get("labels")
+    top = {key: config[key] for key in ("architecture", "num_classes") if key in config}
+    return top | {"label_names": names, "pretrained_cfg": config}
+
+
+def _transformers_preprocessing(
+    path: Path, config: dict[str, Any], weights_alone: bool
+) -> dict[str, Any]:
     """Refused where nothing tells it: ViT's mean and std are not those of DeiT."""
     file = path / "preprocessor_config.json"
     if not file.exists():
+        if weights_alone or not config:
+            return {}
         raise CheckpointError(
             f"{path} has no {file.name}, so nothing tells how its pictures are normalised: save "
             "the image processor that the model was trained with there too "

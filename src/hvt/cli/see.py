@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ def _models_and_picture(args: argparse.Namespace) -> tuple[list[str | None], str
     from ..see.subject import has_own_weights, names_model
 
     *models, picture = args.others
-    if not Path(picture).is_file() and names_model(picture):
+    if not os.path.isfile(picture) and names_model(picture):  # noqa: PTH113 - as for any name
         words = " ".join(args.others)
         raise HVTError(f"no picture is given: use {args.parser.prog} {words} PICTURE")
     if args.pretrained and all(map(has_own_weights, models or [None])):

@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import HVTError
 from ..files import encodable, open_regular
 from .arrays import ArrayPictures
+from .bounds import Bounds, TooMuch, check_strip
 from .folders import FilePictures
 from .pictures import BrokenPicture, mode_of, read_with_mode, why
 from .sources import Pictures, open_parts, why_not_trainable
@@ -22,6 +23,7 @@ from .sources import Pictures, open_parts, why_not_trainable
 TINY = 10
 """A class with fewer training pictures than this is pointed out."""
 
+_BOUNDS = Bounds(side=256)  # as for a model of 224 pixels
 _PART = 2**20  # bytes of a file that are hashed at a time
 _CHUNK = 4096  # pictures handed out at a time, so that a million need no million promises
 
@@ -160,8 +162,11 @@ def _look(item: tuple[str, Pictures, int]) -> _Seen:
     name = encodable(path)
     try:
         image, mode = read_with_mode(path)
+        check_strip(*image.size, _BOUNDS)
     except BrokenPicture as broken:
         return _Seen(name, reason=broken.reason)
+    except TooMuch as error:
+        return _Seen(name, reason=str(error))
     digest = hashlib.blake2b(digest_size=16)
     try:
         with open_regular(path) as file:
@@ -182,8 +187,11 @@ def _look_inside(part: str, pictures: Pictures, index: int) -> _Seen:
         return _Seen(name, digest, (width, height), mode_of(channels))
     try:
         image, _ = pictures[index]
+        check_strip(*image.size, _BOUNDS)
     except BrokenPicture as broken:
         return _Seen(name, reason=broken.reason)
+    except TooMuch as error:
+        return _Seen(name, reason=str(error))
     digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
     return _Seen(name, digest, image.size, image.mode)
 

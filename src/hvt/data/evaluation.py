@@ -54,8 +54,13 @@ def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = Tr
 
 
 def resized_side(model: Classifier) -> int:
-    """What the shorter side of a picture is resized to, of which the model sees the middle."""
-    return math.ceil(max(model.config.image) / model.pretrained_cfg["crop_pct"])
+    """What the shorter side of a picture is resized to, of which the model sees the middle.
+
+    0 where pictures are brought to the model's own shape.
+    """
+    cfg = model.pretrained_cfg
+    centre = cfg["crop_mode"] == "center"
+    return math.ceil(max(model.config.image) / cfg["crop_pct"]) if centre else 0
 
 
 class RefuseStrips:

@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +62,15 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
         return len(self.indices)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        place = self.indices[index]
-        name = f"picture {place} of {self.name}"
+        place, name = self.indices[index], self.path(index)
         reader = getattr(self.dataset, "reader", None)
         if reader is not None:  # past timm's own reading, which skips broken pictures unseen
             try:
                 file, target = reader[place]
-            except (AssertionError, OSError) as error:
+            except OSError as error:
                 raise BrokenPicture.of(name, why(error)) from error
+            except (AssertionError, TypeError) as error:  # timm's, of what is not there
+                raise BrokenPicture.of(name, "there is no picture") from error
             with file:
                 return read_picture(file, self.in_chans, name=name), self._map(target)
         try:
@@ -78,6 +80,10 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
         except (OSError, SyntaxError, ValueError) as error:
             raise BrokenPicture.of(name, " ".join(str(error).split())) from error
         return to_channels(image, self.in_chans), self._map(target)
+
+    def path(self, index: int) -> str:
+        """What errors call a picture."""
+        return f"picture {self.indices[index]} of {self.name}"
 
     def subset(self, indices: Sequence[int]) -> FactoryPictures:
         chosen = [self.indices[i] for i in indices]
@@ -119,9 +125,9 @@ def open_factory(
     """Open both splits, by the names given or by those that are usual.
 
     `hfds/FOLDER` is a folder that the `datasets` package reads. `wds/FOLDER` is the folder of
-    shards, below `root` if there is one; a `classes.txt` beside the shards, one name in a line,
-    names the classes. Without `need_train` there is no training split, except of folders that have
-    no other.
+    shards, below `root` if it is there; otherwise that is `root`, whatever the name. A
+    `classes.txt` beside the shards, one name in a line, names the classes. Without `need_train`
+    there is no training split, except of folders that have no other.
     """
     prefix, _, rest = name.partition("/")
     modules, package = _NEEDS[prefix.lower()]
@@ -132,7 +138,10 @@ def open_factory(
     if prefix.lower() == "wds":
         if root is None and not rest:
             raise HVTError("wds/ needs a folder: give wds/FOLDER, the folder with the shards")
-        root = Path(rest) if root is None else root / rest
+        if root is None:
+            root = Path(rest)
+        elif os.path.exists(root / rest):  # noqa: PTH110 - else a name alone, as timm takes it
+            root = root / rest
     if prefix.lower() == "torch" and root is None:
         root = Path("data")
     options["root"] = None if root is None else str(root)

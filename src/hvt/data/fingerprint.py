@@ -12,7 +12,18 @@ import numpy as np
 from .factory import FactoryPictures
 from .folders import FilePictures
 from .keyed import stream_length
-from .sources import AnyPictures, Pictures
+from .sources import AnyPictures, Data, Pictures
+
+
+def identity(data: Data) -> dict[str, str]:
+    """What tells the pictures from others, wherever they lie, by the words of a sentence.
+
+    Others would be split anew, and what was trained on would be measured on.
+    """
+    parts = {"training": data.train, "validation": data.val}
+    counts = {f"number of {k} pictures": str(count_pictures(v)) for k, v in parts.items()}
+    lists = {f"list of {k} pictures": fingerprint(v) for k, v in parts.items()}
+    return counts | {name: digest for name, digest in lists.items() if digest is not None}
 
 
 def count_pictures(pictures: AnyPictures) -> int:
@@ -47,4 +58,5 @@ def _relative(files: Sequence[bytes]) -> list[bytes]:
     # What the first and the last by order share, all share.
     ends = [os.path.dirname(path) for path in (min(files), max(files))] if files else []  # noqa: PTH120
     above = os.path.commonpath(ends) if ends else b""
-    return [b"/" + path[len(above) :].lstrip(b"/") for path in files]
+    separator = os.fsencode(os.sep)
+    return [separator + path[len(above) :].lstrip(separator) for path in files]

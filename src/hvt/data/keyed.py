@@ -86,7 +86,7 @@ class KeyedStream(IterableDataset[Item]):
     For training, timm's readers give each process and reading process files of its own. Elsewhere
     each rank reads everything and keeps one picture in `world_size`, which is what makes an
     evaluation exact: timm's own division of an evaluation repeats and loses pictures. Which
-    pictures of a stream are broken, and whether it passes over them, is its reader's business.
+    pictures of a stream cannot be read, and whether it passes over them, is its reader's business.
     """
 
     def __init__(
@@ -99,8 +99,10 @@ class KeyedStream(IterableDataset[Item]):
         seed: int = 0,
         epoch: int | None = None,
         repeats: int = 1,
+        skip_broken: bool = False,
     ) -> None:
         self.transform, self.seed, self.epoch, self.repeats = transform, seed, epoch, repeats
+        self.skip_broken = skip_broken
         self.rank, self.world_size = rank, world_size
         self.dataset = copy.copy(dataset)
         reader = getattr(dataset, "reader", None)
@@ -139,7 +141,13 @@ class KeyedStream(IterableDataset[Item]):
                 if not self.divided and number % self.world_size != self.rank:
                     continue
                 if self.epoch is None:
-                    yield self.transform(picture), int(label), 0
+                    try:
+                        item: Item = self.transform(picture), int(label), 0
+                    except BrokenPicture as error:  # a picture that cannot be shown
+                        name = f"picture {number} of the stream"
+                        broken = BrokenPicture.of(name, error.reason)
+                        item = (None, 0, 1) if self.skip_broken else broken
+                    yield item
                     continue
                 for _ in range(self.repeats):
                     place = (count * workers + worker) * self.world_size + self.rank
@@ -162,4 +170,8 @@ def _shards(reader: Any) -> int | None:
     builder: Any = getattr(reader, "builder", None)
     if not hasattr(builder, "as_streaming_dataset") or getattr(reader, "download", False):
         return None
-    return int(builder.as_streaming_dataset(split=reader.split).n_shards)
+    try:
+        return int(builder.as_streaming_dataset(split=reader.split).n_shards)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise HVTError(f"the stream cannot be opened: {reason}") from error

@@ -222,7 +222,11 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Batch]:
         if isinstance(self.dataset, IterableDataset):
             stream = KeyedStream(
-                self.dataset, self.transform, rank=self.rank, world_size=self.world_size
+                self.dataset,
+                self.transform,
+                rank=self.rank,
+                world_size=self.world_size,
+                skip_broken=self.skip_broken,
             )
             workers = stream.workers(self.workers)
             return _load(stream, workers, batch_size=self.batch_size)

@@ -225,6 +225,9 @@ def open_parts(
     """
     name = str(name)
     mode_of(in_chans)
+    for word, value in (("data", name), ("root", root)):
+        if value == "":  # which would be the working folder
+            raise HVTError(f"the {word} has an empty name: name a folder")
     base = None if root is None else expanded(root)
     if name == "digits":
         return Parts(*open_digits(in_chans), image_size=8)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
+import math
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ from ..builtin import BUILT_IN as BUILT_IN_NAMES
 from ..builtin import DEFAULT, find_checkpoint, is_checkpoint
 from ..checkpoint.save_load import load, read
 from ..costs import Cost, cost
+from ..data.evaluation import RefuseStrips, eval_transform
+from ..data.pictures import BrokenPicture
 from ..errors import HVTError, nearest
 from ..files import expanded
 from ..model import HVT
@@ -50,7 +54,6 @@ class Subject:
 
     def prepare(self, picture: Picture) -> Tensor:
         """A picture as the model takes it, `(C, H, W)`."""
-        from ..data.pictures import BrokenPicture
         from ..deploy.inputs import open_picture, source_of
 
         image = open_picture(picture, self.in_chans)
@@ -92,6 +95,9 @@ def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0)
         return _ours(plain, weights, model)
     config = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**config, is_training=False)
+    if config["crop_mode"] == "center":
+        side = math.ceil(max(config["input_size"][1:]) / config["crop_pct"])
+        transform.transforms.insert(0, RefuseStrips(side))
     return Subject(plain, f"timm, {weights}", model.eval(), transform, config["input_size"][0])
 
 
@@ -118,8 +124,6 @@ def names_model(text: str) -> bool:
 
 
 def _ours(name: str, note: str, model: HVT) -> Subject:
-    from ..data.evaluation import eval_transform
-
     return Subject(name, note, model.eval(), eval_transform(model), model.config.in_chans)
 
 
@@ -134,7 +138,7 @@ def has_own_weights(name: str | None) -> bool:
         return False
     if timm.is_model(name) and (Path(name).is_dir() or not is_checkpoint(name)):
         return False
-    return is_checkpoint(name) or "/" in name or Path(name).exists()
+    return is_checkpoint(name) or "/" in name or os.path.exists(name)  # noqa: PTH110 - any name
 
 
 def _checkpoint(name: str | None) -> tuple[Path, str]:
