@@ -29,6 +29,7 @@ from hvt.search.study import (
     _join,
     _without_password,
     default_storage,
+    differences,
     import_optuna,
     open_study,
     rows_of,
@@ -226,6 +227,24 @@ def test_results_are_not_written_over_by_another_study_of_the_same_name(
     assert not (tmp_path / "other.db").exists()
 
 
+def test_a_study_knows_its_pictures_again(found: Any) -> None:
+    settings = _settings(found)
+    storage = default_storage(found.folder)
+    earlier = {name: value for name, value in settings.items() if name != "pictures"}
+    pictures = settings["pictures"] | {"list of training pictures": "another"}
+    with pytest.raises(hvt.HVTError, match=r"begun with other settings \(pictures was "):
+        open_study("digits", storage, settings | {"pictures": pictures})
+    open_study("digits", storage, settings)
+    assert differences(earlier, settings) == ""  # a study of an earlier version has none
+
+
+def test_what_no_search_has_written_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "best.json").write_text("mine")
+    with pytest.raises(hvt.HVTError, match=r"has a best\.json of something else"):
+        hvt.search("digits", 0.002, trials=1, output=tmp_path, quiet=True, **TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["best.json"]
+
+
 def _settings(found: Any) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads((found.folder / "trials.json").read_text())["settings"]
     return settings
@@ -248,8 +267,9 @@ def test_the_command_to_train_the_best_has_its_pictures() -> None:
     command = _train_command("cifar100-cpu", given, Path("my runs"))
     expected = "hvt train cifar100-cpu --root 'MY DATA' --download --model 'my runs/best.json'"
     assert command == expected
-    assert _train_command("folder", {"data": "X"}, Path("out")) == (
-        "hvt train folder --data X --model out/best.json"
+    given = {"data": "X", "seed": 5, "val_fraction": 0.3, "skip_broken": True}
+    assert _train_command("folder", given, Path("out")) == (
+        "hvt train folder --data X --seed 5 --val-fraction 0.3 --skip-broken --model out/best.json"
     )
 
 

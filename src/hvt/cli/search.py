@@ -127,10 +127,11 @@ def run(args: argparse.Namespace) -> int:
 def _train_command(recipe: str, values: dict[str, Any], folder: Path) -> str:
     """The command that trains the best on the same pictures."""
     words = ["hvt", "train", recipe]
-    for name in ("data", "root"):
+    for name in ("data", "root", "seed", "val_fraction", "train_fraction"):
         if values.get(name) is not None:
-            words += [f"--{name}", values[name]]
-    words += ["--download"] * bool(values.get("download"))
+            words += [f"--{name.replace('_', '-')}", str(values[name])]
+    for name in ("download", "skip_broken"):
+        words += [f"--{name.replace('_', '-')}"] * bool(values.get(name))
     return shlex.join([*words, "--model", str(folder / "best.json")])
 
 

@@ -22,16 +22,27 @@ COLUMNS = (
     "trial", "top1", "gflops", "params_m", "epochs", "finished", "seconds", "again", "rungs",
     "params", "config",
 )  # fmt: skip
+FILES = ("trials.json", "trials.csv", "best.json", "report.png", "report.html")
 BLUE, GREY, LINE = "#0969da", "#afb8c1", "#57606a"
 LEAST = 4
 """Trials below which nothing can be said of what mattered."""
 
 
 def write_report(folder: Path, study: Any, rows: Sequence[dict[str, Any]], gflops: float) -> None:
-    """All files of a search; each is written whole, so that another process may read them."""
+    """All files of a search; each is written whole, so that another process may read them.
+
+    First the one that tells that the folder is a search's.
+    """
     done = [row for row in rows if row["complete"]]
     mattered = importance(study)
     best = frontier(done)
+    described = {
+        "study": study.study_name, "settings": study.user_attrs.get(SETTINGS),
+        "gflops": gflops, "importance": mattered,
+        "frontier": [row["trial"] for row in best], "trials": done,
+    }  # fmt: skip
+    with whole_file(folder / "trials.json") as temporary:
+        temporary.write_text(json.dumps(described, indent=1) + "\n")
     with whole_file(folder / "trials.csv") as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -42,13 +53,6 @@ def write_report(folder: Path, study: Any, rows: Sequence[dict[str, Any]], gflop
                     for name in COLUMNS
                 ]
             )
-    described = {
-        "study": study.study_name, "settings": study.user_attrs.get(SETTINGS),
-        "gflops": gflops, "importance": mattered,
-        "frontier": [row["trial"] for row in best], "trials": done,
-    }  # fmt: skip
-    with whole_file(folder / "trials.json") as temporary:
-        temporary.write_text(json.dumps(described, indent=1) + "\n")
     if best:
         write_config(HVTConfig.from_dict(best[-1]["config"]), folder / "best.json")
     draw(folder / "report.png", done, best, mattered, gflops)

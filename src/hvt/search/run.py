@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ..config import FIELDS, HVTConfig
+from ..data.fingerprint import identity
 from ..errors import HVTError, nearest
 from ..fields import check_type, check_whole
 from ..plan.answer import limit, rounded_up
@@ -18,7 +19,7 @@ from ..training.pipeline import build_model
 from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
 from ..zoo import get_config
 from .halving import RUNGS, frontier, rung_epochs
-from .report import write_report
+from .report import FILES, write_report
 from .study import (
     HEARTBEAT,
     default_storage,
@@ -90,9 +91,10 @@ def search(
         "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": epochs,
         "seed": base.seed,
     }  # fmt: skip
-    _check_folder(folder, name, settings)
     console = Console(quiet=quiet)
     model, data, _ = build_model(base)  # refuses a recipe or data that no trial could use
+    settings["pictures"] = {"classes": data.class_names, **identity(data)}
+    _check_folder(folder, name, settings)
     choices = choices_of(model.config, float(gflops), fixed)
     _check_budget(choices)
     first = _given(configs, choices)
@@ -157,6 +159,12 @@ def _check_folder(folder: Path, study: str, settings: dict[str, Any]) -> None:
     """
     report = _read_report(folder)
     if report is None:
+        for file in FILES:
+            if (folder / file).exists():
+                raise HVTError(
+                    f"{folder} has a {file} of something else, which a search would replace: use "
+                    "another --output"
+                )
         return
     theirs = report["study"]
     if theirs != study:

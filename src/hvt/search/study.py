@@ -28,6 +28,8 @@ TAKEN = ("already exists", "unique constraint")
 """What databases say of a table or a row that another process has just made."""
 SETTINGS = "hvt"
 """The study's attribute with what it is of."""
+PICTURES = "pictures"
+"""The setting that earlier studies do not have."""
 
 
 def import_optuna() -> Any:
@@ -80,6 +82,7 @@ def differences(theirs: dict[str, Any], settings: dict[str, Any]) -> str:
     """What another study was begun with, as far as it differs; empty where nothing does."""
     ours = json.loads(json.dumps(settings))
     differs = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
+    differs = [key for key in differs if key != PICTURES or key in theirs]
     return ", ".join(f"{key} was {theirs.get(key)!r}" for key in differs)[:300]
 
 
