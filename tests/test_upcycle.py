@@ -443,6 +443,12 @@ def test_minutes_too_few_for_a_cache_go_to_all_blocks(place: Path, tmp_path: Pat
     assert "too few" not in said(console)
 
 
+def test_minutes_too_few_for_the_only_phase_are_refused(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(hvt.HVTError, match=r"minutes=1e-06 are too few for a cache, .* is 0: give"):
+        run(place, tmp_path, minutes=1e-6, epochs=None, all_epochs=0.0)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
 @pytest.mark.parametrize("name", ["epochs", "tail_epochs", "all_epochs"])
 def test_minutes_and_epochs_are_two_bounds(name: str) -> None:
     with pytest.raises(hvt.HVTError, match=f"minutes=3 bounds the training instead of {name}=2"):
@@ -499,6 +505,24 @@ def test_a_resumed_run_does_not_replace_another_model(place: Path, tmp_path: Pat
     with pytest.raises(hvt.HVTError, match=r"out\.safetensors is another model's by now"):
         resume(first.folder, quiet())
     assert first.path.read_bytes() == written
+    other = hvt.load(place / "vit.safetensors")
+    hvt.save(other.bfloat16(), first.path)  # the same weights would do too, of another config
+    with pytest.raises(hvt.HVTError, match=r"out\.safetensors is another model's by now"):
+        resume(first.folder, quiet())
+
+
+def test_the_run_s_own_cache_of_an_earlier_version_is_made_anew(
+    place: Path, tmp_path: Path
+) -> None:
+    first = run(place, tmp_path, tail_epochs=1.0, all_epochs=0.0)
+    cache = first.folder / "cache"
+    cache.mkdir()
+    (cache / "cache.json").write_text('{"source": "another"}')
+    (cache / "chunk-000000.npy").write_text("of other tokens")
+    shutil.rmtree(first.folder / "tail")  # as if it had stopped before the tail was trained
+    first.path.unlink()
+    resume(first.folder, quiet())
+    assert first.path.exists()
 
 
 def test_the_cache_of_a_finished_tail_goes_on_resuming(place: Path, tmp_path: Path) -> None:

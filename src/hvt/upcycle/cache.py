@@ -98,6 +98,8 @@ class Cache:
     device: torch.device
     identity: dict[str, Any]
     """What the rows depend on; a folder that says otherwise is refused."""
+    named: bool = True
+    """Not the run's own, which is made anew where an earlier version made it."""
 
     def __post_init__(self) -> None:
         self.normalise = Normalise(self.model, self.device)
@@ -124,12 +126,14 @@ class Cache:
                 same = json.loads(described.read_text()) == identity
             except (OSError, ValueError):
                 same = False
-            if not same:
+            if same:
+                return
+            if self.named:
                 raise HVTError(
                     f"{self.folder} is the cache of another source, placement or folder of photos: "
                     "choose another --cache, or remove it"
                 )
-            return
+            shutil.rmtree(self.folder, ignore_errors=True)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ from .distil import Distiller, Held, Weights, merit
 from .photos import Crops, Photos, Size
 from .settings import Settings
 from .student import Target
+
+
+def resume_command(folder: Path) -> str:
+    """How to go on with an upcycling."""
+    return shlex.join(["hvt", "upcycle", "--resume", str(folder)])
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ class Phase(Trainer):
         return f"least loss {-math.log(best / 100):.4f}" if best > 0 else "no loss is finite"
 
     def _resume_command(self) -> str:
-        return f"hvt upcycle --resume {self.work.folder}"
+        return resume_command(self.work.folder)
 
     def _announce(self) -> None:
         what = "the tail" if self.layout is not None else "all blocks"

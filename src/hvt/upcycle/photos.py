@@ -49,7 +49,7 @@ def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int
         raise HVTError(f"{folder} is not a folder: name the one that has the photos in it")
 
     def rank(path: str) -> str:
-        inner = Path(path).relative_to(base) if Path(path).is_relative_to(base) else Path(path)
+        inner = Path(path).relative_to(base)
         return hashlib.blake2b(f"0/{inner.as_posix()}".encode(errors="surrogateescape")).hexdigest()
 
     ranks = {path: rank(path) for path in paths}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import json
 import random
 import shlex
@@ -33,18 +32,18 @@ from ..data.loader import TrainBatches
 from ..data.sample import evenly
 from ..errors import HVTError, nearest
 from ..evaluation import Score
-from ..files import expanded, whole_file
+from ..files import check_folder, check_new, expanded, whole_file
 from ..model import HVT
 from ..terminal import print_line
 from ..training.interrupt import Interrupted
 from ..training.pipeline import reading_processes
 from ..training.recipe import from_dict as recipe_from_dict
-from ..training.state import states
+from ..training.state import states, weights_digest
 from ..training.watch import clock
 from . import report
 from .cache import CHUNK, Cache
 from .distil import Held, merit
-from .phase import Phase, Work, phase_recipe
+from .phase import Phase, Work, phase_recipe, resume_command
 from .photos import Photos, open_photos, read_views
 from .placement import Judge, Ranked, candidates, describe, rank
 from .settings import Settings, from_dict
@@ -162,9 +161,7 @@ class Upcycling:
         if self.output.suffix != ".safetensors":
             better = self.output.with_suffix(".safetensors").name
             raise HVTError(f"{self.output} should end in .safetensors, as {better} does")
-        if self.output.exists():
-            raise HVTError(f"{self.output} already exists: choose another file, or remove it")
-        self._check_folder()
+        check_new(self.output)
         self._check_settings()
         self.source = open_source(source)
         origin = self.source.pretrained_cfg["origin"]
@@ -192,7 +189,7 @@ class Upcycling:
             "output": str(self.output.absolute()),
             "data": str(expanded(self.data).absolute()),
             "photos": self.photos.digest,
-            "weights": _digest(self.source),
+            "weights": weights_digest(self.source),
         }
 
     def _read_asked(self) -> Any:
@@ -206,14 +203,9 @@ class Upcycling:
 
     def _taken(self) -> HVTError:
         return HVTError(
-            f"{self.folder} already contains a run: resume it with hvt upcycle --resume "
-            f"{self.folder}, or choose another --run-folder"
+            f"{self.folder} already contains a run: resume it with "
+            f"{resume_command(self.folder)}, or choose another --run-folder"
         )
-
-    def _check_folder(self) -> None:
-        if not self.output.parent.is_dir():
-            folder = self.output.parent
-            raise HVTError(f"cannot write {self.output}: the folder {folder} does not exist")
 
     def _check_settings(self) -> None:
         """What would otherwise be found wrong once much is done, in a folder that is then taken."""
@@ -239,7 +231,7 @@ class Upcycling:
             )
 
     def go_on(self, digest: str) -> None:
-        self._check_folder()
+        check_folder(self.output)
         self.source = load(self.folder / "source.safetensors").float()
         self._open_data()
         if self.photos.digest != digest:
@@ -247,6 +239,8 @@ class Upcycling:
                 f"the pictures in {self.data} are not those that the run in {self.folder} began "
                 "with: put them back, or begin another run"
             )
+        if not (self.folder / "placement.json").exists():
+            self._check_candidates()
 
     def _open_data(self) -> None:
         settings = self.settings
@@ -288,7 +282,10 @@ class Upcycling:
             ("all", all_epochs, self._all),
         ):
             path = self.folder / name
-            if not epochs or self.processes.broadcast((path / LEFT_OUT).exists()):
+            if not epochs:
+                continue
+            if self.processes.broadcast((path / LEFT_OUT).exists()):
+                self._drop_cache()
                 continue
             best = _best(scores)
             if not self.processes.broadcast((path / "model.safetensors").exists()):
@@ -312,6 +309,12 @@ class Upcycling:
         if settings.minutes is not None:
             chunks = self._affordable(cache, most)
             if chunks < min(most, FEWEST):
+                if not settings.passes()[1]:
+                    raise HVTError(
+                        f"minutes={settings.minutes:g} are too few for a cache, without which only "
+                        "all blocks could learn, and all_epochs is 0: give more minutes, or "
+                        "leave all_epochs out"
+                    )
                 self._say("the minutes are too few for a cache: all blocks learn from the start")
                 if self.processes.is_main_process:
                     path.mkdir(exist_ok=True)
@@ -327,7 +330,7 @@ class Upcycling:
             cache.build(chunks, self._progress("cached", cache.batches.batch_size))
         except KeyboardInterrupt as error:
             raise Interrupted(
-                f"stopped while building the cache; resume with: hvt upcycle --resume {self.folder}"
+                f"stopped while building the cache; resume with: {resume_command(self.folder)}"
             ) from error
         rows, lr = cache.rows(chunks), settings.tail_lr
 
@@ -370,7 +373,7 @@ class Upcycling:
     def _train(self, phase: Phase) -> None:
         goes_on = self.processes.broadcast(bool(states(phase.folder / "checkpoints")))
         if phase.run(resume=goes_on).stop_asked:
-            raise Interrupted(f"stopped; resume with: hvt upcycle --resume {self.folder}")
+            raise Interrupted(f"stopped; resume with: {resume_command(self.folder)}")
 
     def _recipe(self, path: Path, epochs: float, lr: float, **values: Any) -> Any:
         """A phase's recipe, which a resumed run has from its folder."""
@@ -443,7 +446,7 @@ class Upcycling:
             )
         preprocessing = ("mean", "std", "interpolation")
         identity = {
-            "source": _digest(self.source),
+            "source": weights_digest(self.source),
             "preprocessing": {name: self.source.pretrained_cfg[name] for name in preprocessing},
             "config": model.config.to_dict(),
             "photos": work.photos.digest,
@@ -455,8 +458,9 @@ class Upcycling:
         }
         folder = Path(settings.cache) if settings.cache else self.folder / "cache"
         cache = Cache(
-            folder, batches, model, work.target, work.sizes, self.processes, self.device, identity
-        )
+            folder, batches, model, work.target, work.sizes, self.processes, self.device, identity,
+            named=settings.cache is not None,
+        )  # fmt: skip
         if self.processes.is_main_process:
             cache.open()
         self.processes.barrier()
@@ -573,13 +577,14 @@ class Upcycling:
         if not self.output.exists():
             return
         try:
-            own = _digest(load(self.output)) == _digest(model)
+            there = load(self.output).float()
+            own = there.config == model.config and weights_digest(there) == weights_digest(model)
         except HVTError:
             own = False
         if not own:
             raise HVTError(
-                f"{self.output} is another model's by now: move it away, then go on with hvt "
-                f"upcycle --resume {self.folder}"
+                f"{self.output} is another model's by now: move it away, then go on with "
+                f"{resume_command(self.folder)}"
             )
 
     # ── what is said and written ────────────────────────────────────────────────────────────────
@@ -619,15 +624,6 @@ class Upcycling:
 def _best(scores: dict[str, Score]) -> str:
     """The least loss; one that is not a number is none."""
     return max(scores, key=lambda name: merit(scores[name].loss))
-
-
-def _digest(model: HVT) -> str:
-    """Another one for other weights, whatever their file is called."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _own_copy(model: HVT) -> HVT:

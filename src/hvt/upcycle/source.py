@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
         return copy.deepcopy(source)
     if isinstance(source, nn.Module):
         return from_timm(source, name)
-    if name in BUILT_IN or Path(source).exists():
+    known = name in MODELS or is_timm_name(name)
+    # A model's name is not that of a folder here, which `./` before it asks for.
+    there = os.path.isfile if known else os.path.exists
+    if name in BUILT_IN or there(source):
         return load(source)
     if name in MODELS:
         return create_model(name, pretrained=True)
