@@ -471,6 +471,22 @@ def test_a_rate_beyond_all_measure_ends_with_a_sentence(tmp_path: Path) -> None:
     assert state["progress"]["bad_in_a_row"] == 0
 
 
+def test_a_model_whose_answers_are_no_numbers_is_no_result(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    values = PLAIN | {"lr": 1e22, "warmup_epochs": 0, "clip_grad": None, "batch_size": 1000}
+    with pytest.raises(HVTError, match="the trained model's answers are not finite: lower --lr"):
+        run(folder, **values, epochs=3)
+    assert not (folder / "best.safetensors").exists()
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_a_model_without_finite_answers_has_no_score(done: Result) -> None:
+    model = hvt.load(done.folder / "model.safetensors")
+    torch.nn.init.constant_(model.head.weight, 1e38)
+    with pytest.raises(HVTError, match="the model has no score: its answers are not finite"):
+        hvt.evaluate(model, "digits", workers=0)
+
+
 def test_bad_steps_are_counted_and_a_few_are_borne(tmp_path: Path) -> None:
     recipe = tiny(tmp_path / "run", **PLAIN, max_bad_steps=3)
     console = quiet()
@@ -503,6 +519,18 @@ def test_a_student_follows_its_teacher(done: Result, tmp_path: Path, kind: str) 
     taught = run(tmp_path / "run", **values, teacher=teacher, distill=kind, distill_alpha=1.0)
     assert taught.top1 > 25
     assert Path(teacher).read_bytes() == before
+
+
+def test_another_teacher_of_the_same_name_is_noticed(done: Result, tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher.safetensors"
+    shutil.copy(done.folder / "best.safetensors", teacher)
+    folder = tmp_path / "a run"
+    run(folder, **PLAIN, epochs=1, batch_size=1000, teacher=str(teacher))
+    model = hvt.load(teacher)
+    torch.nn.init.zeros_(model.head.bias)
+    hvt.save(model, teacher)
+    with pytest.raises(HVTError, match="written with another teacher's weights"):
+        resume(folder, epochs=2, console=quiet())
 
 
 def test_alpha_weighs_the_teacher_against_the_labels(done: Result, tmp_path: Path) -> None:
@@ -769,6 +797,13 @@ def test_a_run_is_not_overwritten(done: Result, tmp_path: Path) -> None:
         run(copy)
 
 
+def test_what_no_run_has_written_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("of another model")
+    with pytest.raises(HVTError, match=r"has a config\.json of something else"):
+        run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_a_second_run_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = tiny(tmp_path, epochs=1, batch_size=1000, **PLAIN).replace(output=None)
@@ -883,6 +918,8 @@ def test_train_and_evaluate_are_functions(tmp_path: Path) -> None:
     assert score.top1 == result.top1
     assert score.class_names == tuple("0123456789")
     assert hvt.evaluate(result.model, "digits", workers=0).top1 == score.top1
+    with pytest.raises(HVTError, match="epochs='2' must be a number"):
+        hvt.train(resume=result.folder, epochs="2", quiet=True)
     longer = hvt.train(resume=result.folder, epochs=2, quiet=True)
     assert [row["epoch"] for row in longer.rows] == [1, 2]
 
@@ -895,6 +932,10 @@ def test_train_and_evaluate_are_functions(tmp_path: Path) -> None:
         (lambda: hvt.train("digits", epoch=3), "unknown field 'epoch': did you mean epochs"),
         (lambda: hvt.train("digits", epochs="3"), "epochs='3' must be a number"),
         (lambda: hvt.train(resume="runs/x", lr=1.0), "alone, or with epochs"),
+        (lambda: hvt.train(resume=""), "the name of the run's folder is empty"),
+        (lambda: hvt.train("digits", output=""), "output is empty: name one, or leave it out"),
+        (lambda: hvt.train("digits", distill_tau=2.0), "distill_tau is of no use without a teach"),
+        (lambda: hvt.evaluate("cifar100", ""), "the data has an empty name"),
         (lambda: hvt.evaluate("nowhere.pth", "digits"), "cannot read nowhere"),
     ],
 )

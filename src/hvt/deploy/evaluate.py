@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 from .. import distributed
@@ -71,6 +72,8 @@ def evaluate(
             skip_broken=skip_broken,
         )
         score = evaluate_batches(opened, batches, opened.num_classes, place, processes)
+        if not math.isfinite(score.loss):
+            raise HVTError(f"{what} has no score: its answers are not finite")
     finally:
         distributed.destroy_process_group()
     names = source.class_names or tuple(map(str, range(opened.num_classes)))

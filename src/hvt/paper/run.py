@@ -7,6 +7,7 @@ Jobs know nothing of each other, so that machines can share a table: by `--row`,
 from __future__ import annotations
 
 import functools
+import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -214,6 +215,9 @@ def _seconds(result: Result, training: Training) -> float | None:
 def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | None) -> Finished:
     training, last = job.training, result.rows[-1]
     recipe = {k: v for k, v in training.recipe.to_dict().items() if v is not None}
+    lost = next((row["epoch"] for row in result.rows if not math.isfinite(row["train_loss"])), None)
+    if lost is not None:
+        raise HVTError(f"no step of epoch {lost} of {job.name} had a finite loss: lower its lr")
     return Finished(
         key=training.key,
         seed=job.seed,

@@ -27,6 +27,7 @@ from ..data.loader import Batch, TrainBatches
 from ..data.sources import Data, relabel
 from ..errors import HVTError
 from ..evaluation import evaluate
+from ..files import check_new
 from ..model import HVT
 from ..terminal import print_line
 from ..training.interrupt import Interrupted, StopSignals
@@ -96,10 +97,7 @@ def search(
         raise HVTError("no checkpoint is given: PoWER starts from a trained DeiT, use init=FILE")
     if output is not None:  # before hours are spent on searching
         output = Path(output)
-        if output.exists():
-            raise HVTError(f"{output} already exists: choose another --output, or remove it")
-        if not output.parent.is_dir():
-            raise HVTError(f"cannot write {output}: the folder {output.parent} does not exist")
+        check_new(output)
     processes, device = distributed.init_process_group(recipe.device)
     try:
         if recipe.threads:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
+import shlex
 import time
 import traceback
 from dataclasses import dataclass
@@ -15,9 +17,10 @@ import torch
 from rich.console import Console
 
 from .. import distributed
+from ..checkpoint.description import PREPROCESSING
 from ..checkpoint.save_load import save
 from ..costs import arrow
-from ..data.fingerprint import count_pictures, fingerprint
+from ..data.fingerprint import identity
 from ..data.sources import Data, Pictures
 from ..errors import HVTError
 from ..evaluation import Score, evaluate
@@ -42,6 +45,7 @@ from .state import (
     set_aside,
     states,
     step_of,
+    weights_digest,
     write_state,
 )
 from .watch import Row, Watcher, clock, draw_curves, write_metrics
@@ -110,12 +114,12 @@ def resume(
     assert set(circumstances) <= set(MAY_CHANGE)
     longer = recipe = read_recipe(folder).replace(**circumstances)
     if epochs is not None:
-        if epochs < recipe.epochs:
+        longer = recipe.replace(epochs=epochs)
+        if longer.epochs < recipe.epochs:
             raise HVTError(
                 f"epochs={epochs:g} is less than the {recipe.epochs:g} of {folder}: a run can be "
                 "made longer, not shorter"
             )
-        longer = recipe.replace(epochs=epochs)
     processes, device = distributed.init_process_group(recipe.device)
     try:
         unit = 2 * processes.world_size * recipe.accumulate
@@ -129,16 +133,16 @@ def resume(
         distributed.destroy_process_group()
 
 
-def read_recipe(folder: str | Path) -> Recipe:
+def read_recipe(folder: str | Path, file: str = "recipe.json") -> Recipe:
     """The recipe of a run."""
-    described = Path(folder) / "recipe.json"
+    if folder == "":
+        raise HVTError("the name of the run's folder is empty")
+    described = Path(folder) / file
     try:
-        with open_regular(described) as file:
-            values = dict(json.load(file))
+        with open_regular(described) as stream:
+            values = dict(json.load(stream))
     except (OSError, TypeError, ValueError) as error:
-        raise HVTError(
-            f"{folder} is not the folder of a run: it has no readable recipe.json"
-        ) from error
+        raise HVTError(f"{folder} is not the folder of a run: it has no readable {file}") from error
     return from_dict(values, str(described))
 
 
@@ -208,14 +212,14 @@ class Trainer:
         )
 
     def _merit(self, row: Row, prefix: str) -> float:
-        """What the best weights have most of."""
-        return float(row[f"{prefix}_top1"])
+        """What the best weights have most of; answers that are no numbers have none."""
+        return float(row[f"{prefix}_top1"]) if math.isfinite(row[f"{prefix}_loss"]) else -1.0
 
     def _best_words(self) -> str:
         return f"best {self.progress.best_top1:.2f} %"
 
     def _resume_command(self) -> str:
-        return f"hvt train --resume {self.folder}"
+        return resume_command(self.folder)
 
     # ── the run ─────────────────────────────────────────────────────────────────────────────────
 
@@ -350,6 +354,11 @@ class Trainer:
             self._measure(rows[-1])
         # the first of equals: the last weights
         best = max(candidates, key=lambda prefix: self._merit(rows[-1], prefix))
+        if not math.isfinite(rows[-1][f"{best}_loss"]):
+            raise HVTError(
+                f"the trained model's answers are not finite: lower --lr or set --clip-grad; the "
+                f"checkpoints in {self.folder} are as they were"
+            )
         model, top1 = candidates[best].eval(), rows[-1][f"{best}_top1"]
         if self.processes.is_main_process:
             save(model, self.folder / "model.safetensors")
@@ -405,6 +414,7 @@ class Trainer:
     # ── the folder ──────────────────────────────────────────────────────────────────────────────
 
     def _open_folder(self) -> None:
+        self._check_files()
         try:
             (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -413,6 +423,18 @@ class Trainer:
         self._write_recipe()
         with whole_file(self.folder / "config.json") as temporary:
             temporary.write_text(json.dumps(self.learner.model.config.to_dict(), indent=2) + "\n")
+
+    def _check_files(self) -> None:
+        """Refuse to replace what no run has written."""
+        with contextlib.suppress(HVTError):
+            read_recipe(self.folder, self.file)
+            return
+        for name in (self.file, "config.json", "metrics.csv", "curves.png"):
+            if (self.folder / name).exists():
+                raise HVTError(
+                    f"{self.folder} has a {name} of something else, which a run would replace: "
+                    "choose another --output"
+                )
 
     def _check_end(self, planned: int) -> None:
         """Refuse to go on behind an end within an epoch, whose rest was not learnt from."""
@@ -477,18 +499,26 @@ class Trainer:
         """What makes a run this one, as text: the recipe's fields that matter, and the data."""
         values = {k: v for k, v in self.recipe.to_dict().items() if k not in MAY_CHANGE}
         values["classes"] = self.data.class_names
-        return {name: json.dumps(value) for name, value in values.items()} | self._pictures
+        return (
+            {name: json.dumps(value) for name, value in values.items()}
+            | self._pictures
+            | self._files
+        )
 
     @functools.cached_property
     def _pictures(self) -> dict[str, str]:
-        """The pictures, by which a run knows its data again wherever that lies.
+        """The pictures, by which a run knows its data again wherever that lies."""
+        return identity(self.data)
 
-        Others would be split anew, and what was trained on would be measured on.
-        """
-        parts = {"training": self.data.train, "validation": self.data.val}
-        counts = {f"number of {k} pictures": str(count_pictures(v)) for k, v in parts.items()}
-        lists = {f"list of {k} pictures": fingerprint(v) for k, v in parts.items()}
-        return counts | {name: digest for name, digest in lists.items() if digest is not None}
+    @functools.cached_property
+    def _files(self) -> dict[str, str]:
+        """What is read from other files anew, which may have changed."""
+        learner = self.learner
+        cfg = learner.model.pretrained_cfg
+        found = {"preprocessing": json.dumps({name: cfg[name] for name in PREPROCESSING})}
+        if learner.teacher is not None:
+            found["teacher's weights"] = weights_digest(learner.teacher)
+        return found
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Raise `Misfit` for a state that is not of this run; nothing is changed."""
@@ -519,6 +549,11 @@ def new_folder(recipe: Recipe, name: str, new: bool = True) -> Path:
 def taken(folder: Path) -> HVTError:
     """What a new run is answered where another one is."""
     return HVTError(
-        f"{folder} already contains a run: resume it with hvt train --resume {folder}, "
+        f"{folder} already contains a run: resume it with {resume_command(folder)}, "
         "or choose another --output"
     )
+
+
+def resume_command(folder: Path) -> str:
+    """How to go on with a run."""
+    return shlex.join(["hvt", "train", "--resume", str(folder)])

@@ -49,6 +49,9 @@ def train(
             # Or the run would look for the file again when it is resumed.
             overrides, values["model"] = recipe.overrides | overrides, recipe.model
         whole = recipe.replace(overrides, **values)
+        alone = [field for field in values if field.startswith("distill")]
+        if alone and whole.teacher is None:
+            raise HVTError(f"{alone[0]} is of no use without a teacher: name one with teacher=")
     elif recipe is not None or set(values) - {"epochs", "processes"}:
         raise HVTError(
             "a resumed run has its own recipe: give it alone, or with epochs to make it longer, "

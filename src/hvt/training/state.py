@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import zipfile
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import HVTError
 from ..files import leftovers, whole_file
@@ -134,6 +135,16 @@ def read_state(path: Path) -> dict[str, Any]:
             raise zipfile.BadZipFile(f"{name} in {path} has a wrong checksum")
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Another one for other weights, whatever their file is called."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        plain = tensor.detach().cpu().contiguous().flatten()
+        digest.update(plain.view(torch.uint8).numpy().tobytes())  # numpy has no bfloat16
+    return digest.hexdigest()
 
 
 def states(folder: Path) -> list[Path]:
