@@ -122,15 +122,20 @@ def resume(
             )
     processes, device = distributed.init_process_group(recipe.device)
     try:
-        unit = 2 * processes.world_size * recipe.accumulate
-        if recipe.batch_size % unit:  # which a new run would have been fitted to
-            raise HVTError(
-                f"batch_size={recipe.batch_size} of {folder} must be a multiple of {unit} (2 × "
-                "processes × accumulate): use --processes 1"
-            )
+        check_batch(recipe, processes.world_size, folder)
         return Trainer(longer, folder, processes, device, console).run(True, planned=recipe.epochs)
     finally:
         distributed.destroy_process_group()
+
+
+def check_batch(recipe: Recipe, processes: int, folder: str | Path) -> None:
+    """Refuse to resume a run with a batch that processes cannot share; a new one's is fitted."""
+    unit = 2 * processes * recipe.accumulate
+    if recipe.batch_size % unit:
+        raise HVTError(
+            f"batch_size={recipe.batch_size} of {folder} must be a multiple of {unit} (2 × "
+            "processes × accumulate): use --processes 1"
+        )
 
 
 def read_recipe(folder: str | Path, file: str = "recipe.json") -> Recipe:

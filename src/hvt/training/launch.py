@@ -105,7 +105,7 @@ def resume(
         return engine.resume(folder, console, epochs)
     job = {"resume": str(folder), "epochs": epochs}
     if wanted != "auto":
-        _check_batch(recipe, int(wanted), folder)
+        engine.check_batch(recipe, int(wanted), folder)
         return _run(job, int(wanted), Path(folder), console)
     longer = recipe if epochs is None else recipe.replace(epochs=epochs)
     done = max(map(step_of, states(Path(folder) / "checkpoints")), default=0)
@@ -118,23 +118,19 @@ def _launched() -> bool:
     return "WORLD_SIZE" in os.environ
 
 
-def _check_batch(recipe: Recipe, processes: int, folder: str | Path | None = None) -> None:
-    """Refuse a batch that processes cannot share, before they are started.
+def _check_batch(recipe: Recipe, processes: int) -> None:
+    """Refuse a batch that the processes of a new run cannot share, before they are started.
 
-    In a new run, one without a folder, a batch of more than the training pictures is fitted to
-    them.
+    One of more than the training pictures is fitted to them.
     """
     batch, unit = recipe.batch_size, 2 * processes * recipe.accumulate
     if batch % unit == 0:
         return
-    if folder is None and batch > unit:
+    if batch > unit:
         train = build_model(recipe).data.train
         if isinstance(train, Pictures) and unit <= len(train) < batch:
             return
-    of, use = ("", "") if folder is None else (f" of {folder}", ": use --processes 1")
-    raise HVTError(
-        f"batch_size={batch}{of} must be a multiple of {unit} (2 × processes × accumulate){use}"
-    )
+    raise HVTError(f"batch_size={batch} must be a multiple of {unit} (2 × processes × accumulate)")
 
 
 # ── how many ────────────────────────────────────────────────────────────────────────────────────
@@ -311,7 +307,7 @@ def _result(outcomes: dict[int, dict[str, Any]], ended: _Ended, folder: Path) ->
         rank, code = next(iter(silent.items()))
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         has_run = (folder / "recipe.json").exists()
-        after = f"; resume with: hvt train --resume {shlex.quote(str(folder))}" if has_run else ""
+        after = f"; resume with: {engine.resume_command(folder)}" if has_run else ""
         raise HVTError(
             f"process {rank} of the training {how}, which the system does where memory is "
             f"short{after}"
