@@ -11,7 +11,6 @@ import dataclasses
 import json
 import logging
 import os
-import shlex
 import signal
 import sys
 import tempfile
