@@ -187,7 +187,7 @@ def section(results: LongResults, folder: str) -> list[str]:
         "*Not decided* is a figure that two standard errors could carry over the limit. That rule "
         "was made when the first results were known, so the last column has the outcome without "
         "it, that of the bare figures.",
-        "The same page says what would speak against the explanation:",
+        "The predictions also say what would speak against the explanation:",
         _predictions_table("against it", AGAINST, results, SEEN),
     ]
 
