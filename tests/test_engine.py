@@ -533,6 +533,15 @@ def test_another_teacher_of_the_same_name_is_noticed(done: Result, tmp_path: Pat
         resume(folder, epochs=2, console=quiet())
 
 
+def test_other_preprocessing_of_the_same_init_is_noticed(done: Result, tmp_path: Path) -> None:
+    init = tmp_path / "init.safetensors"
+    hvt.save(hvt.load(done.folder / "best.safetensors"), init)
+    run(tmp_path / "run", **PLAIN, epochs=1, batch_size=1000, model=None, init=str(init))
+    hvt.save(hvt.load(init), init, preprocessing={"mean": (0.1,) * 3})
+    with pytest.raises(HVTError, match="written with another preprocessing"):
+        resume(tmp_path / "run", epochs=2, console=quiet())
+
+
 def test_alpha_weighs_the_teacher_against_the_labels(done: Result, tmp_path: Path) -> None:
     teacher = str(done.folder / "best.safetensors")
 

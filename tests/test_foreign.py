@@ -456,9 +456,16 @@ def test_timms_earlier_config_has_everything_at_the_top(tmp_path: Path) -> None:
     config |= {"std": [0.5, 0.5, 0.5], "crop_pct": 0.9, "labels": list("abcdefg")}
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = hvt.load(tmp_path)
-    assert model.config.num_heads == 3
+    assert (model.config.num_heads, model.config.global_pool) == (3, "token")
     assert model.pretrained_cfg["mean"] == (0.1, 0.2, 0.3)
     assert model.class_names == tuple("abcdefg")
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", num_classes=7, global_pool="avg", fc_norm=False
+    )
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"global_pool": "avg"}))
+    images = torch.randn(1, 3, 224, 224)
+    assert close(hvt.load(tmp_path)(images), theirs.eval()(images))
 
 
 def test_a_processor_that_is_a_fifo_is_named(tmp_path: Path) -> None:

@@ -444,7 +444,9 @@ def test_minutes_too_few_for_a_cache_go_to_all_blocks(place: Path, tmp_path: Pat
 
 
 def test_minutes_too_few_for_the_only_phase_are_refused(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(hvt.HVTError, match=r"minutes=1e-06 are too few for a cache, .* is 0: give"):
+    with pytest.raises(
+        hvt.HVTError, match=r"minutes=1e-06 are too few for a cache, .* is 0: begin"
+    ):
         run(place, tmp_path, minutes=1e-6, epochs=None, all_epochs=0.0)
     assert not (tmp_path / "out.safetensors").exists()
 
@@ -686,6 +688,25 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
     assert "not the folder of an upcycling" in refused(capsys, "--resume", str(tmp_path))
     assert not (tmp_path / "run").exists()
     assert not Path(out).exists()
+
+
+def test_a_model_s_name_wins_over_a_folder(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("hvt_ti_1")  # pooled already, which is refused by what it is
+    folder.mkdir()
+    shutil.copy(place / "vit.safetensors", folder / "model.safetensors")
+    with pytest.raises(hvt.HVTError, match="hvt_ti_1"):
+        open_source("hvt_ti_1")
+    for source in ("./hvt_ti_1", folder):
+        assert open_source(source).config.depth == SMALL.depth
+
+
+def test_a_phase_without_answers_ends_with_what_was_best(place: Path, tmp_path: Path) -> None:
+    result = run(place, tmp_path, tail_epochs=0.0, all_epochs=1.0, lr=1e30)
+    assert [row.name for row in result.rows][:2] == ["source", "untrained"]
+    assert (tmp_path / "out.safetensors").exists()
 
 
 def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:

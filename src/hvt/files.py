@@ -59,20 +59,9 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 def check_new(path: Path) -> None:
     """Refuse a file that is there or cannot be made, before hours are spent on what is for it."""
-    try:
-        os.lstat(path)
+    if os.path.lexists(path):
         raise HVTError(f"{path} already exists: choose another name, or remove it")
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise HVTError(f"cannot write {path}: {error.strerror}") from error
-    check_folder(path)
-    try:
-        os.lstat(path.with_name(f".{path.name}.12345678{_SUFFIX}"))  # which is longer
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise HVTError(f"cannot write {path}: {error.strerror}") from error
+    check_writable(path)
 
 
 def check_folder(path: Path) -> None:
@@ -83,9 +72,15 @@ def check_folder(path: Path) -> None:
 
 def check_writable(path: str | Path) -> None:
     """Refuse, before any work, a file that `whole_file` could not write."""
-    folder = _target(path).parent
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise HVTError(f"cannot write {path}: the folder {folder} is not writable")
+    target = _target(path)
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise HVTError(f"cannot write {path}: the folder {target.parent} is not writable")
+    try:
+        os.lstat(target.with_name(f".{target.name}.12345678{_SUFFIX}"))  # which is longer
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise HVTError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _target(path: str | Path) -> Path:

@@ -69,10 +69,10 @@ def fitting(batch: int) -> Iterator[None]:
     """Make the error of a batch that does not fit into memory a sentence."""
     try:
         yield
-    except (MemoryError, RuntimeError, TypeError) as error:
+    except (MemoryError, RuntimeError, TypeError, HVTError) as error:
         # torch's and ONNX Runtime's share no class; sizes that have no number overflow.
-        told = isinstance(error, MemoryError) or re.search("memory|overflow", str(error), re.I)
-        if not told:
+        words = "out of memory|allocat|overflow"
+        if not isinstance(error, MemoryError) and not re.search(words, str(error), re.I):
             raise
         raise HVTError(f"batch={batch} does not fit into memory: use a smaller one") from error
 

@@ -337,7 +337,8 @@ def _timm_config(config: dict[str, Any]) -> dict[str, Any]:
     if "architecture" not in config or "pretrained_cfg" in config:
         return config
     names = config.get("label_names") or config.get("labels")
-    top = {key: config[key] for key in ("architecture", "num_classes") if key in config}
+    kept = ("architecture", "num_classes", "global_pool")
+    top = {key: config[key] for key in kept if key in config}
     return top | {"label_names": names, "pretrained_cfg": config}
 
 
@@ -345,9 +346,11 @@ def _transformers_preprocessing(
     path: Path, config: dict[str, Any], weights_alone: bool
 ) -> dict[str, Any]:
     """Refused where nothing tells it: ViT's mean and std are not those of DeiT."""
+    if weights_alone:
+        return {}
     file = path / "preprocessor_config.json"
     if not file.exists():
-        if weights_alone or not config:
+        if not config:
             return {}
         raise CheckpointError(
             f"{path} has no {file.name}, so nothing tells how its pictures are normalised: save "

@@ -144,8 +144,7 @@ class KeyedStream(IterableDataset[Item]):
                     try:
                         item: Item = self.transform(picture), int(label), 0
                     except BrokenPicture as error:  # a picture that cannot be shown
-                        name = f"picture {number} of the stream"
-                        broken = BrokenPicture.of(name, error.reason)
+                        broken = BrokenPicture.of("a picture of the stream", error.reason)
                         item = (None, 0, 1) if self.skip_broken else broken
                     yield item
                     continue

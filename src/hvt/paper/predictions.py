@@ -145,12 +145,14 @@ def _fitted(results: LongResults) -> Outcome:
 
 
 def _fits_best(results: LongResults) -> Outcome:
-    """Not decided: the spread of losses is not known."""
+    """Not decided, unless nothing has a spread: that of losses is not known."""
     if (fits := _fits(results)) is None:
         return None
     losses, _ = fits
     differences = [f"{name} {losses['M=0'] - losses[name]:+.3f}" for name in ("M=2", "M=4")]
-    return f"training loss of M=0 less that of {', of '.join(differences)} (n = 1)", None
+    bare = all(losses["M=0"] < losses[name] for name in ("M=2", "M=4"))
+    decided = bare if results.noise[False] == 0 else None
+    return f"training loss of M=0 less that of {', of '.join(differences)} (n = 1)", decided
 
 
 def _fits(results: LongResults) -> tuple[dict[str, float], float] | None:

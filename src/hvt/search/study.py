@@ -82,8 +82,11 @@ def differences(theirs: dict[str, Any], settings: dict[str, Any]) -> str:
     """What another study was begun with, as far as it differs; empty where nothing does."""
     ours = json.loads(json.dumps(settings))
     differs = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
-    differs = [key for key in differs if key != PICTURES or key in theirs]
-    return ", ".join(f"{key} was {theirs.get(key)!r}" for key in differs)[:300]
+    told = [f"{key} was {theirs.get(key)!r}" for key in differs if key != PICTURES]
+    if PICTURES in differs and PICTURES in theirs:
+        pair = (theirs[PICTURES], ours[PICTURES])
+        told += [f"another {key}" for key in ours[PICTURES] if pair[0].get(key) != pair[1][key]]
+    return ", ".join(told)[:300]
 
 
 def _join(name: str, storage: str, heartbeat: int) -> Any:

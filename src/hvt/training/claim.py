@@ -43,6 +43,10 @@ class Claim:
             self.lock.release()
 
 
+REPLACED = ("config.json", "metrics.csv", "curves.png")
+"""What a new run writes beside its recipe; without that it is not a run's."""
+
+
 def holds_run(folder: Path) -> bool:
     """Whether a run has left something that a new one would replace."""
     results = [folder / f"{name}.safetensors" for name in ("best", "model")]
@@ -86,6 +90,8 @@ def _made(folder: Path) -> bool:
 def _left_behind(folder: Path) -> bool:
     """Whether nobody is at work in a folder without a run. An empty one is about to be used."""
     if not folder.is_dir() or holds_run(folder) or not any(folder.iterdir()):
+        return False
+    if not (folder / "recipe.json").exists() and any((folder / n).exists() for n in REPLACED):
         return False
     claim = Claim(folder)
     if claim.take() is not None:

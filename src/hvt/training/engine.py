@@ -28,7 +28,7 @@ from ..files import open_regular, whole_file
 from ..model import HVT
 from ..terminal import print_line
 from ..zoo import MODELS
-from .claim import Claim, discard_empty, holds_run, newest_folder, unused_folder
+from .claim import REPLACED, Claim, discard_empty, holds_run, newest_folder, unused_folder
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all
@@ -220,6 +220,14 @@ class Trainer:
         """What the best weights have most of; answers that are no numbers have none."""
         return float(row[f"{prefix}_top1"]) if math.isfinite(row[f"{prefix}_loss"]) else -1.0
 
+    def _check_result(self, loss: float) -> None:
+        """Refuse a model that has no answers as a result."""
+        if not math.isfinite(loss):
+            raise HVTError(
+                "the trained model's answers are not finite: lower --lr or set --clip-grad; "
+                f"best.safetensors in {self.folder}, if it is there, is of an earlier epoch"
+            )
+
     def _best_words(self) -> str:
         return f"best {self.progress.best_top1:.2f} %"
 
@@ -359,11 +367,7 @@ class Trainer:
             self._measure(rows[-1])
         # the first of equals: the last weights
         best = max(candidates, key=lambda prefix: self._merit(rows[-1], prefix))
-        if not math.isfinite(rows[-1][f"{best}_loss"]):
-            raise HVTError(
-                f"the trained model's answers are not finite: lower --lr or set --clip-grad; the "
-                f"checkpoints in {self.folder} are as they were"
-            )
+        self._check_result(rows[-1][f"{best}_loss"])
         model, top1 = candidates[best].eval(), rows[-1][f"{best}_top1"]
         if self.processes.is_main_process:
             save(model, self.folder / "model.safetensors")
@@ -434,7 +438,7 @@ class Trainer:
         with contextlib.suppress(HVTError):
             read_recipe(self.folder, self.file)
             return
-        for name in (self.file, "config.json", "metrics.csv", "curves.png"):
+        for name in (self.file, *REPLACED):
             if (self.folder / name).exists():
                 raise HVTError(
                     f"{self.folder} has a {name} of something else, which a run would replace: "

@@ -127,7 +127,7 @@ def _check_batch(recipe: Recipe, processes: int) -> None:
         return
     if batch > unit:
         train = build_model(recipe).data.train
-        if isinstance(train, Pictures) and unit <= len(train) < batch:
+        if isinstance(train, Pictures) and 0 < len(train) // unit * unit < batch:
             return
     raise HVTError(f"batch_size={batch} must be a multiple of {unit} (2 × processes × accumulate)")
 

@@ -133,7 +133,13 @@ class Cache:
                     f"{self.folder} is the cache of another source, placement or folder of photos: "
                     "choose another --cache, or remove it"
                 )
-            shutil.rmtree(self.folder, ignore_errors=True)
+            old = self.folder.with_name(f"{self.folder.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            try:
+                self.folder.replace(old)  # at once: half of a cache would be taken for a whole
+            except OSError as error:
+                raise HVTError(f"cannot replace {self.folder}: {error.strerror}") from error
+            shutil.rmtree(old, ignore_errors=True)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -140,6 +140,9 @@ class Phase(Trainer):
     def _merit(self, row: Row, prefix: str) -> float:
         return merit(row[f"{prefix}_loss"])
 
+    def _check_result(self, loss: float) -> None:
+        """The best weights are what counts, or those before the phase."""
+
     def _best_words(self) -> str:
         best = self.progress.best_top1
         return f"least loss {-math.log(best / 100):.4f}" if best > 0 else "no loss is finite"

@@ -312,8 +312,8 @@ class Upcycling:
                 if not settings.passes()[1]:
                     raise HVTError(
                         f"minutes={settings.minutes:g} are too few for a cache, without which only "
-                        "all blocks could learn, and all_epochs is 0: give more minutes, or "
-                        "leave all_epochs out"
+                        "all blocks could learn, and all_epochs is 0: begin in another "
+                        "--run-folder with more minutes, or without all_epochs"
                     )
                 self._say("the minutes are too few for a cache: all blocks learn from the start")
                 if self.processes.is_main_process:

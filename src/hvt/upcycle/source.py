@@ -41,7 +41,7 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
         return copy.deepcopy(source)
     if isinstance(source, nn.Module):
         return from_timm(source, name)
-    known = name in MODELS or is_timm_name(name)
+    known = isinstance(source, str) and (name in MODELS or is_timm_name(name))
     # A model's name is not that of a folder here, which `./` before it asks for.
     there = os.path.isfile if known else os.path.exists
     if name in BUILT_IN or there(source):
