@@ -109,8 +109,8 @@ def theirs(size: int, images: torch.Tensor) -> Callable[[], object]:
             transforms.Normalize(MEAN, STD),
         ]
     )
-    pictures = images.numpy()
-    return lambda: torch.stack([transform(Image.fromarray(picture)) for picture in pictures])
+    arrays = images.numpy()
+    return lambda: torch.stack([transform(Image.fromarray(array)) for array in arrays])
 
 
 def show(rows: list[dict[str, str | float]]) -> None:

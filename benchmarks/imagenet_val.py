@@ -92,10 +92,10 @@ def evaluate(
     """Accuracy and images/s of each model, and how far any logit is from the first model's."""
     right = {name: torch.zeros(2, dtype=torch.long) for name in models}
     seconds, largest = dict.fromkeys(models, 0.0), dict.fromkeys(models, 0.0)
-    images, difference = 0, 0.0
+    seen, difference = 0, 0.0
     for pictures, classes in batches:
         pictures = pictures.to(device)
-        images += len(classes)
+        seen += len(classes)
         logits: list[Tensor] = []
         for name, model in models.items():
             start = time.perf_counter()
@@ -108,13 +108,13 @@ def evaluate(
         difference = max(difference, *((y - logits[0]).abs().max().item() for y in logits))
     figures = {
         name: {
-            "top1": 100 * right[name][0].item() / images,
-            "top5": 100 * right[name][1].item() / images,
+            "top1": 100 * right[name][0].item() / seen,
+            "top5": 100 * right[name][1].item() / seen,
             "largest_logit": largest[name],
         }
         for name in models
     }
-    return figures, {name: images / s for name, s in seconds.items()}, difference
+    return figures, {name: seen / s for name, s in seconds.items()}, difference
 
 
 if __name__ == "__main__":

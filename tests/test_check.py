@@ -16,7 +16,7 @@ from hvt.data.sources import open_data
 from hvt.errors import HVTError
 
 
-def picture(path: Path, shade: int, mode: str = "RGB", size: tuple[int, int] = (6, 4)) -> Path:
+def save_image(path: Path, shade: int, mode: str = "RGB", size: tuple[int, int] = (6, 4)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", size, shade).convert(mode).save(path)
     return path
@@ -29,8 +29,8 @@ def folder(tmp_path: Path) -> Path:
     for part, name, count in (("train", "cat", 12), ("train", "dog", 9), ("val", "cat", 3)):
         for number in range(count):
             shade += 1
-            picture(tmp_path / part / name / f"{number:02}.png", shade)
-    picture(tmp_path / "train" / "dog" / "tall.png", 99, "L", (2, 40))
+            save_image(tmp_path / part / name / f"{number:02}.png", shade)
+    save_image(tmp_path / "train" / "dog" / "tall.png", 99, "L", (2, 40))
     (tmp_path / "train" / "cat" / "03.png").write_bytes(b"")
     (tmp_path / "val" / "cat" / "00.png").write_text("words")
     (tmp_path / "train" / "dog" / "notes.txt").write_text("words")
@@ -71,9 +71,9 @@ def test_all_that_is_wrong(folder: Path, workers: int | None) -> None:
 
 def test_a_folder_without_val_is_one_part(tmp_path: Path) -> None:
     for number in range(12):
-        picture(tmp_path / "cat" / f"{number}.png", number)
-        picture(tmp_path / "dog" / f"{number}.png", 100 + number)
-    picture(tmp_path / "emu" / "0.png", 200)
+        save_image(tmp_path / "cat" / f"{number}.png", number)
+        save_image(tmp_path / "dog" / f"{number}.png", 100 + number)
+    save_image(tmp_path / "emu" / "0.png", 200)
     report = check(str(tmp_path))
     assert report.clean
     assert report.pictures == {"all": 25}
@@ -82,15 +82,15 @@ def test_a_folder_without_val_is_one_part(tmp_path: Path) -> None:
 
 
 def test_one_class_can_be_checked(tmp_path: Path) -> None:
-    picture(tmp_path / "cat" / "0.png", 0)
+    save_image(tmp_path / "cat" / "0.png", 0)
     assert check(tmp_path).pictures == {"all": 1}
 
 
 def test_pictures_that_are_too_much_work_are_broken(tmp_path: Path) -> None:
-    picture(tmp_path / "cat" / "0.png", 0)
+    save_image(tmp_path / "cat" / "0.png", 0)
     (tmp_path / "cat" / "1.jpg").write_bytes(repeated_scans(20_000, (6928, 6928)))
     (tmp_path / "cat" / "2.tif").write_bytes(tags_of_copies(200, 1000))
-    picture(tmp_path / "cat" / "3.tif", 3, "LAB")
+    save_image(tmp_path / "cat" / "3.tif", 3, "LAB")
     Image.new("L", (1, 9000)).save(tmp_path / "cat" / "4.png")
     report = check(tmp_path)
     assert [(Path(one.path).name, one.reason) for one in report.broken] == [
@@ -103,7 +103,7 @@ def test_pictures_that_are_too_much_work_are_broken(tmp_path: Path) -> None:
 
 
 def test_links_to_nothing_are_broken(tmp_path: Path) -> None:
-    picture(tmp_path / "cat" / "0.png", 0)
+    save_image(tmp_path / "cat" / "0.png", 0)
     (tmp_path / "cat" / "1.png").symlink_to(tmp_path / "gone.png")
     (broken,) = check(tmp_path).broken
     assert broken.reason == "there is no such file"
@@ -183,7 +183,7 @@ def test_command_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_bracketed_paths_are_printed_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture(tmp_path / "[red]cat" / "0.png", 0)
+    save_image(tmp_path / "[red]cat" / "0.png", 0)
     (tmp_path / "[red]cat" / "[bold]1.png").write_bytes(b"")
     assert run("check", str(tmp_path)) == 1
     assert "[red]cat/[bold]1.png: the file is empty" in capsys.readouterr().out
@@ -196,8 +196,8 @@ def test_a_single_class_is_told_with_the_folder_that_would_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("cat", "dog"):
-        picture(tmp_path / "archive" / name / "1.png", 1)
-        picture(tmp_path / "archive" / name / "2.png", 2)
+        save_image(tmp_path / "archive" / name / "1.png", 1)
+        save_image(tmp_path / "archive" / name / "2.png", 2)
     assert run("check", str(tmp_path)) == 1
     out = capsys.readouterr().out
     assert "every picture can be read" in out
@@ -210,7 +210,7 @@ def test_a_single_class_is_told_with_the_folder_that_would_do(
 
 def test_a_class_folder_is_told_its_parent(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
-        picture(tmp_path / name / "1.png", 1)
+        save_image(tmp_path / name / "1.png", 1)
     with pytest.raises(HVTError, match=rf"no class folders: .*; {tmp_path} would do"):
         check(tmp_path / "cat")
 
@@ -218,7 +218,7 @@ def test_a_class_folder_is_told_its_parent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["val", "test"])
 def test_a_validation_part_alone_cannot_be_trained_on(tmp_path: Path, part: str) -> None:
     for name in ("cat", "dog"):
-        picture(tmp_path / part / name / "1.png", 1)
+        save_image(tmp_path / part / name / "1.png", 1)
     report = check(tmp_path)
     assert not report.broken
     assert not report.clean
@@ -227,7 +227,7 @@ def test_a_validation_part_alone_cannot_be_trained_on(tmp_path: Path, part: str)
 
 def test_one_picture_of_each_class_cannot_be_split(tmp_path: Path) -> None:
     for shade, name in enumerate(("cat", "dog")):
-        picture(tmp_path / name / "1.png", shade)
+        save_image(tmp_path / name / "1.png", shade)
     assert "not enough pictures to split" in str(check(tmp_path).refused)
     with pytest.raises(HVTError, match="not enough pictures to split"):
         open_data(tmp_path)
@@ -236,5 +236,5 @@ def test_one_picture_of_each_class_cannot_be_split(tmp_path: Path) -> None:
 def test_several_folders_that_would_do_are_none(tmp_path: Path) -> None:
     for place in ("a", "b"):
         for name in ("cat", "dog"):
-            picture(tmp_path / "all" / place / name / "1.png", 1)
+            save_image(tmp_path / "all" / place / name / "1.png", 1)
     assert "would do" not in str(check(tmp_path).refused)

@@ -469,13 +469,13 @@ def test_an_int8_file_above_the_ceiling_is_not_written(
 def test_int8_is_not_calibrated_on_what_is_not_there(tmp_path: Path, build: Build) -> None:
     model = build("hvt_ti_1", depth=1)
     images = drawn_pictures(32, 3, (64, 64))
-    for pictures, message in (
+    for calibration, message in (
         (None, r"at least 32 with --data .* not 0"),
         (images[:31], "at least 32 with --data .* not 31"),
         (images * torch.tensor(float("nan")), r"inputs of blocks\.0\.attn\.qkv are not finite"),
     ):
         with pytest.raises(HVTError, match=message):
-            export(model, tmp_path / "m.onnx", "int8", pictures)
+            export(model, tmp_path / "m.onnx", "int8", calibration)
     with pytest.raises(HVTError, match="int8 needs a calibration"):
         write(model, tmp_path / "m.onnx", "int8")
     assert list(tmp_path.iterdir()) == []

@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, build: Build) -> HVT:
     return build(name, depth=2, **overrides)
 
 
-def pictures(model: HVT, batch: int = 2) -> Tensor:
+def random_images(model: HVT, batch: int = 2) -> Tensor:
     return torch.randn(batch, model.config.in_chans, *model.config.image)
 
 
@@ -235,13 +235,13 @@ def test_each_dropout_acts_in_training_alone(name: str, build: Build, images: Te
 
 
 def test_gradients_reach_every_parameter(model: HVT) -> None:
-    model(pictures(model)).square().sum().backward()
+    model(random_images(model)).square().sum().backward()
     silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert silent == []
 
 
 def test_checkpointing_changes_no_gradient(model: HVT) -> None:
-    images = pictures(model)
+    images = random_images(model)
     model.train()
     other = copy.deepcopy(model)
     other.set_grad_checkpointing()
@@ -265,7 +265,7 @@ def test_checkpointing_changes_no_gradient(model: HVT) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_precisions(model: HVT, dtype: torch.dtype) -> None:
-    images = pictures(model)
+    images = random_images(model)
     with torch.no_grad():
         want = model(images)
         got = model.to(dtype)(images.to(dtype))
@@ -276,7 +276,7 @@ def test_precisions(model: HVT, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(model: HVT, dtype: torch.dtype) -> None:
-    images = pictures(model)
+    images = random_images(model)
     with torch.autocast("cpu", dtype):
         got = model(images)
     got.float().square().sum().backward()
@@ -287,14 +287,14 @@ def test_autocast(model: HVT, dtype: torch.dtype) -> None:
 
 
 def test_pictures_may_lie_channels_last(model: HVT) -> None:
-    images = pictures(model)
+    images = random_images(model)
     with torch.no_grad():
         want = model(images)
         torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), want)
 
 
 def test_one_picture_gives_what_it_gives_in_a_batch(model: HVT) -> None:
-    images = pictures(model, batch=3)
+    images = random_images(model, batch=3)
     with torch.no_grad():
         torch.testing.assert_close(model(images[1:2]), model(images)[1:2], rtol=1e-4, atol=1e-4)
 
@@ -312,7 +312,7 @@ def some(quick: Sequence[str], slow: Sequence[str]) -> list[Any]:
 )
 def test_compiles_as_one_graph(model: HVT) -> None:
     torch.compiler.reset()
-    images = pictures(model)
+    images = random_images(model)
     want = model(images)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     got = compiled(images)
@@ -354,10 +354,10 @@ def test_compiles_with_inductor(build: Build, images: Tensor) -> None:
 )
 def test_exports_with_a_dynamic_batch(model: HVT) -> None:
     shapes = {"images": {0: torch.export.Dim("batch")}}
-    program = torch.export.export(model, (pictures(model),), dynamic_shapes=shapes)
+    program = torch.export.export(model, (random_images(model),), dynamic_shapes=shapes)
     exported = program.module()
     for batch in (1, 5):
-        images = pictures(model, batch)
+        images = random_images(model, batch)
         with torch.no_grad():
             torch.testing.assert_close(exported(images), model(images), rtol=1e-4, atol=1e-4)
 
@@ -387,7 +387,7 @@ def test_set_input_size_is_as_if_built_so(model: HVT, size: dict[str, Any]) -> N
     assert model.feature_info == built.feature_info
     assert model.default_cfg["input_size"] == built.default_cfg["input_size"]
 
-    images = pictures(model)
+    images = random_images(model)
     built.load_state_dict(model.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(model(images), built.eval()(images))
@@ -414,7 +414,7 @@ def test_the_same_size_changes_nothing(model: HVT) -> None:
 
 def test_training_goes_on_after_a_new_size(model: HVT) -> None:
     model.set_input_size(96, 16)
-    model(pictures(model)).square().sum().backward()
+    model(random_images(model)).square().sum().backward()
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
 
 

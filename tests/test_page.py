@@ -221,8 +221,8 @@ def test_seen_part_is_where_the_transform_looks(
     # Red grows to the right, green downwards; what is not the picture has the mean, which is black.
     x, y = (np.linspace(55, 255, side).astype(np.uint8) for side in size)
     across, down = np.broadcast_arrays(x, y[:, None])
-    picture = np.stack((across, down, np.full_like(across, 255)), axis=-1)
-    values = 255 * eval_transform(model)(Image.fromarray(picture))  # (3, H, W)
+    ramps = np.stack((across, down, np.full_like(across, 255)), axis=-1)
+    values = 255 * eval_transform(model)(Image.fromarray(ramps))  # (3, H, W)
     box = seen_part(size, model.config, model.pretrained_cfg)
     rows, cols = (values[2] > 128).any(1).nonzero(), (values[2] > 128).any(0).nonzero()
     for channel, (start, length), lines, side in (

@@ -405,8 +405,8 @@ def test_channels_without_contrast_are_drawn_too(tmp_path: Path) -> None:
 
 def test_tokens_are_drawn(tmp_path: Path) -> None:
     model, image = bright_in_the_middle()
-    picture = torch.full((12, 20, 3), 0.5)
-    draw_tokens(tmp_path / "t.png", "title", picture, token_sources(model, image), dpi=72)
+    grey = torch.full((12, 20, 3), 0.5)
+    draw_tokens(tmp_path / "t.png", "title", grey, token_sources(model, image), dpi=72)
     drawn = read(tmp_path / "t.png").astype(int)
     height = round(160 * 12 / 20)
     assert drawn.shape == (44 + height + 12, 12 + 3 * 172 + 64, 3)

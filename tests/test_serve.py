@@ -71,7 +71,7 @@ def ask(app: FastAPI, method: str, path: str, **request: Any) -> httpx.Response:
     return asyncio.run(call())
 
 
-def picture(seed: int = 0, form: str = "PNG", size: tuple[int, int] = (40, 50)) -> bytes:
+def encoded_image(seed: int = 0, form: str = "PNG", size: tuple[int, int] = (40, 50)) -> bytes:
     return encoded(drawn(random.Random(seed), size), form)
 
 
@@ -135,7 +135,7 @@ def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> 
     assert isinstance(engine.model, hvt.HVT)
     assert engine.config == engine.model.config
     assert engine.class_names == tuple(NAMES)
-    image = engine.read(picture())
+    image = engine.read(encoded_image())
     with torch.inference_mode():
         expected = engine.model(engine.inputs([engine.pixels(image)])).softmax(dim=1).topk(4)
     ((values, places),) = engine.answer([engine.pixels(image)], 4)
@@ -171,28 +171,28 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="pictures"\r\n\r\n'
     [
         ({"content": b""}, 422, "empty"),
         ({"content": b"no picture"}, 415, "a known format: use JPEG"),
-        ({"content": picture()[:60]}, 422, "damaged"),
+        ({"content": encoded_image()[:60]}, 422, "damaged"),
         ({"content": png(60_000, 60_000)}, 413, "pixels"),
         ({"content": png(1, 500_000)}, 413, "too long a strip"),
         ({"content": repeated_scans(60, (6928, 6928))}, 413, "69 scans: too much work"),
         ({"content": repeated_scans(600)}, 413, "more than the 500 scans"),
         ({"content": bytes(200_001)}, 413, "200001 bytes, more than the 200000"),
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "image/*"),
-        ({"files": [("picture", picture())]}, 422, "unknown field 'picture'"),
-        ({"files": [("pictures", picture())] * 5}, 413, "more than the 4 pictures"),
+        ({"files": [("picture", encoded_image())]}, 422, "unknown field 'picture'"),
+        ({"files": [("pictures", encoded_image())] * 5}, 413, "more than the 4 pictures"),
         (
-            {"files": [("pictures", ("a.png", picture())), ("pictures", ("b.png", b"GIF"))]},
+            {"files": [("pictures", ("a.png", encoded_image())), ("pictures", ("b.png", b"GIF"))]},
             415,
             "the picture 'b.png'",
         ),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 422, "boundary"),
         ({"content": b"", "headers": FORM}, 422, "cut short"),
         ({"content": b"nonsense", "headers": FORM}, 422, "multipart body is damaged"),
-        ({"content": GOOD_PART + picture()[:50], "headers": FORM}, 422, "cut short"),
+        ({"content": GOOD_PART + encoded_image()[:50], "headers": FORM}, 422, "cut short"),
         ({"content": b"--b--\r\n", "headers": FORM}, 422, "no picture"),
-        ({"content": picture(), "params": {"top": 0}}, 422, "top"),
-        ({"content": picture(), "params": {"top": 11}}, 422, "top"),
-        ({"content": picture(), "params": {"top": "x"}}, 422, "top"),
+        ({"content": encoded_image(), "params": {"top": 0}}, 422, "top"),
+        ({"content": encoded_image(), "params": {"top": 11}}, 422, "top"),
+        ({"content": encoded_image(), "params": {"top": "x"}}, 422, "top"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_a_sentence(
@@ -227,7 +227,7 @@ def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) ->
     app = create_app(engine=engine(timeout=0.2))
 
     async def stuck() -> AsyncIterator[bytes]:
-        yield picture()[:20]
+        yield encoded_image()[:20]
         await asyncio.Event().wait()
 
     response = ask(app, "POST", "/predict", content=stuck())
@@ -240,7 +240,7 @@ def test_a_picture_that_takes_too_long_is_given_up_and_others_are_answered(
     engine: Callable[..., Engine], predictor: hvt.Predictor
 ) -> None:
     app = create_app(engine=engine(decoders=1, decode_timeout=3, timeout=60))
-    light, heavy = picture(5, size=(300, 200)), picture(6, "TIFF")
+    light, heavy = encoded_image(5, size=(300, 200)), encoded_image(6, "TIFF")
 
     async def call() -> None:
         async with client(app) as to:
@@ -312,14 +312,14 @@ def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> N
     async def call() -> None:
         async with client(app) as to:
             app.state.admission_control.acquire(pictures=1)
-            two = await to.post("/predict", files=[("pictures", picture())] * 2)
+            two = await to.post("/predict", files=[("pictures", encoded_image())] * 2)
             app.state.admission_control.acquire(pictures=1)
-            one = await to.post("/predict", content=picture())
+            one = await to.post("/predict", content=encoded_image())
             for response in (one, two):
                 assert response.status_code == 503
                 assert int(response.headers["retry-after"]) >= 1
             app.state.admission_control.release(2, 0)
-            assert (await to.post("/predict", content=picture())).status_code == 200
+            assert (await to.post("/predict", content=encoded_image())).status_code == 200
 
     asyncio.run(call())
     assert app.state.admission_control.held == 0
@@ -343,7 +343,7 @@ def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
             two = await to.post("/predict", content=bytes(40_000))
             assert (two.status_code, two.headers["retry-after"]) == (503, "1")
             assert "45000 bytes are waiting" in two.json()["detail"]
-            assert (await to.post("/predict", content=picture())).status_code == 200
+            assert (await to.post("/predict", content=encoded_image())).status_code == 200
             rest.set()
             assert (await one).status_code == 415
 
@@ -390,7 +390,7 @@ def test_large_forms_are_parsed_beside_the_event_loop(
     app = create_app(engine=engine())
     files = [("pictures", encoded(Image.effect_noise((400, 400), 90), "PNG"))]
     assert ask(app, "POST", "/predict", files=files).status_code == 200
-    assert ask(app, "POST", "/predict", files=[("pictures", picture())]).status_code == 200
+    assert ask(app, "POST", "/predict", files=[("pictures", encoded_image())]).status_code == 200
     main = threading.main_thread()
     assert [thread is main for thread in threads] == [False, True]
 
@@ -415,7 +415,7 @@ def test_middleware_of_a_user_sees_every_route(engine: Callable[..., Engine]) ->
     async def call() -> None:
         async with client(app) as to:
             for path in ("/predict", "/predict?top=3", "/explain"):
-                content = picture()
+                content = encoded_image()
                 assert (await to.post(path, content=content)).status_code == 401
                 headers = {"x-key": "right", "origin": origin}
                 files = [("pictures", content)]
@@ -506,7 +506,7 @@ def test_a_model_that_cannot_be_run_is_an_error_in_json(
     app = create_app(engine=(broken := engine()))
     # ONNX Runtime then fails, as it does where memory is short or a device is gone.
     monkeypatch.setattr(broken.session, "session", None)
-    response = ask(app, "POST", path, content=picture())
+    response = ask(app, "POST", path, content=encoded_image())
     assert response.status_code == 500
     assert response.json()["detail"] == "the model cannot be run: the service's log says why"
     assert str(broken.session.path) in caplog.text
@@ -529,9 +529,9 @@ def test_class_names_that_are_not_text_are_written_out(onnx: Path, tmp_path: Pat
     app = create_app(engine=Engine(tmp_path / "odd.onnx", Settings(runs=1)))
     labels = [*NAMES[:3], r"\udcff", *NAMES[4:]]
     assert ask(app, "GET", "/model").json()["class_names"] == labels
-    answer = ask(app, "POST", "/predict?top=10", content=picture()).json()
+    answer = ask(app, "POST", "/predict?top=10", content=encoded_image()).json()
     assert {guess["name"] for guess in answer["answers"][0]["top"]} == set(labels)
-    assert ask(app, "POST", "/explain", content=picture()).status_code == 200
+    assert ask(app, "POST", "/explain", content=encoded_image()).status_code == 200
 
 
 def test_methods_and_paths_that_are_not_there(engine: Callable[..., Engine]) -> None:
@@ -554,7 +554,7 @@ def test_requests_that_arrive_together_share_a_batch(
 ) -> None:
     # It starts when it is full, long before the second is over that it might wait.
     app = create_app(engine=engine(max_batch=6, max_wait_ms=1000))
-    contents = [picture(seed) for seed in range(4)]
+    contents = [encoded_image(seed) for seed in range(4)]
 
     async def call() -> str:
         async with client(app) as to:
@@ -623,7 +623,7 @@ def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Eng
     app.state.draining = True
     response = ask(app, "GET", "/healthz")
     assert (response.status_code, response.json()) == (503, {"status": "draining"})
-    answered = ask(app, "POST", "/predict", content=picture())
+    answered = ask(app, "POST", "/predict", content=encoded_image())
     assert (answered.status_code, answered.headers["connection"]) == (200, "close")
 
 
@@ -707,7 +707,7 @@ def test_hostile_pictures_harm_nothing(onnx: Path, predictor: hvt.Predictor) -> 
     with live(app) as url:
         statuses = harass(url, 160)
         assert set(statuses) == {200, 413, 415, 422}
-        good = picture(5)
+        good = encoded_image(5)
         assert_same(
             httpx.post(f"{url}/predict", content=good).json()["answers"][0], good, predictor
         )
@@ -744,7 +744,7 @@ def counted(said: str) -> tuple[int, int]:
 def test_a_service_told_to_stop_answers_what_it_accepted(
     onnx: Path, predictor: hvt.Predictor
 ) -> None:
-    contents = [picture(seed) for seed in range(4)]
+    contents = [encoded_image(seed) for seed in range(4)]
     answered, unheard, wrong = 0, 0, []
     stopping = threading.Event()
 
@@ -784,7 +784,7 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(
     onnx: Path, predictor: hvt.Predictor
 ) -> None:
     psutil = pytest.importorskip("psutil")
-    content = picture()
+    content = encoded_image()
     with Service(onnx, "--workers", 2, "--drain", 0) as service:
 
         def workers() -> list[Any]:
@@ -814,7 +814,7 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_thousands_of_hostile_pictures_leave_no_trace(onnx: Path, predictor: hvt.Predictor) -> None:
-    good = picture(5)
+    good = encoded_image(5)
     with Service(onnx) as service:
         harass(service.url, 500, seed=1)  # what the first of each kind needs, such as imports
         before = service.memory()

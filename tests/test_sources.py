@@ -51,7 +51,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def picture(path: Path, shade: int = 0) -> Path:
+def save_image(path: Path, shade: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (5, 4), (shade % 256, 0, 0)).save(path)
     return path
@@ -60,7 +60,7 @@ def picture(path: Path, shade: int = 0) -> Path:
 def classes(folder: Path, **counts: int) -> Path:
     for name, count in counts.items():
         for number in range(count):
-            picture(folder / name / f"{number:03}.png", number)
+            save_image(folder / name / f"{number:03}.png", number)
     return folder
 
 
@@ -309,7 +309,7 @@ def test_folder_of_class_folders(tmp_path: Path) -> None:
 
 def test_train_folder_alone_is_split(tmp_path: Path) -> None:
     classes(tmp_path / "train", cat=10, dog=10)
-    picture(tmp_path / "test" / "unlabelled.png")
+    save_image(tmp_path / "test" / "unlabelled.png")
     data = open_data(tmp_path)
     assert (len(data.train), len(data.val), data.class_names) == (18, 2, ("cat", "dog"))
 
@@ -336,8 +336,8 @@ def test_a_train_folder_beside_other_classes_may_be_either(tmp_path: Path, name:
 def test_what_lies_beside_train_without_pictures_does_not_matter(tmp_path: Path) -> None:
     classes(tmp_path / "train", steam=4, diesel=4)
     text_file(tmp_path / "notes" / "read me.txt")
-    picture(tmp_path / "notes" / ".thumbnails" / "a.png")
-    picture(tmp_path / "test" / "unlabelled.png")
+    save_image(tmp_path / "notes" / ".thumbnails" / "a.png")
+    save_image(tmp_path / "test" / "unlabelled.png")
     assert open_data(tmp_path).class_names == ("diesel", "steam")
 
 
@@ -388,7 +388,7 @@ def test_folders_that_link_to_each_other_are_read_once(tmp_path: Path) -> None:
     """There are 12! ways through them."""
     names = [f"part{number:02}" for number in range(12)]
     for name in names:
-        picture(tmp_path / "cat" / name / "picture.png")
+        save_image(tmp_path / "cat" / name / "picture.png")
         for other in names:
             (tmp_path / "cat" / name / f"to-{other}").symlink_to(f"../{other}")
     assert open_parts(tmp_path).train.labels == [0] * len(names)  # type: ignore[union-attr]
@@ -441,7 +441,7 @@ def test_a_pipe_is_not_a_source(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes on Linux alone")
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     for name in (b"caf\xe9", b"dog"):
-        picture(tmp_path / os.fsdecode(name) / os.fsdecode(b"\xff.png"))
+        save_image(tmp_path / os.fsdecode(name) / os.fsdecode(b"\xff.png"))
     parts = open_parts(tmp_path)
     assert isinstance(parts.train, FilePictures)
     assert parts.class_names == ("caf\\xe9", "dog")
@@ -452,19 +452,19 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
         parts.train[0]
     report = json.dumps(check(tmp_path).to_dict(), ensure_ascii=False)
     assert "caf\\\\xe9/\\\\xff.png" in report.encode().decode()
-    picture(tmp_path / "caf\\xe9" / "0.png")
+    save_image(tmp_path / "caf\\xe9" / "0.png")
     with pytest.raises(HVTError, match=r"two class folders that read caf.xe9"):
         open_parts(tmp_path)
 
 
 def test_what_counts_as_a_picture(tmp_path: Path) -> None:
     folder = classes(tmp_path, cat=1, dog=1)
-    picture(folder / "cat" / "UPPER.PNG")
-    picture(folder / "cat" / "deep" / "er" / "nested.jpeg")
-    picture(folder / "cat" / ".hidden.png")
-    picture(folder / "cat" / ".hidden" / "picture.png")
-    picture(folder / ".cache" / "picture.png")
-    picture(folder / "loose.png")
+    save_image(folder / "cat" / "UPPER.PNG")
+    save_image(folder / "cat" / "deep" / "er" / "nested.jpeg")
+    save_image(folder / "cat" / ".hidden.png")
+    save_image(folder / "cat" / ".hidden" / "picture.png")
+    save_image(folder / ".cache" / "picture.png")
+    save_image(folder / "loose.png")
     (folder / "cat" / "notes.txt").write_text("not a picture")
     (folder / "dog" / "linked.png").symlink_to(folder / "cat" / "000.png")
     (folder / "dog" / "more").symlink_to(folder / "cat" / "deep", target_is_directory=True)
@@ -489,8 +489,8 @@ def test_what_counts_as_a_picture(tmp_path: Path) -> None:
 
 
 def test_paths_may_have_any_letters(tmp_path: Path) -> None:
-    path = picture(tmp_path / "großes Äffchen [1]" / "bild 猫.png")
-    picture(tmp_path / "b" / "b.png")
+    path = save_image(tmp_path / "großes Äffchen [1]" / "bild 猫.png")
+    save_image(tmp_path / "b" / "b.png")
     parts = open_parts(tmp_path)
     assert isinstance(parts.train, FilePictures)
     assert parts.train.paths[1] == path
@@ -597,7 +597,7 @@ def text_file(path: Path) -> Path:
         (lambda p: p / "gone", "gone does not exist: give a folder"),
         (lambda p: p, "is empty: expected class folders such as"),
         (lambda p: text_file(p / "words.txt"), "words.txt is not a folder: give the folder"),
-        (lambda p: picture(p / "a.png").parent, "has pictures but no class folders: put"),
+        (lambda p: save_image(p / "a.png").parent, "has pictures but no class folders: put"),
         (lambda p: text_file(p / "a.txt").parent, "is empty: expected class folders"),
         (lambda p: classes(p, cat=9), "has the single class 'cat': .* at least two class folders"),
         (
@@ -610,7 +610,7 @@ def text_file(path: Path) -> Path:
             "dug is a class that the training data does not have: .*; did you mean dog?",
         ),
         (
-            lambda p: picture(classes(p / "train", cat=2, dog=2).parent / "val" / "a.png").parents[
+            lambda p: save_image(classes(p / "train", cat=2, dog=2).parent / "val" / "a.png").parents[
                 1
             ],
             "val has pictures but no class folders: put",

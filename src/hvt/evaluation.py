@@ -130,14 +130,14 @@ def evaluate(
     if processes.world_size > 1:
         sums = processes.all_reduce(sums.to(collective_device(device))).cpu()
         confusion = sum(processes.all_gather(confusion), Counter())
-    right, among_five, loss_sum, pictures, skipped = sums.tolist()
-    if not pictures:
+    right, among_five, loss_sum, count, skipped = sums.tolist()
+    if not count:
         raise HVTError("there is no readable picture to evaluate on")
     return Score(
-        top1=100 * right / pictures,
-        top5=100 * among_five / pictures,
-        loss=loss_sum / pictures,
-        pictures=int(pictures),
+        top1=100 * right / count,
+        top5=100 * among_five / count,
+        loss=loss_sum / count,
+        pictures=int(count),
         skipped=int(skipped),
         seconds=seconds,
         num_classes=num_classes,

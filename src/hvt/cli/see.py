@@ -136,12 +136,12 @@ def _add_output(parser: Parser, default: str) -> None:
 def run_features(args: argparse.Namespace) -> None:
     from ..see import FeatureView, draw_features, feature_maps, open_model
 
-    models, picture = _models_and_picture(args)
-    output = _output(args, f"{Path(picture).stem}-features.png", picture)
+    models, path = _models_and_picture(args)
+    output = _output(args, f"{Path(path).stem}-features.png", path)
     views = []
     for name in models:
         subject = open_model(name, args.pretrained, args.seed)
-        image = subject.prepare(picture)
+        image = subject.prepare(path)
         maps = feature_maps(subject.model, image)
         views.append(FeatureView(subject.title, subject.shown(image), maps))
     draw_features(output, views, args.channels, args.dpi)
@@ -151,14 +151,14 @@ def run_features(args: argparse.Namespace) -> None:
 def run_tokens(args: argparse.Namespace) -> None:
     from ..see import draw_tokens, open_model, token_sources
 
-    models, picture = _models_and_picture(args)
+    models, path = _models_and_picture(args)
     if len(models) > 1:
         raise HVTError(
             f"{args.others[1]!r} is one model too many: use hvt see tokens MODEL PICTURE"
         )
-    output = _output(args, f"{Path(picture).stem}-tokens.png", picture)
+    output = _output(args, f"{Path(path).stem}-tokens.png", path)
     subject = open_model(models[0], args.pretrained, args.seed)
-    image = subject.prepare(picture)
+    image = subject.prepare(path)
     sources = token_sources(subject.model, image)
     step = -(-len(sources) // 5)  # PoWER may drop tokens in every block: five places are enough
     shown = sources[::-1][::step][::-1]
@@ -179,15 +179,15 @@ def _models_and_picture(args: argparse.Namespace) -> tuple[list[str | None], str
     from ..data.pictures import read_picture
     from ..see.subject import has_own_weights, names_model
 
-    *models, picture = args.others
-    if not os.path.isfile(picture) and names_model(picture):  # noqa: PTH113 - as for any name
+    *models, path = args.others
+    if not os.path.isfile(path) and names_model(path):  # noqa: PTH113 - as for any name
         words = " ".join(args.others)
         raise HVTError(f"no picture is given: use {args.parser.prog} {words} PICTURE")
     if args.pretrained and all(map(has_own_weights, models or [None])):
         which = " and ".join(models) or "the built-in model"
         raise HVTError(f"{which} has its own weights: leave --pretrained out, or name a model")
-    read_picture(picture)  # a broken one is refused before any weights are fetched
-    return models or [None], picture
+    read_picture(path)  # a broken one is refused before any weights are fetched
+    return models or [None], path
 
 
 def _output(args: argparse.Namespace, default: str, picture: str | None = None) -> Path:

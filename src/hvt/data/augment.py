@@ -126,10 +126,10 @@ class BatchAugment:
     def __call__(self, images: Tensor, keys: Keys) -> Tensor:
         if len(images) != len(keys):
             raise HVTError(f"each picture needs a key: {len(images)} pictures, {len(keys)} keys.")
-        pictures = self._crop(_planes(images, len(self.mean)), keys)
-        self._flip(pictures, keys)
+        planes = self._crop(_planes(images, len(self.mean)), keys)
+        self._flip(planes, keys)
         return torch.from_numpy(
-            _normalise(pictures, self.mean, self.std, self.size, self.interpolation)
+            _normalise(planes, self.mean, self.std, self.size, self.interpolation)
         )
 
     def _crop(self, pictures: Pictures, keys: Keys) -> Pictures:

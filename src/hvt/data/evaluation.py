@@ -79,8 +79,8 @@ class RefuseStrips:
 
 def _each(transform: Any, images: Tensor) -> Tensor:
     """Pictures in memory as a transform of PIL's shows them: (B, H, W, C) → (B, C, S, S)."""
-    pictures = ArrayPictures(images, torch.zeros(len(images), dtype=torch.int64))
-    return torch.stack([transform(pictures[index][0]) for index in range(len(pictures))])
+    dataset = ArrayPictures(images, torch.zeros(len(images), dtype=torch.int64))
+    return torch.stack([transform(dataset[index][0]) for index in range(len(dataset))])
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

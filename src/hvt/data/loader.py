@@ -85,27 +85,27 @@ class TrainBatches:
         self.workers, self.skip_broken = workers, skip_broken
         self.prefetch, self.pin_memory = prefetch, pin_memory
         self.stream = isinstance(dataset, IterableDataset)
-        self.pictures = stream_length(dataset) if self.stream else len(dataset)
+        self.num_images = stream_length(dataset) if self.stream else len(dataset)
         unit = 2 * share_of[2]
         if batch_size % unit:
             raise HVTError(
                 f"batch_size={batch_size} must be a multiple of {unit} (2 × processes × accumulate)"
             )
-        if self.pictures < unit:
+        if self.num_images < unit:
             raise HVTError(
-                f"{self.pictures} training pictures are too few for {share_of[2]} shares of two or "
+                f"{self.num_images} training pictures are too few for {share_of[2]} shares of two or "
                 "more: use more pictures, fewer processes or less accumulation"
             )
-        if self.pictures < batch_size:
+        if self.num_images < batch_size:
             raise HVTError(
-                f"batch_size={batch_size} is more than the {self.pictures} training pictures: "
-                f"use at most {self.pictures // unit * unit}"
+                f"batch_size={batch_size} is more than the {self.num_images} training pictures: "
+                f"use at most {self.num_images // unit * unit}"
             )
 
     @property
     def steps(self) -> int:
         """Global batches in an epoch; pictures that do not fill the last one wait for another."""
-        return self.pictures // self.batch_size
+        return self.num_images // self.batch_size
 
     def share(self, piece: int) -> int:
         """Which share of the global batch a piece of this process is."""
@@ -122,8 +122,8 @@ class TrainBatches:
     def order(self, epoch: int) -> np.ndarray:
         """The pictures of an epoch. With repeats, each comes so many times in a row and the epoch
         keeps its length, so another part of the data is seen each time."""
-        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.pictures)
-        return np.repeat(shuffled, self.repeats)[: self.pictures]
+        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.num_images)
+        return np.repeat(shuffled, self.repeats)[: self.num_images]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This process's shares of the global batches from step `start` on, in order."""
@@ -155,11 +155,11 @@ class TrainBatches:
         return Batch(images, self.dataset.labels[chosen])
 
     def _from_files(self, plan: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[Batch]:
-        pictures = KeyedPictures(
+        keyed = KeyedPictures(
             self.dataset, self.augment, skip_broken=self.skip_broken, substitute=True
         )
         return _load(
-            pictures, self.workers, batch_sampler=_Sampler(plan), pin_memory=self.pin_memory
+            keyed, self.workers, batch_sampler=_Sampler(plan), pin_memory=self.pin_memory
         )
 
     def _from_stream(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -235,7 +235,7 @@ class EvalBatches:
         pieces = [indices[i : i + self.batch_size] for i in starts]
         if isinstance(self.dataset, ArrayPictures):
             return map(self._from_arrays, pieces)
-        pictures = KeyedPictures(self.dataset, self.transform, skip_broken=self.skip_broken)
+        keyed = KeyedPictures(self.dataset, self.transform, skip_broken=self.skip_broken)
         plan = [(piece, None) for piece in pieces]
         return _load(pictures, self.workers, batch_sampler=_Sampler(plan))
 

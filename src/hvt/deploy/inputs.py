@@ -28,7 +28,7 @@ from ..errors import HVTError
 
 InMemory = Image.Image | np.ndarray | Tensor | bytes | bytearray | memoryview | BinaryIO
 """What is one picture for certain: arrays are uint8 `(H, W, C)`, tensors `(C, H, W)`."""
-Picture = str | os.PathLike[str] | InMemory
+ImageInput = str | os.PathLike[str] | InMemory
 """A path may also be that of a folder, or a glob pattern: of many pictures."""
 
 
@@ -45,7 +45,7 @@ def is_one(pictures: object) -> bool:
     raise _no_picture(pictures)
 
 
-def each_picture(pictures: Any) -> Iterator[Picture]:
+def each_picture(pictures: Any) -> Iterator[ImageInput]:
     """The pictures one by one, folders and globs as the files they stand for.
 
     A list is looked through before the first comes, so that a missing file costs no time.
@@ -55,7 +55,7 @@ def each_picture(pictures: Any) -> Iterator[Picture]:
     return iter(list(_expand(pictures))) if isinstance(pictures, Sequence) else _expand(pictures)
 
 
-def _expand(pictures: Iterable[Any]) -> Iterator[Picture]:
+def _expand(pictures: Iterable[Any]) -> Iterator[ImageInput]:
     for picture in pictures:
         if isinstance(picture, str | os.PathLike):
             yield from find_pictures([os.fspath(picture)])
@@ -86,7 +86,7 @@ def source_of(picture: object) -> str | None:
     return str(name) if isinstance(name, str | os.PathLike) and str(name) else None
 
 
-def open_picture(picture: Picture, in_chans: int) -> Image.Image:
+def open_picture(picture: ImageInput, in_chans: int) -> Image.Image:
     """The picture upright, as 8-bit RGB (3 channels) or grey (1 channel).
 
     One whose content is damaged is a `BrokenPicture`; an array of another kind is the caller's

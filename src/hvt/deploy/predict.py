@@ -19,7 +19,7 @@ from ..data.pictures import BrokenPicture
 from ..device import find_device
 from ..errors import HVTError
 from ..model import HVT
-from .inputs import InMemory, Picture, each_picture, is_one, open_picture, source_of
+from .inputs import InMemory, ImageInput, each_picture, is_one, open_picture, source_of
 from .runtime import NOT_FINITE, OnnxModel, check_classifier, open_model
 
 
@@ -96,9 +96,9 @@ class Predictor:
     @overload
     def __call__(self, pictures: str | os.PathLike[str], top: int | None = None) -> Any: ...
     @overload
-    def __call__(self, pictures: Iterable[Picture], top: int | None = None) -> list[Answer]: ...
+    def __call__(self, pictures: Iterable[ImageInput], top: int | None = None) -> list[Answer]: ...
     def __call__(
-        self, pictures: Picture | Iterable[Picture], top: int | None = None
+        self, pictures: ImageInput | Iterable[ImageInput], top: int | None = None
     ) -> Answer | list[Answer]:
         """The answer for one picture, or a list of answers for many.
 
@@ -120,7 +120,7 @@ class Predictor:
         return answer
 
     def stream(
-        self, pictures: Picture | Iterable[Picture], top: int | None = None
+        self, pictures: ImageInput | Iterable[ImageInput], top: int | None = None
     ) -> Iterator[Answer]:
         """Answers as they come, in the order of the pictures; a broken one stops nothing."""
         count = self.top if top is None else _at_least_1("top", top)
@@ -131,7 +131,7 @@ class Predictor:
         )
 
     @torch.inference_mode()
-    def _batch(self, pictures: list[Picture], top: int) -> list[Answer]:
+    def _batch(self, pictures: list[ImageInput], top: int) -> list[Answer]:
         channels = self.model.config.in_chans
         errors: list[str | None] = []
         tensors = []

@@ -130,7 +130,7 @@ def render(
     rows: Sequence[dict[str, Any]],
     best: Sequence[dict[str, Any]],
     mattered: dict[str, float],
-    picture: bytes,
+    figure: bytes,
 ) -> str:
     """One page that loads nothing."""
     ahead = {row["trial"] for row in best}
@@ -156,7 +156,7 @@ def render(
                 "pool after", "window", "tokens")  # fmt: skip
     head = "".join(f"<th>{heading}</th>" for heading in headings)
     shares = ", ".join(f"{html.escape(n)} {share:.0%}" for n, share in mattered.items())
-    image = base64.b64encode(picture).decode()
+    image = base64.b64encode(figure).decode()
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title>
 <style>

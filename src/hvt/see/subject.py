@@ -52,15 +52,15 @@ class Subject:
     def title(self) -> str:
         return f"{self.name} ({self.note})" if self.note else self.name
 
-    def prepare(self, picture: Picture) -> Tensor:
+    def prepare(self, source: ImageInput) -> Tensor:
         """A picture as the model takes it, `(C, H, W)`."""
         from ..deploy.inputs import open_picture, source_of
 
-        image = open_picture(picture, self.in_chans)
+        image = open_picture(source, self.in_chans)
         try:
             return self.transform(image)
         except BrokenPicture as error:  # the transform does not know its name
-            raise BrokenPicture.of(source_of(picture) or error.path, error.reason) from error
+            raise BrokenPicture.of(source_of(source) or error.path, error.reason) from error
 
     def shown(self, image: Tensor) -> Tensor:
         """A prepared picture for the eye: `(C, H, W)` → `(H, W, 3)` from 0 to 1."""

@@ -126,9 +126,9 @@ async def explain(request: Request) -> Response:
 def _explained(engine: Engine, upload: Upload, start: float) -> str:
     """In a thread."""
     what = f"the picture {upload.name!r}" if upload.name else "the picture"
-    picture = engine.read(upload.content, what)
-    seen = seen_part(picture.size, engine.config, engine.session.pretrained_cfg)
-    image = None if engine.model is None else engine.inputs([engine.pixels(picture)])[0]
+    decoded = engine.read(upload.content, what)
+    seen = seen_part(decoded.size, engine.config, engine.session.pretrained_cfg)
+    image = None if engine.model is None else engine.inputs([engine.pixels(decoded)])[0]
     described = hierarchy(engine.config, engine.model, image, seen)
     milliseconds = round(1e3 * (time.perf_counter() - start), 3)
     explanation = Explanation(model=engine.name, milliseconds=milliseconds, **dict(described))
