@@ -34,7 +34,7 @@ from hvt.deploy.export import to_onnx, write
 from hvt.deploy.quantise import linear_nodes, quantise
 from hvt.deploy.runtime import INPUT, OUTPUT, OnnxModel
 from hvt.evaluation import evaluate
-from hvt.files import whole_file
+from hvt.files import atomic_write
 
 HERE = Path(__file__).parent
 PARTS = ("choices", "speed", "accuracy")
@@ -100,7 +100,7 @@ def kept(path: Path, machine: Mapping[str, Any], limit: int | None) -> dict[str,
 
 def save(report: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
 
 

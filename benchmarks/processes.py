@@ -63,7 +63,7 @@ def measure(args: argparse.Namespace) -> None:
     import torch
 
     from hvt.bench.measure import describe, portable_command
-    from hvt.files import whole_file
+    from hvt.files import atomic_write
 
     report: dict[str, Any] = {"command": portable_command(sys.argv), "rows": []}
     for name, words in CASES.items():
@@ -84,7 +84,7 @@ def measure(args: argparse.Namespace) -> None:
                 )
         report["rows"].append(row(name, CASES[name], runs))
     report |= describe(torch.device("cpu"))
-    with whole_file(args.out) as temporary:
+    with atomic_write(args.out) as temporary:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
 
 

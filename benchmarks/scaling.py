@@ -31,7 +31,7 @@ import hvt
 from hvt.bench.measure import portable_command
 from hvt.config import HVTConfig, write_config
 from hvt.costs import cost
-from hvt.files import whole_file
+from hvt.files import atomic_write
 from hvt.paper.results import machine, today, versions
 from hvt.plan.answer import Judge, limit
 from hvt.plan.best import plan_space
@@ -208,7 +208,7 @@ def train(job: dict[str, Any], root: str, threads: int) -> None:
         "versions": f"torch {versions()['torch']}", "date": today(),
     }  # fmt: skip
     rows = [*read_rows(), row]  # which another process may have added to meanwhile
-    with whole_file(RESULTS) as temporary, temporary.open("w", newline="") as file:
+    with atomic_write(RESULTS) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -24,7 +24,7 @@ from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
-from hvt.files import whole_file
+from hvt.files import atomic_write
 
 PATIENCE = 120  # seconds
 COLOURS = 256
@@ -59,7 +59,7 @@ def main() -> None:
         driver = stack.enter_context(browser())
         picture = take(driver, address, args.sample, args.width, args.dark)
     few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, kmeans=2)
-    with whole_file(args.out) as temporary:
+    with atomic_write(args.out) as temporary:
         few.save(temporary, "PNG", optimize=True)
     print(f"{args.out} ({args.out.stat().st_size / 1e3:.0f} kB)")
 

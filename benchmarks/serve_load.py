@@ -43,7 +43,7 @@ from hvt.bench.contenders import open_contender
 from hvt.bench.measure import describe, in_turns, portable_command
 from hvt.deploy.predict import Predictor
 from hvt.deploy.runtime import is_onnx
-from hvt.files import whole_file
+from hvt.files import atomic_write
 from hvt.serve.engine import export_to
 from hvt.serve.settings import Settings
 
@@ -79,7 +79,7 @@ def main() -> None:
             for workers in (1, 2)
             for _ in range(args.stops)
         ]
-    with whole_file(args.out) as temporary:
+    with atomic_write(args.out) as temporary:
         temporary.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     if not right(report):
         raise SystemExit("answers were wrong or lost")

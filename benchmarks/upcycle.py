@@ -40,7 +40,7 @@ from hvt.data.evaluation import eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sources import open_eval
 from hvt.device import find_device
-from hvt.files import whole_file
+from hvt.files import atomic_write
 from hvt.plot import new_figure
 from hvt.power import retention_for
 from hvt.upcycle.source import open_source
@@ -80,7 +80,7 @@ def main() -> int:
         )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_csv(rows, args.out.with_suffix(".csv"))
-    with whole_file(args.out.with_suffix(".json")) as temporary:
+    with atomic_write(args.out.with_suffix(".json")) as temporary:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
     draw(rows, report["machine"], args.out.with_suffix(".png"))
     return write(PAGE, page(args.out), False, "") if args.out == RESULTS else 0
@@ -165,7 +165,7 @@ def answers(
         right = best.eq(batch.labels[:, None])
         results.append(torch.stack((right[:, 0], right.any(dim=1)), dim=1))
     hits = torch.cat(results).numpy()
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez(file, hits=hits, key=np.array(key))
     return hits
 
@@ -203,7 +203,7 @@ def timings(
             for name, model in models.items():
                 if model.config == config:
                     speed.setdefault(name, {})[f"{one.mode}_{one.batch}"] = one.images_per_s
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(speed, indent=2) + "\n")
     return speed
 

@@ -18,7 +18,7 @@ from typing import Any
 import upcycle
 from pages import write
 
-from hvt.files import whole_file
+from hvt.files import atomic_write
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
         if not sign:
             raise SystemExit(f"{text} should be NAME=FOLDER")
         rows |= {row["run"]: row for row in rows_of(name, Path(folder), untrained=not rows)}
-    with whole_file(upcycle.PARTS) as temporary, temporary.open("w", newline="") as file:
+    with atomic_write(upcycle.PARTS) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(next(iter(rows.values()))))
         writer.writeheader()
         writer.writerows(rows.values())

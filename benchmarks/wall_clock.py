@@ -23,7 +23,7 @@ from rich.console import Console
 
 from hvt import cost, distributed
 from hvt.bench.measure import describe, portable_command
-from hvt.files import whole_file
+from hvt.files import atomic_write
 from hvt.training.engine import Trainer, train
 from hvt.training.recipe import Recipe, load_recipe
 from hvt.training.watch import draw_curves
@@ -47,7 +47,7 @@ def main() -> None:
     described: dict[str, Any] = {"recipe": args.recipe, "minutes": args.minutes, "rows": rows}
     described |= {"seed": args.seed, "command": portable_command(sys.argv)}
     described |= describe(distributed.init_process_group(base.device)[1])
-    with whole_file(args.out) as temporary:
+    with atomic_write(args.out) as temporary:
         temporary.write_text(json.dumps(described, indent=2) + "\n")
     draw_curves(args.out.with_suffix(".png"), curves)
 

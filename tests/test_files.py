@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvt import HVTError
-from hvt.files import check_writable, whole_file
+from hvt.files import atomic_write, check_writable
 
 
 def names_in(folder: Path) -> list[str]:
@@ -15,7 +15,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def test_a_new_file_appears_with_its_content(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "a.txt") as temporary:
+    with atomic_write(tmp_path / "a.txt") as temporary:
         temporary.write_text("new")
         assert not (tmp_path / "a.txt").exists()
     assert (tmp_path / "a.txt").read_text() == "new"
@@ -25,7 +25,7 @@ def test_a_new_file_appears_with_its_content(tmp_path: Path) -> None:
 def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("new")
         assert path.read_text() == "old"
         assert temporary.parent == tmp_path  # the same disk, or the last step would be a copy
@@ -38,7 +38,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: Bas
     path.write_text("old")
 
     def fail() -> None:
-        with whole_file(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("half of the n")
             raise error
 
@@ -52,7 +52,7 @@ def test_an_operating_system_error_becomes_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     with (
         pytest.raises(HVTError, match=r"cannot write .*a\.txt: No space left"),
-        whole_file(path),
+        atomic_write(path),
     ):
         raise OSError(28, "No space left on device")
     assert names_in(tmp_path) == []
@@ -62,14 +62,14 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "nowhere"
     with (
         pytest.raises(HVTError, match=r"the folder .*nowhere does not exist"),
-        whole_file(folder / "a.txt"),
+        atomic_write(folder / "a.txt"),
     ):
         pass
     assert not folder.exists()
 
 
 def test_a_file_missing_in_the_body_is_not_blamed_on_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(HVTError) as caught, whole_file(tmp_path / "a.txt"):
+    with pytest.raises(HVTError) as caught, atomic_write(tmp_path / "a.txt"):
         (tmp_path / "other.txt").read_text()
     assert "folder" not in str(caught.value)
 
@@ -83,7 +83,7 @@ def test_a_folder_of_that_name_is_not_replaced(tmp_path: Path) -> None:
 
 def refused(path: Path, words: str) -> None:
     """Before anything is written, and before the work where that is asked for."""
-    with pytest.raises(HVTError, match=words), whole_file(path):
+    with pytest.raises(HVTError, match=words), atomic_write(path):
         pytest.fail("it was opened")
     with pytest.raises(HVTError, match=words):
         check_writable(path)
@@ -113,7 +113,7 @@ def test_a_link_stays_one(tmp_path: Path, old: str | None) -> None:
         path.write_text(old)
     link.symlink_to("there/a.txt")
     check_writable(link)
-    with whole_file(link) as temporary:
+    with atomic_write(link) as temporary:
         temporary.write_text("new")
     assert link.is_symlink()
     assert path.read_text() == "new"
@@ -133,7 +133,7 @@ def test_a_folder_that_is_not_writable_is_told_before_the_work(
 def test_permissions_are_those_of_an_ordinary_new_file(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        with whole_file(tmp_path / "ours") as temporary:
+        with atomic_write(tmp_path / "ours") as temporary:
             temporary.write_text("new")
         (tmp_path / "ordinary").write_text("new")
     finally:
@@ -144,6 +144,6 @@ def test_permissions_are_those_of_an_ordinary_new_file(tmp_path: Path, mask: int
 
 def test_text_is_a_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with whole_file("a.txt") as temporary:
+    with atomic_write("a.txt") as temporary:
         temporary.write_text("new")
     assert (tmp_path / "a.txt").read_text() == "new"

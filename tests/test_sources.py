@@ -610,9 +610,9 @@ def text_file(path: Path) -> Path:
             "dug is a class that the training data does not have: .*; did you mean dog?",
         ),
         (
-            lambda p: save_image(classes(p / "train", cat=2, dog=2).parent / "val" / "a.png").parents[
-                1
-            ],
+            lambda p: save_image(
+                classes(p / "train", cat=2, dog=2).parent / "val" / "a.png"
+            ).parents[1],
             "val has pictures but no class folders: put",
         ),
     ],

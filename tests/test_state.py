@@ -13,7 +13,7 @@ import torch
 from training import small_disk
 
 from hvt import HVTError
-from hvt.files import whole_file
+from hvt.files import atomic_write
 from hvt.training.state import (
     Misfit,
     Progress,
@@ -181,7 +181,7 @@ def test_a_killed_write_is_a_leftover(tmp_path: Path) -> None:
     names = ["recipe.json", "best.safetensors", "curves.png", "state-1234567890.pt"]
     with contextlib.ExitStack() as writing:
         for name in names:
-            writing.enter_context(whole_file(tmp_path / name)).write_text("half")
+            writing.enter_context(atomic_write(tmp_path / name)).write_text("half")
         assert len(list(tmp_path.iterdir())) == len(names)
         remove_leftovers(tmp_path)
         assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from typing import Any
 from .errors import HVTError, nearest
 from .fields import LARGEST, check_most
 from .fields import field as _field
-from .files import open_regular, whole_file
+from .files import atomic_write, open_regular
 from .lengths import KINDS, padding, pooled_length, window
 
 MOST = 10_000
@@ -477,7 +477,7 @@ def read_config(path: str | Path) -> HVTConfig:
 
 def write_config(config: HVTConfig, path: str | Path) -> None:
     """A config as JSON, for `read_config` and `hvt train --model FILE`."""
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
 
 

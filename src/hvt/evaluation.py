@@ -17,7 +17,7 @@ from .data.classes import ClassMatch
 from .data.loader import Batch
 from .distributed import Processes, collective_device
 from .errors import HVTError
-from .files import whole_file
+from .files import atomic_write
 from .plot import new_figure
 from .terminal import printable
 
@@ -184,5 +184,5 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     figure.colorbar(
         drawn, ax=axes, shrink=0.7, format=PercentFormatter(1), label="of the true class"
     )
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)

@@ -27,7 +27,7 @@ def expanded(path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def whole_file(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """Give a temporary path to write to; on success it replaces `path`, on failure it vanishes.
 
     The data is on the disk before the name changes, so a crash leaves the old file or the new one.
@@ -71,7 +71,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Refuse, before any work, a file that `whole_file` could not write."""
+    """Refuse, before any work, a file that `atomic_write` could not write."""
     target = _target(path)
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise HVTError(f"cannot write {path}: the folder {target.parent} is not writable")
@@ -99,7 +99,7 @@ def _target(path: str | Path) -> Path:
 
 
 def leftovers(folder: Path) -> dict[Path, str]:
-    """What `whole_file` left in a folder when it was killed → the name each file was to get."""
+    """What `atomic_write` left in a folder when it was killed → the name each file was to get."""
     names = {path: _TEMPORARY.fullmatch(path.name) for path in folder.glob(f".*{_SUFFIX}")}
     return {path: match[1] for path, match in names.items() if match and path.is_file()}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError
-from ..files import check_writable, whole_file
+from ..files import atomic_write, check_writable
 from ..plot import new_figure
 
 if TYPE_CHECKING:
@@ -101,5 +101,5 @@ def save(figure: Any, path: str | Path) -> None:
     """Whole or not at all, as PNG or SVG by the name's ending."""
     form = Path(path).suffix.lower().removeprefix(".")
     undated = {"Date": None} if form == "svg" else None  # or the same figures would differ
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format=form, dpi=120, metadata=undated)

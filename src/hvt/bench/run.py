@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import HVTError
-from ..files import whole_file
+from ..files import atomic_write
 from .contenders import Contender, fitting, reason
 from .measure import calls_in_turns, in_turns, matmul_peak, matmuls
 
@@ -135,7 +135,7 @@ def percentile(seconds: Sequence[float], share: float) -> float:
 
 def write_csv(rows: Sequence[dict[str, Any]], path: str | Path) -> None:
     """Rows with the same columns, as a file that other programs read."""
-    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+    with atomic_write(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, snapshot_download
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
-from ..files import whole_file
+from ..files import atomic_write
 from ..model import HVT
 from ..zoo import MODELS
 from .description import PREPROCESSING
@@ -55,10 +55,10 @@ def save_pretrained(model: HVT, directory: str | Path, repo_id: str | None = Non
     except OSError as error:
         raise HVTError(f"cannot write {directory}: {error.strerror}") from error
     save(model, directory / "model.safetensors")
-    with whole_file(directory / "config.json") as temporary:
+    with atomic_write(directory / "config.json") as temporary:
         temporary.write_text(json.dumps(_config(model), indent=2) + "\n", encoding="utf-8")
     if not (directory / "README.md").exists():
-        with whole_file(directory / "README.md") as temporary:
+        with atomic_write(directory / "README.md") as temporary:
             temporary.write_text(_card(model, directory, repo_id), encoding="utf-8")
 
 

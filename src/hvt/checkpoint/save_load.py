@@ -20,7 +20,7 @@ from ..builtin import find_checkpoint
 from ..config import HVTConfig
 from ..errors import CheckpointError, HVTError
 from ..fields import check_type
-from ..files import whole_file
+from ..files import atomic_write
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
 from ..zoo import MODELS, get_config
@@ -96,7 +96,7 @@ def save(
     if dtype is not None:
         metadata["dtype"] = _dtype_name(model.pos_embed.dtype)
         tensors = {name: _stored(name, tensor, dtype) for name, tensor in tensors.items()}
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
         _sort_metadata(temporary)
 

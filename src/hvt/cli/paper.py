@@ -272,7 +272,7 @@ def run_costs(args: argparse.Namespace) -> int:
 
 
 def run_report(args: argparse.Namespace) -> None:
-    from ..files import whole_file
+    from ..files import atomic_write
     from ..paper import run
     from ..paper.claims import BUDGETS
     from ..paper.figures import draw
@@ -300,7 +300,7 @@ def run_report(args: argparse.Namespace) -> None:
     folder = output.with_suffix("")
     text = render(protocol, known, folder, args.data, long)
     figures = draw(folder, protocol, known, args.data, long)
-    with whole_file(output) as temporary:
+    with atomic_write(output) as temporary:
         temporary.write_text(text, encoding="utf-8")
     written = [output, *figures]
     print("\n".join(str(path) for path in written))

@@ -158,9 +158,7 @@ class TrainBatches:
         keyed = KeyedPictures(
             self.dataset, self.augment, skip_broken=self.skip_broken, substitute=True
         )
-        return _load(
-            keyed, self.workers, batch_sampler=_Sampler(plan), pin_memory=self.pin_memory
-        )
+        return _load(keyed, self.workers, batch_sampler=_Sampler(plan), pin_memory=self.pin_memory)
 
     def _from_stream(self, epoch: int, start: int) -> Iterator[Batch]:
         _, count, shares = self.share_of

@@ -21,7 +21,7 @@ from ..checkpoint.archive import DESCRIPTION
 from ..checkpoint.description import describe
 from ..data.sample import drawn_pictures
 from ..errors import HVTError
-from ..files import whole_file
+from ..files import atomic_write
 from ..model import HVT
 from .calibrate import BATCH, Calibration, calibrate
 from .quantise import quantise
@@ -92,7 +92,7 @@ def export(
         pictures, calibration = _calibrate(model, pictures)
     elif pictures is None:
         pictures = drawn_pictures(BATCH, config.in_chans, config.image)
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         write(model, temporary, form, calibration)
         errors = _compare(model, open_exported(temporary, form), pictures)
         if form == "int8" and not errors["relative_error"] <= max_error:

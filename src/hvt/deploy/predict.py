@@ -19,7 +19,7 @@ from ..data.pictures import BrokenPicture
 from ..device import find_device
 from ..errors import HVTError
 from ..model import HVT
-from .inputs import InMemory, ImageInput, each_picture, is_one, open_picture, source_of
+from .inputs import ImageInput, InMemory, each_picture, is_one, open_picture, source_of
 from .runtime import NOT_FINITE, OnnxModel, check_classifier, open_model
 
 

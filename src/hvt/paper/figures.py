@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HVTError
-from ..files import whole_file
+from ..files import atomic_write
 from ..plot import new_figure
 from ..training.watch import draw_curves
 from .claims import BUDGETS
@@ -74,7 +74,7 @@ def _figure1(figure: Any, path: Path, main: Filled) -> None:
         axes.set_ylabel("top-1, %")
         axes.grid(alpha=0.25)
         axes.margins(x=0.2, y=0.12)
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
 
 
@@ -99,7 +99,7 @@ def _gap(path: Path, long: LongResults) -> None:
     axes.set_ylabel("top-1 above DeiT-Ti, points")
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8)
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
 
 

@@ -23,7 +23,7 @@ from ..config import HVTConfig
 from ..device import processor
 from ..errors import HVTError
 from ..fields import check_type, check_values
-from ..files import whole_file
+from ..files import atomic_write
 from .protocol import PROTOCOLS, key_begins
 
 FOLDER = Path("benchmarks/results/paper")
@@ -92,7 +92,7 @@ def write(folder: Path, finished: Finished) -> Path:
     except OSError as error:
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
     path = path_of(folder, finished.name)
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(asdict(finished), indent=1) + "\n", encoding="utf-8")
     return path
 

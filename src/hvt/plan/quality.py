@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..config import HVTConfig
 from ..costs import cost
-from ..files import whole_file
+from ..files import atomic_write
 
 FILE = Path(__file__).with_name("quality.json")
 
@@ -126,7 +126,7 @@ def load_quality() -> Quality:
 
 
 def save_quality(quality: Quality, path: Path = FILE) -> None:
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         text = json.dumps(asdict(quality), indent=1, ensure_ascii=False)
         temporary.write_text(text + "\n", encoding="utf-8")
 

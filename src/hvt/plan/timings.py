@@ -16,7 +16,7 @@ import torch
 
 from ..device import find_device
 from ..errors import HVTError
-from ..files import open_regular, whole_file
+from ..files import atomic_write, open_regular
 from .latency import Latency, by_cost, machine_of, measure, needed, points_of
 
 
@@ -52,7 +52,7 @@ def get_latency(
             raise HVTError(f"batch={batch} does not fit into memory: use a smaller one") from error
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as temporary:
+            with atomic_write(path) as temporary:
                 temporary.write_text(json.dumps(asdict(taken), indent=1) + "\n")
         except (HVTError, OSError) as error:
             note(f"the timings are not kept: {error}")

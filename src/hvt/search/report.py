@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import HVTConfig, write_config
 from ..costs import arrow
-from ..files import whole_file
+from ..files import atomic_write
 from ..plot import new_figure
 from .halving import frontier
 from .study import SETTINGS, import_optuna
@@ -41,9 +41,9 @@ def write_report(folder: Path, study: Any, rows: Sequence[dict[str, Any]], gflop
         "gflops": gflops, "importance": mattered,
         "frontier": [row["trial"] for row in best], "trials": done,
     }  # fmt: skip
-    with whole_file(folder / "trials.json") as temporary:
+    with atomic_write(folder / "trials.json") as temporary:
         temporary.write_text(json.dumps(described, indent=1) + "\n")
-    with whole_file(folder / "trials.csv") as temporary, temporary.open("w", newline="") as file:
+    with atomic_write(folder / "trials.csv") as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for row in done:
@@ -57,7 +57,7 @@ def write_report(folder: Path, study: Any, rows: Sequence[dict[str, Any]], gflop
         write_config(HVTConfig.from_dict(best[-1]["config"]), folder / "best.json")
     draw(folder / "report.png", done, best, mattered, gflops)
     page = render(study.study_name, done, best, mattered, (folder / "report.png").read_bytes())
-    with whole_file(folder / "report.html") as temporary:
+    with atomic_write(folder / "report.html") as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
@@ -121,7 +121,7 @@ def draw(
     right.set(xlabel="share of what mattered on the first rung", xlim=(0, 1))
     if not names:
         right.set_title(f"too few trials to say what mattered (of {LEAST})", fontsize=9)
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import plot
 from ..costs import Cost
-from ..files import whole_file
+from ..files import atomic_write
 from .maps import FeatureMap, strongest
 from .sources import TokenSources
 
@@ -149,7 +149,7 @@ def new_figure(width: int, height: int, dpi: int = DPI, **kwargs: Any) -> Any:
 
 
 def _save(figure: Any, path: str | Path) -> None:
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=figure.dpi, pil_kwargs={"optimize": True})
 
 

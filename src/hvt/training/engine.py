@@ -24,7 +24,7 @@ from ..data.fingerprint import identity
 from ..data.sources import Data, Pictures
 from ..errors import HVTError
 from ..evaluation import Score, evaluate
-from ..files import open_regular, whole_file
+from ..files import atomic_write, open_regular
 from ..model import HVT
 from ..terminal import print_line
 from ..zoo import MODELS
@@ -430,7 +430,7 @@ class Trainer:
             raise HVTError(f"cannot write {self.folder}: {error.strerror}") from error
         remove_leftovers(self.folder)
         self._write_recipe()
-        with whole_file(self.folder / "config.json") as temporary:
+        with atomic_write(self.folder / "config.json") as temporary:
             temporary.write_text(json.dumps(self.learner.model.config.to_dict(), indent=2) + "\n")
 
     def _check_files(self) -> None:
@@ -461,7 +461,7 @@ class Trainer:
     def _write_recipe(self) -> None:
         described = self.recipe.replace(output=str(self.folder)).to_dict()
         described = {k: v for k, v in described.items() if v is not None}
-        with whole_file(self.folder / self.file) as temporary:
+        with atomic_write(self.folder / self.file) as temporary:
             temporary.write_text(json.dumps(described, indent=2) + "\n")
 
     def _flags(self) -> tuple[bool, bool]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import HVTError
-from ..files import leftovers, whole_file
+from ..files import atomic_write, leftovers
 
 KEEP = 2
 COLUMNS = (
@@ -60,7 +60,7 @@ def write_state(folder: Path, step: int, state: dict[str, Any], resume: str) -> 
     `resume` is the command that goes on, for the sentence where the disk is full.
     """
     path = folder / f"state-{step:09d}.pt"
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         try:
             torch.save(state, temporary)
         except RuntimeError as error:  # how torch reports a failed write, for whatever reason

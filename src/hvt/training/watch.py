@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import HVTError
-from ..files import whole_file
+from ..files import atomic_write
 from ..plot import new_figure
 from ..terminal import print_line
 
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 def write_metrics(path: Path, rows: list[Row]) -> None:
     """The table of all epochs so far; nothing in it depends on the clock."""
-    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+    with atomic_write(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else [])
         writer.writeheader()
         writer.writerows(rows)
@@ -191,6 +191,6 @@ def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top-1") 
     # Below the axes, where it covers no line.
     figure.legend(handles=lines, loc="outside lower center", ncols=2, fontsize=8)
     left.grid(alpha=0.25)
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
     return True

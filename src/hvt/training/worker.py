@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._openmp import wait_briefly
 from ..errors import HVTError
-from ..files import whole_file
+from ..files import atomic_write
 from .interrupt import Interrupted
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def main(job: dict[str, Any]) -> NoReturn:
         code, outcome = 130, {"kind": INTERRUPTED, "words": "stopped"}
     except BaseException:
         code, outcome = 1, {"kind": FAILED, "words": traceback.format_exc()}
-    with whole_file(exchange / f"outcome-{rank}.json") as temporary:
+    with atomic_write(exchange / f"outcome-{rank}.json") as temporary:
         text = json.dumps(outcome | {"rank": rank, "time": time.time()})
         temporary.write_text(text, encoding="utf-8")
     sys.exit(code)

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from ..data.loader import TrainBatches
 from ..distributed import Processes
 from ..errors import HVTError
-from ..files import whole_file
+from ..files import atomic_write
 from ..model import HVT
 from .photos import Normalise, Size, unpack
 from .student import Answer, Target, front, split_of
@@ -144,7 +144,7 @@ class Cache:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise HVTError(f"cannot write {self.folder}: {error.strerror}") from error
-        with whole_file(described) as temporary:
+        with atomic_write(described) as temporary:
             temporary.write_text(json.dumps(identity, indent=2) + "\n")
 
     def needs(self, chunks: int) -> int:
@@ -194,7 +194,7 @@ class Cache:
                 "the source's tokens have numbers that float16 cannot hold, so they are not "
                 "cached: use --tail-epochs 0"
             )
-        with whole_file(path) as temporary, temporary.open("wb") as file:
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
             np.save(file, content.numpy(), allow_pickle=False)
 
     def rows(self, chunks: int) -> CachedRows:

@@ -32,7 +32,7 @@ from ..data.loader import TrainBatches
 from ..data.sample import evenly
 from ..errors import HVTError, nearest
 from ..evaluation import Score
-from ..files import check_folder, check_new, expanded, whole_file
+from ..files import atomic_write, check_folder, check_new, expanded
 from ..model import HVT
 from ..terminal import print_line
 from ..training.interrupt import Interrupted
@@ -422,7 +422,7 @@ class Upcycling:
             chunks = first + int(budget / each) * self.processes.world_size
         chunks = self.processes.broadcast(max(1, min(most, chunks)))
         if self.processes.is_main_process:
-            with whole_file(written) as temporary:
+            with atomic_write(written) as temporary:
                 temporary.write_text(json.dumps(chunks))
         self.processes.barrier()
         return chunks
@@ -617,7 +617,7 @@ class Upcycling:
             print_line(self.console, text)
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
-        with whole_file(self.folder / name) as temporary:
+        with atomic_write(self.folder / name) as temporary:
             temporary.write_text(json.dumps(values, indent=2) + "\n")
 
 
