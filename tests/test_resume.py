@@ -58,7 +58,7 @@ def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result.folder
 
 
-def leftovers(folder: Path) -> list[Path]:
+def stale_temp_files(folder: Path) -> list[Path]:
     return list(folder.rglob(".*.part"))
 
 
@@ -108,11 +108,11 @@ def test_killed_at_a_chosen_moment(unstopped: Path, tmp_path: Path, moment: str)
     assert process.exitcode == -signal.SIGKILL
     event, part, *_ = MOMENTS[moment]
     if event != "os.remove":
-        assert any(part in path.name for path in leftovers(folder))
+        assert any(part in path.name for path in stale_temp_files(folder))
     assert not (folder / "model.safetensors").exists()
     resume(folder, console=quiet())
     assert_same_run(folder, unstopped)
-    assert leftovers(folder) == []
+    assert stale_temp_files(folder) == []
 
 
 # ── killed at random moments ────────────────────────────────────────────────────────────────────

@@ -156,7 +156,7 @@ def test_no_code_is_run_by_reading(tmp_path: Path) -> None:
 def test_leftovers_of_a_kill_are_removed_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "thesis").mkdir()
-    leftovers = [
+    stale_temp_files = [
         tmp_path / ".best.safetensors.abcd_123.hvt.part",
         tmp_path / "checkpoints" / ".state-000000001.pt.xyz_wv12.hvt.part",
     ]
@@ -169,10 +169,10 @@ def test_leftovers_of_a_kill_are_removed_and_nothing_else(tmp_path: Path) -> Non
         tmp_path / "checkpoints" / ".state-000000001.pt.part",
         tmp_path / "checkpoints" / "state-000000001.pt",
     ]
-    for path in leftovers + others:
+    for path in stale_temp_files + others:
         path.write_text("half")
     remove_leftovers(tmp_path)
-    assert [path for path in leftovers if path.exists()] == []
+    assert [path for path in stale_temp_files if path.exists()] == []
     assert [path for path in others if not path.exists()] == []
 
 

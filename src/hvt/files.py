@@ -98,7 +98,7 @@ def _target(path: str | Path) -> Path:
     return target
 
 
-def leftovers(folder: Path) -> dict[Path, str]:
+def stale_temp_files(folder: Path) -> dict[Path, str]:
     """What `atomic_write` left in a folder when it was killed → the name each file was to get."""
     names = {path: _TEMPORARY.fullmatch(path.name) for path in folder.glob(f".*{_SUFFIX}")}
     return {path: match[1] for path, match in names.items() if match and path.is_file()}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import HVTError
-from ..files import atomic_write, leftovers
+from ..files import atomic_write, stale_temp_files
 
 KEEP = 2
 COLUMNS = (
@@ -167,7 +167,7 @@ def step_of(path: Path) -> int:
 def remove_leftovers(folder: Path) -> None:
     """Drop what is left of a run's files whose writing a kill cut short."""
     for place in (folder, folder / "checkpoints"):
-        for path, name in leftovers(place).items():
+        for path, name in stale_temp_files(place).items():
             if _RESULTS.fullmatch(name):
                 path.unlink(missing_ok=True)
 
