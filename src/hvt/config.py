@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import HVTError, nearest
+from .errors import HVTError, did_you_mean
 from .fields import LARGEST, check_most
 from .fields import field as _field
 from .files import atomic_write, open_regular
@@ -270,7 +270,7 @@ class HVTConfig:
             if not 0 < value < 1000:
                 raise HVTError(f"{name}={value!r} must be above 0 and below 1000")
         if self.act_layer not in ACTIVATIONS:
-            hint = nearest(str(self.act_layer), ACTIVATIONS)
+            hint = did_you_mean(str(self.act_layer), ACTIVATIONS)
             raise HVTError(f"act_layer={self.act_layer!r} is unknown: {hint}")
         for side in self.image:
             if side % self.patch_size:
@@ -312,7 +312,7 @@ class HVTConfig:
 
     def _check_pooling(self) -> None:
         if self.pool not in KINDS:
-            raise HVTError(f"pool={self.pool!r} is unknown: {nearest(str(self.pool), KINDS)}")
+            raise HVTError(f"pool={self.pool!r} is unknown: {did_you_mean(str(self.pool), KINDS)}")
         if not _is_whole(self.pool_dims) or self.pool_dims not in (1, 2):
             raise HVTError(f"pool_dims={self.pool_dims!r} must be 1 (sequence) or 2 (grid)")
         for name in ("pool_kernel", "pool_stride"):
@@ -442,7 +442,7 @@ def check_fields(values: dict[str, Any]) -> None:
     """Refuse names that are not fields of `HVTConfig`, offering the nearest."""
     for name in values:
         if name not in FIELDS:
-            raise HVTError(f"unknown override {name!r}: {nearest(name, FIELDS)}")
+            raise HVTError(f"unknown override {name!r}: {did_you_mean(name, FIELDS)}")
 
 
 MAX_FILE = 2**20

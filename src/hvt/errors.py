@@ -18,7 +18,7 @@ MOST_NAMES = 100
 """Names that a sentence can list; of more, those of timm for one, only the nearest are."""
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The end of a sentence that offers the known names closest to a mistyped one."""
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import HVTConfig, is_config_file, read_config
-from .errors import HVTError, nearest
+from .errors import HVTError, did_you_mean
 
 # One line per model: what differs from HVTConfig's defaults (224 px, patch 16, 12 blocks, M = 0).
 _TI, _S, _B = 3, 6, 12  # heads of 64 channels
@@ -66,5 +66,5 @@ def get_config(name: str | Path, **overrides: Any) -> HVTConfig:
     if is_config_file(name):
         return read_config(name).replace(**overrides)
     if str(name) not in MODELS:
-        raise HVTError(f"unknown model {str(name)!r}: {nearest(str(name), MODELS)}")
+        raise HVTError(f"unknown model {str(name)!r}: {did_you_mean(str(name), MODELS)}")
     return MODELS[str(name)].replace(**overrides)

@@ -25,7 +25,7 @@ from ..data.sample import drawn_pictures
 from ..deploy.calibrate import Calibration, input_ranges
 from ..deploy.export import write
 from ..deploy.runtime import OnnxModel, is_onnx, open_model
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..model import HVT
 from ..registry import create_model
 from ..zoo import MODELS
@@ -166,7 +166,7 @@ def is_named(name: str) -> bool:
 def check_name(name: str) -> None:
     """Refuse a name that neither hvt nor timm knows."""
     if not timm.is_model(name):
-        raise HVTError(f"neither hvt nor timm has a model {name!r}: {nearest(name, MODELS)}")
+        raise HVTError(f"neither hvt nor timm has a model {name!r}: {did_you_mean(name, MODELS)}")
 
 
 def modes_of(name: str, modes: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config import HVTConfig
-from ..errors import CheckpointError, HVTError, nearest
+from ..errors import CheckpointError, HVTError, did_you_mean
 from ..model import HVT
 
 FORMAT = 1
@@ -67,7 +67,7 @@ def describe(
     """A model's description; names and preprocessing default to the model's own."""
     for name in preprocessing or ():
         if name not in PREPROCESSING:
-            raise HVTError(f"unknown preprocessing {name!r}: {nearest(name, PREPROCESSING)}")
+            raise HVTError(f"unknown preprocessing {name!r}: {did_you_mean(name, PREPROCESSING)}")
     names = model.class_names if class_names is None else class_names
     known = model.pretrained_cfg | (preprocessing or {})
     return json.dumps(
@@ -121,7 +121,9 @@ def check_preprocessing(values: dict[str, Any], config: HVTConfig) -> dict[str, 
             known[key] = _check_channels(key, known[key], config.in_chans)
     for key, choices in (("interpolation", INTERPOLATIONS), ("crop_mode", CROP_MODES)):
         if key in known and known[key] not in choices:
-            raise HVTError(f"{key}={known[key]!r} is unknown: {nearest(str(known[key]), choices)}")
+            raise HVTError(
+                f"{key}={known[key]!r} is unknown: {did_you_mean(str(known[key]), choices)}"
+            )
     low, high = CROP_PCT
     if "crop_pct" in known and not (_is_number(known["crop_pct"], low, high)):
         raise HVTError(f"crop_pct={known['crop_pct']!r} must be a number from {low} to {high}")

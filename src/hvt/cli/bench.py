@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bench import MODES
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..fields import MOST_THREADS
 from ..files import check_writable
 from .console import new_console
@@ -151,7 +151,7 @@ def _modes(text: str) -> list[str]:
     modes = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for mode in modes:
         if mode not in MODES:
-            raise HVTError(f"unknown mode {mode!r}: {nearest(mode, MODES)}")
+            raise HVTError(f"unknown mode {mode!r}: {did_you_mean(mode, MODES)}")
     return modes
 
 

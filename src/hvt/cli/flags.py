@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..fields import hints_of
 
 
@@ -37,13 +37,13 @@ class Parser(argparse.ArgumentParser):
                 owner.error(f"{flag!r} is one argument too many")
             shown = [a for a in owner._actions if a.help != argparse.SUPPRESS]
             flags = [f for action in shown for f in action.option_strings]
-            owner.error(f"unknown flag {flag!r}: {nearest(flag, flags)}")
+            owner.error(f"unknown flag {flag!r}: {did_you_mean(flag, flags)}")
         return known
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             what = "command" if isinstance(action, argparse._SubParsersAction) else action.dest
-            message = f"unknown {what} {value!r}: {nearest(str(value), action.choices)}"
+            message = f"unknown {what} {value!r}: {did_you_mean(str(value), action.choices)}"
             raise argparse.ArgumentError(None, message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -111,7 +111,7 @@ def parse_pairs(pairs: Sequence[str], cls: type) -> dict[str, Any]:
         if not sign:
             raise HVTError(f"{pair!r} is not understood: write name=value, such as depth=24")
         if name not in names:
-            raise HVTError(f"unknown override {name!r}: {nearest(name, names)}")
+            raise HVTError(f"unknown override {name!r}: {did_you_mean(name, names)}")
         try:
             values[name] = converter(name, hints[name])(text)
         except argparse.ArgumentTypeError as error:

@@ -13,7 +13,7 @@ from rich.text import Text
 from ..builtin import BUILT_IN, DEFAULT, built_in_config, installed
 from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..terminal import printable
 from ..zoo import MODELS, NOTES, WEIGHTS, get_config, list_models
 from .console import new_console
@@ -62,7 +62,7 @@ def run_models(args: argparse.Namespace) -> None:
     built_in = fnmatch.filter(installed(), args.pattern)
     if not names and not built_in:
         known = [*MODELS, *BUILT_IN]
-        raise HVTError(f"no model matches {args.pattern!r}: {nearest(args.pattern, known)}")
+        raise HVTError(f"no model matches {args.pattern!r}: {did_you_mean(args.pattern, known)}")
     priced = {name: cost(name) for name in names}
     weights = {name: "published" for name in names if name in WEIGHTS}
     for name in built_in:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 
 _SHOWN = 3  # pairs of names that a line has room for
 
@@ -76,7 +76,7 @@ def match_classes(
     places = {name: place for place, name in enumerate(known)}
     unknown = [name for name in names if name not in places]
     if unknown:
-        offer = textwrap.shorten(nearest(unknown[0], known), 200, placeholder=" …")
+        offer = textwrap.shorten(did_you_mean(unknown[0], known), 200, placeholder=" …")
         raise HVTError(
             f"the class {unknown[0]!r} of {where} is not among the model's {len(known)} classes: "
             + _by_order_if(len(unknown) == len(names) == len(known), offer)

@@ -17,7 +17,7 @@ from PIL import Image
 from timm.data import IterableImageDataset, create_dataset
 from torch.utils.data import Dataset
 
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from .pictures import BrokenPicture, mode_of, read_picture, to_channels, why
 
 # Prefix → modules that must be there, and how to get them.
@@ -196,7 +196,7 @@ def _by_name(
     if unknown:
         raise HVTError(
             f"the validation part of {name} has the class {unknown[0]!r}, which its training part "
-            f"has not: rename or remove it; {nearest(unknown[0], known)}"
+            f"has not: rename or remove it; {did_you_mean(unknown[0], known)}"
         )
     return val.relabel([known.index(one) for one in names])
 

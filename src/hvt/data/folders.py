@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from .pictures import picture_extensions, read_picture
 from .suggest import better_folder
 
@@ -133,7 +133,7 @@ def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
         if name not in places:
             raise HVTError(
                 f"{folder / name} is a class that the training data does not have: rename or "
-                f"remove it; {nearest(name, places)}"
+                f"remove it; {did_you_mean(name, places)}"
             )
         before = len(result.paths)
         for path in files_below(folder / name, f"would be of the class {name}"):

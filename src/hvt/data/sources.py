@@ -11,7 +11,7 @@ from pathlib import Path
 from timm.data import IterableImageDataset
 from torch import Tensor
 
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..files import encodable, expanded
 from .arrays import CIFAR, ArrayPictures, open_cifar, open_digits
 from .classes import ClassMatch, match_classes
@@ -254,7 +254,9 @@ def open_parts(
     folder = expanded(name) if base is None else base / expanded(name)
     exists = os.path.exists(folder)  # noqa: PTH110 - never raises
     if not exists and not any(sign in name for sign in "/\\.~"):
-        raise HVTError(f"{name!r} is neither a folder nor a known source: {nearest(name, SOURCES)}")
+        raise HVTError(
+            f"{name!r} is neither a folder nor a known source: {did_you_mean(name, SOURCES)}"
+        )
     return _open_folder(folder, in_chans, need_train)
 
 

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..zoo import get_config
 from .protocol import Protocol, Training, adapt, power_training, training_of
 from .run import Job
@@ -72,7 +72,7 @@ PARTS = {
 def get_part(name: str) -> Part:
     """A part by name."""
     if name not in PARTS:
-        raise HVTError(f"the long protocol has no part {name!r}: {nearest(name, PARTS)}")
+        raise HVTError(f"the long protocol has no part {name!r}: {did_you_mean(name, PARTS)}")
     return PARTS[name]
 
 
@@ -105,7 +105,7 @@ def jobs(
     known = [name for part in parts for _, name in part.rows]
     for name in names:
         if name not in known:
-            raise HVTError(f"there is no row {name!r}: {nearest(name, known)}")
+            raise HVTError(f"there is no row {name!r}: {did_you_mean(name, known)}")
     planned = []
     for part in parts:
         for seed in part.seeds if seeds is None else seeds:

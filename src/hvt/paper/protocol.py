@@ -34,7 +34,7 @@ from typing import Any
 
 from ..config import HVTConfig
 from ..costs import cost
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..training.recipe import Recipe, load_recipe
 from ..zoo import get_config
 from .claims import BUDGETS
@@ -100,7 +100,7 @@ class Protocol:
         """The data set for a table: the one asked for, or the first with a figure for all rows."""
         if asked is not None:
             if asked not in self.recipes:
-                hint = nearest(asked, self.recipes)
+                hint = did_you_mean(asked, self.recipes)
                 raise HVTError(f"the protocol {self.name} has no data {asked!r}: {hint}")
             return asked
         known = [data for data in self.recipes if all(data in row.top1 for row in table.rows)]
@@ -110,7 +110,7 @@ class Protocol:
 def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
     """A protocol by name; a recipe file can stand in for its recipes."""
     if name not in PROTOCOLS:
-        raise HVTError(f"unknown protocol {name!r}: {nearest(name, PROTOCOLS)}")
+        raise HVTError(f"unknown protocol {name!r}: {did_you_mean(name, PROTOCOLS)}")
     if file is None and name == "full":
         return Protocol(name, {data: load_recipe(data) for data in ("cifar100", "imagenet")})
     named = file is not None
@@ -325,7 +325,7 @@ class Plan:
 def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Plan:
     """What to train for a row in one reading."""
     if budget not in BUDGETS:
-        raise HVTError(f"unknown budget {budget!r}: {nearest(budget, BUDGETS)}")
+        raise HVTError(f"unknown budget {budget!r}: {did_you_mean(budget, BUDGETS)}")
     recipe = protocol.recipes[data]
     if row.table == FIGURE4:
         times = CURVE_EPOCHS.get(protocol.name, 1)

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from ..device import find_device
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..training.engine import Result, train
 from ..training.interrupt import Interrupted
 from . import power_baseline, results
@@ -85,7 +85,7 @@ def jobs(
     known = [row.name for table in chosen for row in table.rows]
     for name in names:
         if name not in known:
-            raise HVTError(f"there is no row {name!r}: {nearest(name, known)}")
+            raise HVTError(f"there is no row {name!r}: {did_you_mean(name, known)}")
     by_name: dict[str, Job] = {}
     for table in chosen:
         source = protocol.data_of(table, data)

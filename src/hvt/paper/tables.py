@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..costs import cost
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..zoo import MODELS
 
 FILE = Path(__file__).parent / "tables.csv"
@@ -138,7 +138,7 @@ def get_table(name: str) -> Table:
     """A table by name."""
     known = tables() | trainable()
     if name not in known:
-        raise HVTError(f"the paper has no table {name!r}: {nearest(name, known)}")
+        raise HVTError(f"the paper has no table {name!r}: {did_you_mean(name, known)}")
     return known[name]
 
 
@@ -148,7 +148,7 @@ def get_row(table: Table, name: str) -> Row:
         if row.name == name:
             return row
     names = [row.name for row in table.rows]
-    raise HVTError(f"the table {table.name} has no row {name!r}: {nearest(name, names)}")
+    raise HVTError(f"the table {table.name} has no row {name!r}: {did_you_mean(name, names)}")
 
 
 def _row(line: dict[str, str]) -> Row:

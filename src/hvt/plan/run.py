@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..fields import MOST_THREADS, check_type, check_whole
 from .answer import Judge, Plan, check_timed
 from .best import plan_space
@@ -54,7 +54,7 @@ def plan(
         check_whole(most=MOST_THREADS, threads=threads)
     check_type("mode", mode, str)
     if mode not in MODES:
-        raise HVTError(f"unknown mode {mode!r}: {nearest(mode, MODES)}")
+        raise HVTError(f"unknown mode {mode!r}: {did_you_mean(mode, MODES)}")
     measured = (mode, device, threads, batch, remeasure)
     if latency_ms is None and measured != ("eager", "auto", None, 1, False):
         raise HVTError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import FIELDS, HVTConfig
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..fields import check_type, check_whole
 from ..lengths import Grid, padding, pooled_length, window
 
@@ -155,7 +155,7 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
     """The space around fixed fields of `HVTConfig`; what cannot be fixed is refused by name."""
     for name in fixed:
         if name not in FIELDS:
-            raise HVTError(f"unknown field {name!r}: {nearest(name, [*SEARCHED, *KEPT])}")
+            raise HVTError(f"unknown field {name!r}: {did_you_mean(name, [*SEARCHED, *KEPT])}")
         if name not in (*SEARCHED, *KEPT):
             raise HVTError(
                 f"a plan has no {name}: leave it out, and price such a model by hvt cost"

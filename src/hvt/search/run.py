@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..config import FIELDS, HVTConfig
 from ..data.fingerprint import identity
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..fields import check_type, check_whole
 from ..plan.answer import limit, rounded_up
 from ..training.pipeline import build_model
@@ -134,7 +134,7 @@ def _recipe(
     """
     for field in values:
         if field not in RECIPE_FIELDS and field not in FIELDS:
-            hint = nearest(field, [*RECIPE_FIELDS, *FIELDS])
+            hint = did_you_mean(field, [*RECIPE_FIELDS, *FIELDS])
             raise HVTError(f"unknown field {field!r}: {hint}")
     base = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).name.removesuffix(".toml")

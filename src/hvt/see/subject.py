@@ -22,7 +22,7 @@ from ..checkpoint.save_load import load, read
 from ..costs import Cost, cost
 from ..data.evaluation import RefuseStrips, eval_transform
 from ..data.pictures import BrokenPicture
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..files import expanded
 from ..model import HVT
 from ..registry import create_model
@@ -193,4 +193,4 @@ def _unknown(name: str, plain: str) -> HVTError:
         if difflib.get_close_matches(plain, known):
             close = known
             break
-    return HVTError(f"{name!r} is neither a model nor a checkpoint: {nearest(plain, close)}")
+    return HVTError(f"{name!r} is neither a model nor a checkpoint: {did_you_mean(plain, close)}")

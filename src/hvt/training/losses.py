@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..builtin import BUILT_IN
 from ..checkpoint.save_load import load
 from ..data.evaluation import per_channel
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..model import HVT
 
 Normal = tuple[Sequence[float], Sequence[float]]
@@ -104,7 +104,7 @@ def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
     else:
         raise HVTError(
             f"teacher {name!r} is neither a file nor a timm model: "
-            f"{nearest(name, timm.list_models())}"
+            f"{did_you_mean(name, timm.list_models())}"
         )
     outputs = getattr(model, "num_classes", student.num_classes)
     if outputs != student.num_classes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import FIELDS, HVTConfig, check_fields, is_config_file, read_config
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..fields import MOST_THREADS, check_type, check_values, field, hints_of
 from ..zoo import get_config
 
@@ -190,7 +190,7 @@ def recipe_text(name: str | Path) -> str:
         path = Path(name)
         if path.suffix != ".toml":
             raise HVTError(
-                f"unknown recipe {str(name)!r}: {nearest(str(name), list_recipes())} "
+                f"unknown recipe {str(name)!r}: {did_you_mean(str(name), list_recipes())} "
                 "(or give the path of a .toml file)"
             )
     try:
@@ -214,7 +214,7 @@ def from_dict(values: dict[str, Any], where: str) -> Recipe:
             raise HVTError(f"{where} has an unknown field {name!r}: {_place_of(name)}")
     for name in overrides:
         if name not in FIELDS:
-            hint = nearest(name, FIELDS)
+            hint = did_you_mean(name, FIELDS)
             if name in RECIPE_FIELDS:
                 hint = "it is the recipe's, so it belongs above [overrides]"
             raise HVTError(f"{where} has an unknown override {name!r}: {hint}")
@@ -248,4 +248,4 @@ def _place_of(name: str) -> str:
     """What to do about a name that is not a field of a recipe."""
     if name in FIELDS:
         return "it is the model's, so it belongs under [overrides]"
-    return nearest(name, RECIPE_FIELDS)
+    return did_you_mean(name, RECIPE_FIELDS)

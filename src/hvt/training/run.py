@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import FIELDS, is_config_file
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from .recipe import RECIPE_FIELDS, Recipe, list_recipes, load_recipe
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def train(
             recipe = load_recipe(recipe)
         for field in values:
             if field not in RECIPE_FIELDS and field not in FIELDS:
-                hint = nearest(field, [*RECIPE_FIELDS, *FIELDS])
+                hint = did_you_mean(field, [*RECIPE_FIELDS, *FIELDS])
                 raise HVTError(f"unknown field {field!r}: {hint}")
         overrides = {field: values.pop(field) for field in FIELDS if field in values}
         if "model" not in values and recipe.model and is_config_file(recipe.model):

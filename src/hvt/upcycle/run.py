@@ -30,7 +30,7 @@ from ..config import HVTConfig
 from ..costs import arrow, cost
 from ..data.loader import TrainBatches
 from ..data.sample import evenly
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..evaluation import Score
 from ..files import atomic_write, check_folder, check_new, expanded
 from ..model import HVT
@@ -89,7 +89,7 @@ def upcycle(
     names = [field.name for field in dataclasses.fields(Settings)]
     for name in settings:
         if name not in names:
-            raise HVTError(f"unknown setting {name!r}: {nearest(name, names)}")
+            raise HVTError(f"unknown setting {name!r}: {did_you_mean(name, names)}")
     chosen = from_dict(settings)
     if chosen.cache is not None:  # the same one if the run is resumed elsewhere
         place = str(expanded(chosen.cache).absolute())

@@ -14,7 +14,7 @@ from ..builtin import BUILT_IN
 from ..checkpoint.save_load import load
 from ..checkpoint.timm_vit import from_timm, is_timm_name, named_config
 from ..config import HVTConfig
-from ..errors import HVTError, nearest
+from ..errors import HVTError, did_you_mean
 from ..model import HVT
 from ..registry import create_model
 from ..zoo import MODELS
@@ -52,7 +52,7 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
         return _published(name)
     known_names = [*MODELS, *timm.list_models("*vit*"), *timm.list_models("deit*")]
     raise HVTError(
-        f"{name!r} is neither a file nor a model of hvt or timm: {nearest(name, known_names)}"
+        f"{name!r} is neither a file nor a model of hvt or timm: {did_you_mean(name, known_names)}"
     )
 
 
