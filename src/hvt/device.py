@@ -37,11 +37,11 @@ def devices() -> list[str]:
     return [*names, "mps"] if torch.backends.mps.is_available() else names
 
 
-def processor() -> str:
+def cpu_name() -> str:
     """The CPU's own name where the system tells it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return platform.cpu_name() or platform.machine()

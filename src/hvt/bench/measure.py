@@ -17,7 +17,7 @@ import timm
 import torch
 
 from .._version import __version__
-from ..device import processor
+from ..device import cpu_name
 
 Case = TypeVar("Case", bound=Hashable)
 
@@ -32,7 +32,7 @@ def describe(device: torch.device) -> dict[str, str | int]:
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
-        "cpu": processor(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "dtype": "float32",

@@ -20,7 +20,7 @@ import torch
 
 from .._version import __version__
 from ..config import HVTConfig
-from ..device import processor
+from ..device import cpu_name
 from ..errors import HVTError
 from ..fields import check_type, check_values
 from ..files import atomic_write
@@ -210,7 +210,7 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
     """What a training on this device runs on; a GPU that it leaves idle is no part of that."""
     cuda = device is not None and device.type == "cuda"
     return {
-        "cpu": processor(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
