@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from .device import find_device
 from .errors import HVTError
 
-PATIENCE = timedelta(hours=12)
+COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """How long processes wait for the main one, which ranks and measures some things alone: torch's ten
 minutes would end that. One that dies is noticed by torchrun, whatever this is."""
 TIMEOUT = 30 * 60
@@ -92,7 +92,7 @@ def init_process_group(device: str) -> tuple[Processes, torch.device]:
         rank = _of_torchrun("RANK")
         store = _unused_store(rank, world_size)
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=world_size, timeout=PATIENCE
+            backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
         )
     return Processes(dist.get_rank(), local_rank, world_size), place
 
