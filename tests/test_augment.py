@@ -21,7 +21,7 @@ from hvt.data.arrays import ArrayPictures
 from hvt.data.augment import INTERPOLATIONS, BatchAugment, keys_for, normalise, uniform
 from hvt.data.evaluation import eval_transform
 from hvt.data.loader import TrainBatches
-from hvt.distributed import Processes
+from hvt.distributed import DistributedContext
 from hvt.errors import HVTError
 from hvt.registry import create_model
 from hvt.training.pipeline import build_model, open_batches
@@ -228,7 +228,7 @@ def batches(workers: int = 0, in_chans: int = 3, **values: Any) -> TrainBatches:
     values = PLAIN | {"batch_size": 24, "workers": workers} | values
     recipe = tiny(Path("unused"), **values, overrides=overrides)
     model, data, _ = build_model(recipe)
-    return open_batches(recipe, model, data, Processes(), torch.device("cpu"))[0]
+    return open_batches(recipe, model, data, DistributedContext(), torch.device("cpu"))[0]
 
 
 def test_crops_and_flips_need_no_pil() -> None:

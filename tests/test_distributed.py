@@ -18,7 +18,7 @@ from training import quiet, said, tiny, weights, write_recipe
 
 import hvt
 from hvt import HVTError
-from hvt.distributed import Processes, init_process_group, restarted
+from hvt.distributed import DistributedContext, init_process_group, restarted
 from hvt.evaluation import evaluate
 from hvt.training.engine import Result, Trainer, resume, train
 from hvt.training.interrupt import Interrupted
@@ -95,7 +95,7 @@ def assert_like(single: Result, folder: Path) -> None:
 
 def assert_counted_once(folder: Path) -> None:
     """The last figures are those of one process that looks at each of the 145 pictures once."""
-    trainer = Trainer(tiny(folder), folder, Processes(), CPU, quiet())
+    trainer = Trainer(tiny(folder), folder, DistributedContext(), CPU, quiet())
     assert len(trainer.data.val) == 145
     state = torch.load(states(folder / "checkpoints")[-1], weights_only=True)
     row = state["progress"]["rows"][-1]
@@ -126,7 +126,7 @@ def test_a_worker_that_dies_is_started_again(single: Result, tmp_path: Path) -> 
 
 
 def stop_after_an_epoch(folder: Path) -> None:
-    trainer = Trainer(tiny(folder), folder, Processes(), CPU, quiet())
+    trainer = Trainer(tiny(folder), folder, DistributedContext(), CPU, quiet())
 
     class Impatient(io.StringIO):
         def write(self, text: str) -> int:
@@ -175,7 +175,7 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
         assert [step["taken"] for step in steps] == [True, False, True]
         assert [step["broken"] for step in steps] == [0, 2, 0]
     # One process that gets the same bad batch does the same.
-    trainer = Trainer(tiny(folder), folder, Processes(), CPU, quiet())
+    trainer = Trainer(tiny(folder), folder, DistributedContext(), CPU, quiet())
     learner, batches = trainer.learner, spoiled(trainer.batches.epoch(0), 1)
     steps = [learner.step(batches, update) for update in range(3)]
     assert [step.taken for step in steps] == [True, False, True]
@@ -201,14 +201,14 @@ def test_each_process_has_its_own_dropout(together: tuple[Path, str]) -> None:
     assert 0.4 < agree < 0.6  # as two independent masks of rate 0.5 do
     # Two pieces of one process draw what two processes draw.
     recipe = tiny(folder, accumulate=2, overrides={"drop_rate": 0.5})
-    assert dropped(Trainer(recipe, folder, Processes(), CPU, quiet())) == [first, second]
+    assert dropped(Trainer(recipe, folder, DistributedContext(), CPU, quiet())) == [first, second]
 
 
 def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     processes, device = init_process_group("cpu")
-    assert (processes, device) == (Processes(0, 0, 1), CPU)
+    assert (processes, device) == (DistributedContext(0, 0, 1), CPU)
     assert processes.is_main_process
     assert processes.any(device, True, False) == [True, False]
     assert processes.broadcast("word") == "word"

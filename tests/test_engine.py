@@ -37,7 +37,7 @@ from hvt import HVTError
 from hvt.cli import main
 from hvt.data.sources import open_data
 from hvt.device import devices
-from hvt.distributed import Processes
+from hvt.distributed import DistributedContext
 from hvt.evaluation import evaluate
 from hvt.training.engine import Result, Trainer, resume, train
 from hvt.training.optimize import make_optimizer, make_schedule
@@ -104,7 +104,9 @@ def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
     data = open_data("digits", holdout=0.1)
     assert len(data.val) % 2
     state = newest_state(done.folder / "checkpoints")[1]
-    pictures = Trainer(tiny(done.folder), done.folder, Processes(), CPU, quiet()).val_batches
+    pictures = Trainer(
+        tiny(done.folder), done.folder, DistributedContext(), CPU, quiet()
+    ).val_batches
     for kind, prefix in (("model", "val"), ("ema", "ema")):
         model = hvt.load(done.folder / "model.safetensors")
         model.load_state_dict(state[kind])
@@ -115,7 +117,7 @@ def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
 
 
 def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
-    trainer = Trainer(tiny(tmp_path, ema=0.75), tmp_path, Processes(), CPU, quiet())
+    trainer = Trainer(tiny(tmp_path, ema=0.75), tmp_path, DistributedContext(), CPU, quiet())
     learner, name = trainer.learner, "blocks.0.attn.qkv.weight"
     expected = learner.model.get_parameter(name).detach().clone()
     batches = trainer.batches.epoch(0)
@@ -130,7 +132,7 @@ def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
 def test_best_is_the_best_of_both_and_of_all_epochs(done: Result) -> None:
     figures = [row[key] for row in done.rows for key in ("val_top1", "ema_top1")]
     assert done.best_top1 == max(figures)
-    trainer = Trainer(tiny(done.folder), done.folder, Processes(), CPU, quiet())
+    trainer = Trainer(tiny(done.folder), done.folder, DistributedContext(), CPU, quiet())
     best = hvt.load(done.folder / "best.safetensors")
     assert evaluate(best, trainer.val_batches, 10).top1 == done.best_top1
 
@@ -293,7 +295,7 @@ def test_a_part_of_an_epoch(tmp_path: Path) -> None:
 
 def first_step(folder: Path, **values: Any) -> dict[str, Tensor]:
     """How far the first step moves each parameter."""
-    trainer = Trainer(tiny(folder, **values), folder, Processes(), CPU, quiet())
+    trainer = Trainer(tiny(folder, **values), folder, DistributedContext(), CPU, quiet())
     model = trainer.learner.model
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer.learner.step(trainer.batches.epoch(0), 0)
@@ -315,7 +317,7 @@ def test_clipping_shortens_the_gradient(tmp_path: Path) -> None:
 def test_a_step_waits_for_the_device_once(tmp_path: Path, pieces: int) -> None:
     """Mixup, clipping, averaging, the loss shown and the wish to stop: one transfer in all."""
     recipe = tiny(tmp_path, accumulate=pieces)
-    trainer = Trainer(recipe, tmp_path, Processes(), CPU, quiet())
+    trainer = Trainer(recipe, tmp_path, DistributedContext(), CPU, quiet())
     trainer.saved = time.monotonic()
     trainer.watcher = Watcher(quiet(), tmp_path, tensorboard=False, quiet=True)
     with Waits() as waits:
@@ -350,7 +352,7 @@ DROPOUT = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.2, "drop_rate": 0.5}
 def masks_of_a_step(folder: Path, pieces: int) -> tuple[Tensor, Tensor]:
     """What dropout left out of each piece, and which branches stochastic depth left in a batch."""
     recipe = tiny(folder, accumulate=pieces, overrides=DROPOUT, **PLAIN)
-    trainer = Trainer(recipe, folder, Processes(), CPU, quiet())
+    trainer = Trainer(recipe, folder, DistributedContext(), CPU, quiet())
     learner, dropped, kept = trainer.learner, [], []
     learner.model.head_drop.register_forward_hook(lambda _m, _i, y: dropped.append(y == 0))
     last = learner.model.blocks[-1].drop_path2
@@ -380,7 +382,7 @@ def test_each_piece_has_its_own_dropout_and_all_share_stochastic_depth(tmp_path:
 def test_a_trained_model_draws_for_itself(tmp_path: Path, recompute: bool) -> None:
     """Nothing of the last step's masks is left in it."""
     recipe = tiny(tmp_path, accumulate=2, grad_checkpointing=recompute, overrides=DROPOUT)
-    trainer = Trainer(recipe, tmp_path, Processes(), CPU, quiet())
+    trainer = Trainer(recipe, tmp_path, DistributedContext(), CPU, quiet())
     trainer.learner.step(trainer.batches.epoch(0), 0)
     assert trainer.learner.model.train()(torch.zeros(7, 3, 8, 8)).shape == (7, 10)
 
@@ -428,7 +430,9 @@ def poisoned(trainer: Trainer, value: float) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
-    trainer = Trainer(tiny(tmp_path, accumulate=pieces), tmp_path, Processes(), CPU, quiet())
+    trainer = Trainer(
+        tiny(tmp_path, accumulate=pieces), tmp_path, DistributedContext(), CPU, quiet()
+    )
     learner, batches = trainer.learner, trainer.batches.epoch(0)
     assert learner.step(batches, 0).taken
     poisoned(trainer, math.inf)
@@ -448,7 +452,7 @@ def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_a_bad_step(tmp_path: Path) -> None:
-    trainer = Trainer(tiny(tmp_path, **PLAIN), tmp_path, Processes(), CPU, quiet())
+    trainer = Trainer(tiny(tmp_path, **PLAIN), tmp_path, DistributedContext(), CPU, quiet())
     learner = trainer.learner
     bias = learner.model.get_parameter("head.bias")
     bias.register_hook(lambda gradient: gradient * math.nan)
@@ -490,7 +494,7 @@ def test_a_model_without_finite_answers_has_no_score(done: Result) -> None:
 def test_bad_steps_are_counted_and_a_few_are_borne(tmp_path: Path) -> None:
     recipe = tiny(tmp_path / "run", **PLAIN, max_bad_steps=3)
     console = quiet()
-    trainer = Trainer(recipe, tmp_path / "run", Processes(), CPU, console)
+    trainer = Trainer(recipe, tmp_path / "run", DistributedContext(), CPU, console)
     # Two gradients of ten, the second and third, are not finite.
     calls: list[int] = []
 
@@ -547,13 +551,13 @@ def test_alpha_weighs_the_teacher_against_the_labels(done: Result, tmp_path: Pat
 
     def loss(alpha: float) -> float:
         recipe = tiny(tmp_path, teacher=teacher, distill_alpha=alpha)
-        trainer = Trainer(recipe, tmp_path, Processes(), CPU, quiet())
+        trainer = Trainer(recipe, tmp_path, DistributedContext(), CPU, quiet())
         return trainer.learner.step(trainer.batches.epoch(0), 0).loss
 
     labels, opinion = loss(0.0), loss(1.0)
     assert labels != pytest.approx(opinion, rel=1e-3)
     assert loss(0.25) == pytest.approx(0.75 * labels + 0.25 * opinion, rel=1e-5)
-    alone = Trainer(tiny(tmp_path), tmp_path, Processes(), CPU, quiet())
+    alone = Trainer(tiny(tmp_path), tmp_path, DistributedContext(), CPU, quiet())
     assert alone.learner.step(alone.batches.epoch(0), 0).loss == pytest.approx(labels)
 
 

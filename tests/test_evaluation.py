@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hvt.data.arrays import ArrayPictures
 from hvt.data.classes import match_classes
 from hvt.data.loader import Batch, EvalBatches
-from hvt.distributed import Processes
+from hvt.distributed import DistributedContext
 from hvt.errors import HVTError
 from hvt.evaluation import Score, draw_confusion, evaluate
 
@@ -156,7 +156,7 @@ def _rank(rank: int, store: Path, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     pictures, transform = numbered()
     batches = EvalBatches(pictures, transform, batch_size=5, rank=rank, world_size=2)
-    score = evaluate(Lookup(), batches, CLASSES, processes=Processes(rank, rank, 2))
+    score = evaluate(Lookup(), batches, CLASSES, processes=DistributedContext(rank, rank, 2))
     torch.save(vars(score), folder / f"{rank}.pt")
     dist.destroy_process_group()
 

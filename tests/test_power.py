@@ -23,7 +23,7 @@ import hvt
 from hvt import HVT, HVTConfig, HVTError
 from hvt.cli import build_parser, main, power
 from hvt.data.sources import open_data
-from hvt.distributed import Processes
+from hvt.distributed import DistributedContext
 from hvt.extraction import Extract, best, ranks, shared_softmax, significance
 from hvt.power import (
     SoftDeiT,
@@ -530,9 +530,9 @@ def test_a_search_meets_its_budget(trained: Path, tmp_path: Path, share: float) 
 def test_r_has_its_own_rate_no_decay_and_stays_in_its_range(trained: Path) -> None:
     recipe = soft_recipe(trained, weight_decay=0.5)
     model, data, _ = build_model(recipe)
-    train, _ = open_batches(recipe, model, data, Processes(), CPU)
+    train, _ = open_batches(recipe, model, data, DistributedContext(), CPU)
     model = soften(model)
-    searcher = Searcher(recipe, model, train, Processes(), CPU, 0.00015, r_lr=0.3)
+    searcher = Searcher(recipe, model, train, DistributedContext(), CPU, 0.00015, r_lr=0.3)
     own = list(model.r)
     (*weights, last) = searcher.optimizer.param_groups
     assert {id(p) for p in last["params"]} == {id(r) for r in own}

@@ -12,7 +12,7 @@ from PIL import Image
 from training import tiny
 
 from hvt.data.keyed import KeyedPictures
-from hvt.distributed import Processes
+from hvt.distributed import DistributedContext
 from hvt.training.pipeline import build_model, open_batches
 
 
@@ -39,7 +39,7 @@ def test_what_is_sent_to_a_spawned_process(tmp_path: Path) -> None:
     """macOS and Windows start reading processes anew, and pickle what they read."""
     recipe = tiny(tmp_path, rand_augment="rand-m9-mstd0.5-inc1", erase=0.5)
     model, data, _ = build_model(recipe)
-    train, _ = open_batches(recipe, model, data, Processes(), torch.device("cpu"))
+    train, _ = open_batches(recipe, model, data, DistributedContext(), torch.device("cpu"))
     pictures = KeyedPictures(train.dataset, train.augment, skip_broken=False)
     sent = pickle.loads(pickle.dumps(pictures))
     for key in range(20):

@@ -44,4 +44,4 @@ def cpu_name() -> str:
         for line in info.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    return platform.cpu_name() or platform.machine()
+    return platform.processor() or platform.machine()

@@ -27,7 +27,7 @@ TIMEOUT = 30 * 60
 
 
 @dataclass(frozen=True)
-class Processes:
+class DistributedContext:
     """The processes that train together: this one's rank, and collectives over all of them."""
 
     rank: int = 0
@@ -79,12 +79,12 @@ def collective_device(device: torch.device) -> torch.device:
     return device if device.type == "cuda" else torch.device("cpu")
 
 
-def init_process_group(device: str) -> tuple[Processes, torch.device]:
+def init_process_group(device: str) -> tuple[DistributedContext, torch.device]:
     """Join the process group that torchrun started, if any; choose this rank's device."""
     world_size, local_rank = _of_torchrun("WORLD_SIZE", "1"), _of_torchrun("LOCAL_RANK", "0")
     place = find_device(device, local_rank)
     if world_size == 1:
-        return Processes(), place
+        return DistributedContext(), place
     if not dist.is_initialized():
         if place.type == "cuda":
             torch.cuda.set_device(place)
@@ -94,7 +94,7 @@ def init_process_group(device: str) -> tuple[Processes, torch.device]:
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
         )
-    return Processes(dist.get_rank(), local_rank, world_size), place
+    return DistributedContext(dist.get_rank(), local_rank, world_size), place
 
 
 def _of_torchrun(name: str, default: str = "") -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .data.classes import ClassMatch
 from .data.loader import Batch
-from .distributed import Processes, collective_device
+from .distributed import DistributedContext, collective_device
 from .errors import HVTError
 from .files import atomic_write
 from .plot import new_figure
@@ -93,11 +93,11 @@ def evaluate(
     batches: Iterable[Batch],
     num_classes: int,
     device: torch.device | str = "cpu",
-    processes: Processes | None = None,
+    processes: DistributedContext | None = None,
     amp: torch.dtype | None = None,
 ) -> Score:
     """Evaluate a model; with several processes, each brings its pictures and gets the whole sum."""
-    device, processes = torch.device(device), processes or Processes()
+    device, processes = torch.device(device), processes or DistributedContext()
     training = isinstance(model, nn.Module) and model.training
     if isinstance(model, nn.Module):
         model.eval()

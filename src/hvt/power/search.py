@@ -172,7 +172,7 @@ class Searcher(Learner):
         recipe: Recipe,
         model: SoftDeiT,
         batches: TrainBatches,
-        processes: distributed.Processes,
+        processes: distributed.DistributedContext,
         device: torch.device,
         gflops: float,
         r_lr: float | None = None,

@@ -164,7 +164,7 @@ class Trainer:
         self,
         recipe: Recipe,
         folder: Path,
-        processes: distributed.Processes,
+        processes: distributed.DistributedContext,
         device: torch.device,
         console: Console | None = None,
     ) -> None:

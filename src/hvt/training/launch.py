@@ -157,7 +157,7 @@ def choose(recipe: Recipe, done: int = 0) -> Choice | None:
         return None
     device = torch.device("cpu")
     trainer = Trainer(
-        recipe, Path(recipe.output or "."), distributed.Processes(), device, _silent()
+        recipe, Path(recipe.output or "."), distributed.DistributedContext(), device, _silent()
     )
     if not isinstance(trainer.data.train, Pictures) or any(
         getattr(trainer.learner.model.config, rate) for rate in _DROPOUT

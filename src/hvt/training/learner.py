@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..data.loader import Batch, TrainBatches
-from ..distributed import Processes, collective_device
+from ..distributed import DistributedContext, collective_device
 from ..model import HVT
 from .losses import Teacher, find_teacher, label_loss
 from .muon import Muon, is_matrix
@@ -61,7 +61,7 @@ class Learner:
         recipe: Recipe,
         model: HVT,
         batches: TrainBatches,
-        processes: Processes,
+        processes: DistributedContext,
         device: torch.device,
     ) -> None:
         self.recipe, self.batches = recipe, batches

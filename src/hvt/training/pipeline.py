@@ -16,7 +16,7 @@ from ..data.augment import INTERPOLATIONS, BatchAugment
 from ..data.evaluation import SMALL, as_files, eval_transform, per_channel
 from ..data.loader import EvalBatches, TrainBatches
 from ..data.sources import ArrayPictures, Data, open_data
-from ..distributed import Processes
+from ..distributed import DistributedContext
 from ..errors import HVTError
 from ..model import HVT
 from ..registry import create_model
@@ -150,7 +150,7 @@ def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict
 
 
 def open_batches(
-    recipe: Recipe, model: HVT, data: Data, processes: Processes, device: torch.device
+    recipe: Recipe, model: HVT, data: Data, processes: DistributedContext, device: torch.device
 ) -> tuple[TrainBatches, EvalBatches]:
     """This process's batches to learn from and to measure by."""
     workers = reading_processes(recipe.workers, processes, device)
@@ -193,7 +193,7 @@ def open_batches(
     return train, val
 
 
-def reading_processes(workers: int, processes: Processes, device: torch.device) -> int:
+def reading_processes(workers: int, processes: DistributedContext, device: torch.device) -> int:
     """So many, or what the cores allow where it is -1."""
     if workers >= 0:
         return workers

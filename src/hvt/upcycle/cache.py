@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..data.loader import TrainBatches
-from ..distributed import Processes
+from ..distributed import DistributedContext
 from ..errors import HVTError
 from ..files import atomic_write
 from ..model import HVT
@@ -94,7 +94,7 @@ class Cache:
     model: HVT
     target: Target
     sizes: Sequence[Size]
-    processes: Processes
+    processes: DistributedContext
     device: torch.device
     identity: dict[str, Any]
     """What the rows depend on; a folder that says otherwise is refused."""

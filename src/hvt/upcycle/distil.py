@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.loader import Batch, TrainBatches
-from ..distributed import Processes, collective_device
+from ..distributed import DistributedContext, collective_device
 from ..evaluation import Score
 from ..model import HVT
 from ..training.learner import Learner
@@ -92,7 +92,7 @@ class Distiller(Learner):
         recipe: Recipe,
         model: HVT,
         batches: TrainBatches,
-        processes: Processes,
+        processes: DistributedContext,
         device: torch.device,
         *,
         target: Target,
@@ -177,7 +177,12 @@ class Held:
     """
 
     def __init__(
-        self, source: HVT, theirs: Tensor, ours: Tensor, processes: Processes, device: torch.device
+        self,
+        source: HVT,
+        theirs: Tensor,
+        ours: Tensor,
+        processes: DistributedContext,
+        device: torch.device,
     ):
         self.processes, self.device, self.images = processes, device, ours
         self.normalise = Normalise(source, device)

@@ -87,7 +87,7 @@ class Phase(Trainer):
         model: HVT,
         recipe: Recipe,
         folder: Path,
-        processes: distributed.Processes,
+        processes: distributed.DistributedContext,
         device: torch.device,
         console: Console | None,
         *,

@@ -139,7 +139,7 @@ class Upcycling:
         output: Path,
         data: str,
         folder: Path,
-        processes: distributed.Processes,
+        processes: distributed.DistributedContext,
         device: torch.device,
         console: Console | None,
     ) -> None:
