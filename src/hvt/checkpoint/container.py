@@ -35,7 +35,7 @@ def file_size(path: Path) -> int:
     return status.st_size
 
 
-class Unfit(ValueError):
+class UnsafeCheckpointError(ValueError):
     """A file that may be whole, but costs more than it is worth, or says what we do not read."""
 
 
@@ -51,16 +51,16 @@ class StoredZip:
             entries = archive.infolist()
         self._entries = {entry.filename.partition("/")[2]: entry for entry in entries}
         if len(self._entries) < len(entries):
-            raise Unfit("two of its entries have the same name")
+            raise UnsafeCheckpointError("two of its entries have the same name")
         if any(e.compress_type != zipfile.ZIP_STORED or e.flag_bits & 1 for e in entries):
-            raise Unfit(
+            raise UnsafeCheckpointError(
                 "its entries are compressed or encrypted, and torch stores them: unzip it and zip "
                 "it again with zip -0"
             )
         if any(e.file_size != e.compress_size for e in entries):
-            raise Unfit("the sizes of an entry disagree")
+            raise UnsafeCheckpointError("the sizes of an entry disagree")
         if sum(e.file_size for e in entries) > self.size:  # or they overlap
-            raise Unfit("its entries are larger than the file")
+            raise UnsafeCheckpointError("its entries are larger than the file")
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -91,5 +91,5 @@ class _Bounded(io.FileIO):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > MAX_DIRECTORY:
-            raise Unfit("its directory is larger than that of any model")
+            raise UnsafeCheckpointError("its directory is larger than that of any model")
         return super().read(size) or b""

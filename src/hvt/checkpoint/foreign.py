@@ -20,7 +20,7 @@ from torch import Tensor
 from ..config import HVTConfig
 from ..errors import CheckpointError
 from ..lengths import pooled_length
-from .container import BAD_ZIP, Unfit
+from .container import BAD_ZIP, UnsafeCheckpointError
 from .description import NOT_AS_EXPECTED, shown
 from .pickles import Foreign, TensorEntry, TorchFile
 
@@ -49,7 +49,7 @@ def read_pickle(path: Path) -> tuple[State, dict[str, Any]]:
         ) from error
     except CheckpointError:
         raise
-    except Unfit as error:
+    except UnsafeCheckpointError as error:
         raise CheckpointError(f"{path} is not opened: {shown(error)}") from error
     except (*NOT_AS_EXPECTED, *BAD_ZIP, RuntimeError) as error:
         raise CheckpointError(

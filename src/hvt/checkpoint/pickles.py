@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from .container import StoredZip, Unfit, file_size
+from .container import StoredZip, UnsafeCheckpointError, file_size
 
 MAX_STEPS = 500_000
 """Instructions followed and items copied; a training's whole state takes some 50,000."""
@@ -93,7 +93,9 @@ class TensorEntry:
         reach = 0  # the furthest element along the axes so far
         for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
             if size > 1 and stride <= reach:
-                raise Unfit(f"{name} has elements that share their memory (stride {stride})")
+                raise UnsafeCheckpointError(
+                    f"{name} has elements that share their memory (stride {stride})"
+                )
             reach += stride * (size - 1)
         if (self.offset + reach + 1) * self.dtype.itemsize > self.storage.bytes:
             raise ValueError(f"{name} goes beyond its storage")
@@ -113,7 +115,9 @@ class TorchFile:
         for name, entry in entries.items():
             entry.check(name)
         if sum(entry.bytes for entry in entries.values()) > MAX_SHARING * self.size:
-            raise Unfit("its tensors share their memory, and are together far larger than the file")
+            raise UnsafeCheckpointError(
+                "its tensors share their memory, and are together far larger than the file"
+            )
         storages: dict[Storage, bytearray] = {}
         tensors = {}
         for name, entry in entries.items():
@@ -129,7 +133,7 @@ class TorchFile:
     def _open_zip(self, path: Path) -> Callable[[Storage], bytearray]:
         archive = StoredZip(path)
         if "byteorder" in archive and archive.read("byteorder") != b"little":
-            raise Unfit("its numbers are big-endian")
+            raise UnsafeCheckpointError("its numbers are big-endian")
         self.content = _Values().read(io.BytesIO(archive.read("data.pkl")))
 
         def read(storage: Storage) -> bytearray:
@@ -266,13 +270,15 @@ class _Values:
                 case "BINPERSID":
                     stack.append(self._storage(stack.pop()))
                 case _:
-                    raise Unfit(f"it uses {op.name}, which torch.save does not write")
+                    raise UnsafeCheckpointError(
+                        f"it uses {op.name}, which torch.save does not write"
+                    )
         raise ValueError("it has no end")
 
     def _count(self, steps: int) -> None:
         self._steps += steps
         if self._steps > MAX_STEPS:
-            raise Unfit("it holds more values than any model has")
+            raise UnsafeCheckpointError("it holds more values than any model has")
 
     def _set(self, target: Any, items: Iterable[tuple[Any, Any]]) -> None:
         for key, value in items:
@@ -283,7 +289,7 @@ class _Values:
         if isinstance(key, (int, float)):
             self._count(NUMBER_KEY)
         elif not isinstance(key, (str, bytes, type(None))):
-            raise Unfit("a key is neither text nor a number")
+            raise UnsafeCheckpointError("a key is neither text nor a number")
         return key
 
     def _call(self, name: str, args: tuple[Any, ...]) -> Any:

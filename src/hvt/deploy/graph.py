@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.container import Unfit, file_size
+from ..checkpoint.container import UnsafeCheckpointError, file_size
 from ..checkpoint.description import shown
 from ..errors import CheckpointError
 
@@ -39,7 +39,7 @@ def read_graph(path: Path, onnx: Any) -> tuple[bytes, dict[str, str]]:
         model = onnx.load_model_from_string(content)
         _check(model, onnx)
         return content, {entry.key: entry.value for entry in model.metadata_props}
-    except Unfit as error:
+    except UnsafeCheckpointError as error:
         raise CheckpointError(f"{path} is not opened: {shown(error)}") from error
     except Exception as error:  # protobuf's, and whatever ONNX makes of damaged weights
         raise not_onnx(path, error) from error
@@ -57,19 +57,23 @@ def _check(model: Any, onnx: Any) -> None:
     if not graph.node:
         raise ValueError("it has no graph")
     if model.functions or model.training_info or graph.sparse_initializer:
-        raise Unfit("it has functions, training or sparse weights, which hvt export never writes")
+        raise UnsafeCheckpointError(
+            "it has functions, training or sparse weights, which hvt export never writes"
+        )
     tensors = list(graph.initializer)
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type in (kinds.GRAPH, kinds.GRAPHS) or attribute.graphs:
-                raise Unfit(f"it has a {node.op_type} with a graph of its own, which may never end")
+                raise UnsafeCheckpointError(
+                    f"it has a {node.op_type} with a graph of its own, which may never end"
+                )
             tensors += [attribute.t] if attribute.HasField("t") else attribute.tensors
     for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-            raise Unfit(f"its weight {tensor.name} is in another file")
+            raise UnsafeCheckpointError(f"its weight {tensor.name} is in another file")
         values = onnx.numpy_helper.to_array(tensor)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise Unfit(f"its weight {tensor.name} is NaN or infinite")
+            raise UnsafeCheckpointError(f"its weight {tensor.name} is NaN or infinite")
 
 
 def _check_structure(content: memoryview) -> None:
@@ -83,9 +87,13 @@ def _check_structure(content: memoryview) -> None:
             if kind == _INITIALIZER:
                 structure -= sum(len(raw) for n, raw in _messages(part) if n == _RAW_DATA)
             if nodes > MAX_NODES or 2 * fields > most:
-                raise Unfit("its graph has more nodes or weights than any model of hvt")
+                raise UnsafeCheckpointError(
+                    "its graph has more nodes or weights than any model of hvt"
+                )
     if structure > most:
-        raise Unfit(f"its graph takes {structure / 2**20:.0f} MB, more than any model of hvt")
+        raise UnsafeCheckpointError(
+            f"its graph takes {structure / 2**20:.0f} MB, more than any model of hvt"
+        )
 
 
 def _messages(content: memoryview) -> Iterator[tuple[int, memoryview]]:
