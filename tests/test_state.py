@@ -15,8 +15,8 @@ from training import small_disk
 from hvt import HVTError
 from hvt.files import atomic_write
 from hvt.training.state import (
-    Misfit,
     Progress,
+    StateMismatchError,
     newest_state,
     read_state,
     remove_leftovers,
@@ -218,7 +218,7 @@ def test_damaged_states_do_not_push_out_new_ones(tmp_path: Path) -> None:
 
 def test_where_only_misfits_are_left_nothing_begins_anew(tmp_path: Path) -> None:
     def refuse(path: Path, state: dict[str, Any]) -> None:
-        raise Misfit("it was written with another lr")
+        raise StateMismatchError("it was written with another lr")
 
     write_state(tmp_path, 1, state(1), "hvt train --resume RUN")
     empty(write_state(tmp_path, 2, state(2), "hvt train --resume RUN"))

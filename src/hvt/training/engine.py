@@ -36,8 +36,8 @@ from .pipeline import build_model, open_batches
 from .recipe import Recipe, from_dict
 from .state import (
     COLUMNS,
-    Misfit,
     Progress,
+    StateMismatchError,
     check_progress,
     newest_state,
     read_state,
@@ -530,13 +530,13 @@ class Trainer:
         return found
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
-        """Raise `Misfit` for a state that is not of this run; nothing is changed."""
+        """Raise `StateMismatchError` for a state that is not of this run; nothing is changed."""
         theirs = state.get("run", {})  # earlier versions did not write it
         for name, value in self._identity().items():
             if theirs.get(name, value) != value:
                 shown = len(value) < 100 and not name.startswith("list of")
                 now = f", which is {value} now" if shown else ""
-                raise Misfit(f"it was written with another {name}{now}")
+                raise StateMismatchError(f"it was written with another {name}{now}")
         self.learner.check(state)
         check_progress(state.get("progress"), step_of(path), self.steps, self.total)
 

@@ -35,7 +35,7 @@ from .optimize import (
     seed_dropout,
 )
 from .recipe import Recipe
-from .state import Misfit, check_form
+from .state import StateMismatchError, check_form
 
 Flags = Callable[[], Sequence[bool]]
 
@@ -194,22 +194,22 @@ class Learner:
         }
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise `Misfit` for a state that is not of this model and optimizer; changes nothing."""
+        """Raise `StateMismatchError` for a state that is not of this model and optimizer; changes nothing."""
         mine = self.state()
         for part in mine:
             if part not in state:
-                raise Misfit(f"it has no {part}")
+                raise StateMismatchError(f"it has no {part}")
         for part in ("model", "ema", "scaler"):
             check_form(part, state[part], mine[part])
         for part in ("model", "ema"):
             for name, tensor in (state[part] or {}).items():
                 if not tensor.isfinite().all():
-                    raise Misfit(f"its {part}.{name} has numbers that are not finite")
+                    raise StateMismatchError(f"its {part}.{name} has numbers that are not finite")
         self._check_optimizer(state["optimizer"], mine["optimizer"])
 
     def _check_optimizer(self, theirs: Any, mine: Any) -> None:
         if _settings(theirs) != _settings(mine):
-            raise Misfit("its optimizer has other parameter groups, rates or decays")
+            raise StateMismatchError("its optimizer has other parameter groups, rates or decays")
         # float16 may have passed over every step so far, and then there are no averages yet.
         if theirs["state"] == {} and self.scaler.is_enabled():
             return

@@ -32,7 +32,7 @@ _RESULTS = re.compile(
 )
 
 
-class Misfit(HVTError):
+class StateMismatchError(HVTError):
     """A state that can be read and is not one of this run."""
 
 
@@ -77,7 +77,7 @@ def newest_state(
 ) -> tuple[Path | None, dict[str, Any], dict[Path, str]]:
     """The newest state that can be used, and a sentence for each one passed over.
 
-    `check` raises `Misfit` for a state that is not this run's. Where nothing is left but such
+    `check` raises `StateMismatchError` for a state that is not this run's. Where nothing is left but such
     states, so does this: they may be right, and the recipe wrong. A state that the machine fails to
     read, for want of permission or memory say, may be good: that is an error, not damage.
     """
@@ -88,9 +88,9 @@ def newest_state(
             state = read_state(path)
             check(path, state)
             return path, state, passed
-        except Misfit as error:
+        except StateMismatchError as error:
             reason = f"does not fit this run: {error}"
-            misfit = misfit or Misfit(
+            misfit = misfit or StateMismatchError(
                 f"{path} {reason}; put recipe.json and the data back as they were, or train again "
                 "with another --output"
             )
@@ -176,46 +176,48 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def check_form(name: str, value: Any, like: Any) -> None:
-    """Raise `Misfit` unless two values have the same types, names, lengths, shapes and dtypes."""
+    """Raise `StateMismatchError` unless two values have the same types, names, lengths, shapes and dtypes."""
     kind: Any = dict if isinstance(like, dict) else type(like)
     if not isinstance(value, kind):
-        raise Misfit(f"its {name} is {type(value).__name__}, not {type(like).__name__}")
+        raise StateMismatchError(f"its {name} is {type(value).__name__}, not {type(like).__name__}")
     if isinstance(like, Tensor):
         if value.shape != like.shape or value.dtype != like.dtype:
-            raise Misfit(f"its {name} is {_describe(value)}, not {_describe(like)}")
+            raise StateMismatchError(f"its {name} is {_describe(value)}, not {_describe(like)}")
     elif isinstance(like, dict):
         for key in (*like, *value):
             if key not in value:
-                raise Misfit(f"its {name} has no {key}")
+                raise StateMismatchError(f"its {name} has no {key}")
             if key not in like:
-                raise Misfit(f"its {name} has {key}, which is unknown here")
+                raise StateMismatchError(f"its {name} has {key}, which is unknown here")
             check_form(f"{name}.{key}", value[key], like[key])
     elif isinstance(like, list | tuple):
         if len(value) != len(like):
-            raise Misfit(f"its {name} has {len(value)} parts, not {len(like)}")
+            raise StateMismatchError(f"its {name} has {len(value)} parts, not {len(like)}")
         for index, (one, other) in enumerate(zip(value, like, strict=True)):
             check_form(f"{name}[{index}]", one, other)
 
 
 def check_progress(value: Any, step: int, steps: int, total: int) -> None:
-    """Raise `Misfit` unless this is the progress after `step` of `total` steps."""
+    """Raise `StateMismatchError` unless this is the progress after `step` of `total` steps."""
     rows = value.get("rows") if isinstance(value, dict) else None
     check_form("progress", value, vars(Progress()) | {"rows": rows})
     progress = Progress(**value)
     if not 0 <= progress.step <= steps or progress.epoch * steps + progress.step != step:
-        raise Misfit(
+        raise StateMismatchError(
             f"its name says step {step}, but it is at step {progress.step} of epoch "
             f"{progress.epoch + 1}, and an epoch has {steps}"
         )
     # The last epoch of a run may be a part of one: what follows it is counted as whole.
     behind = progress.epoch * steps + progress.step
     if behind > -(-total // steps) * steps or (progress.step and behind > total):
-        raise Misfit(f"it has {behind} steps behind it, of {total}")
+        raise StateMismatchError(f"it has {behind} steps behind it, of {total}")
     if not isinstance(rows, list) or len(rows) != progress.epoch:
-        raise Misfit(f"its table does not have one row for each of {progress.epoch} epochs")
+        raise StateMismatchError(
+            f"its table does not have one row for each of {progress.epoch} epochs"
+        )
     for epoch, row in enumerate(rows, 1):
         if not isinstance(row, dict) or tuple(row) != COLUMNS or row["epoch"] != epoch:
-            raise Misfit(f"its table has other columns or another epoch in row {epoch}")
+            raise StateMismatchError(f"its table has other columns or another epoch in row {epoch}")
 
 
 def _describe(tensor: Tensor) -> str:
