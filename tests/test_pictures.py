@@ -18,7 +18,7 @@ from hostile import chunk, drawn, encoded, png, repeated_scans, slow_ppm, tags_o
 from PIL import Image, UnidentifiedImageError
 
 from hvt.data import decoder
-from hvt.data.bounds import MAX_SCANS, Bounds, TooMuch, jpeg_scans
+from hvt.data.bounds import MAX_SCANS, Bounds, ImageTooLargeError, jpeg_scans
 from hvt.data.pictures import (
     BrokenPicture,
     decode,
@@ -291,7 +291,7 @@ def test_a_process_that_takes_too_long_is_ended() -> None:
     good = encoded(solid("RGB", RED), "PPM")
     assert decode(good, 3, bounds)[0].getpixel((0, 0)) == RED
     (process,) = decoder._idle[1000]
-    with pytest.raises(TooMuch, match=r"takes more than the 0.5 seconds allowed"):
+    with pytest.raises(ImageTooLargeError, match=r"takes more than the 0.5 seconds allowed"):
         decode(slow_ppm(400_000), 3, Bounds(pixels=1000, seconds=0.5))
     assert not process.alive
     assert decoder._idle[1000] == []
@@ -306,7 +306,7 @@ def test_a_process_may_not_take_more_memory_than_its_pixels_need(where: str) -> 
     if where == "EXIF":
         content = png(4, 4, bytes(52), more=chunk(b"eXIf", content))
     bounds = Bounds(pixels=1000)
-    with pytest.raises(TooMuch, match="it needs more memory than"):
+    with pytest.raises(ImageTooLargeError, match="it needs more memory than"):
         decode(content, 3, bounds)
     assert decode(encoded(solid("RGB", RED), "TIFF"), 3, bounds)[0].size == (6, 4)
     decoder._idle.pop(1000)[0].end()

@@ -41,7 +41,7 @@ _FEW = 4
 _MAX_SEGMENTS = 10_000
 
 
-class TooMuch(ValueError):
+class ImageTooLargeError(ValueError):
     """A picture above a bound."""
 
 
@@ -69,16 +69,20 @@ def check_bounds(image: Any, file: BinaryIO, bounds: Bounds) -> bool:
     """Refuse an opened picture that is above the bounds; whether its decoding is light work."""
     width, height = image.size
     if width * height > bounds.pixels:
-        raise TooMuch(f"it has {width} × {height} pixels, more than the {bounds.pixels} allowed")
+        raise ImageTooLargeError(
+            f"it has {width} × {height} pixels, more than the {bounds.pixels} allowed"
+        )
     check_strip(width, height, bounds)
     scans = 1
     if image.format in ("JPEG", "MPO"):
         file.seek(0)
         scans = jpeg_scans(file.read())
         if scans > MAX_SCANS:
-            raise TooMuch(f"it has more than the {MAX_SCANS} scans that a JPEG may have")
+            raise ImageTooLargeError(f"it has more than the {MAX_SCANS} scans that a JPEG may have")
         if scans * width * height > MAX_WORK:
-            raise TooMuch(f"it has {width} × {height} pixels in {scans} scans: too much work")
+            raise ImageTooLargeError(
+                f"it has {width} × {height} pixels in {scans} scans: too much work"
+            )
     most = next((most for name, _, most in _LIGHT.values() if name == image.format), LIGHT_PIXELS)
     return width * height <= most and scans * width * height <= LIGHT_WORK
 
@@ -86,7 +90,7 @@ def check_bounds(image: Any, file: BinaryIO, bounds: Bounds) -> bool:
 def check_strip(width: int, height: int, bounds: Bounds) -> None:
     """Refuse a picture that resizing would make a giant."""
     if bounds.side**2 * max(width, height) > bounds.pixels * max(1, min(width, height)):
-        raise TooMuch(
+        raise ImageTooLargeError(
             f"it has {width} × {height} pixels, too long a strip: resized to a shorter side of "
             f"{bounds.side} it would have more than the {bounds.pixels} pixels allowed"
         )

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import HVTError
 from ..files import encodable, open_regular
 from .arrays import ArrayPictures
-from .bounds import Bounds, TooMuch, check_strip
+from .bounds import Bounds, ImageTooLargeError, check_strip
 from .folders import FilePictures
 from .pictures import BrokenPicture, mode_of, read_with_mode, why
 from .sources import Pictures, open_parts, why_not_trainable
@@ -165,7 +165,7 @@ def _look(item: tuple[str, Pictures, int]) -> _Seen:
         check_strip(*image.size, _BOUNDS)
     except BrokenPicture as broken:
         return _Seen(name, reason=broken.reason)
-    except TooMuch as error:
+    except ImageTooLargeError as error:
         return _Seen(name, reason=str(error))
     digest = hashlib.blake2b(digest_size=16)
     try:
@@ -190,7 +190,7 @@ def _look_inside(part: str, pictures: Pictures, index: int) -> _Seen:
         check_strip(*image.size, _BOUNDS)
     except BrokenPicture as broken:
         return _Seen(name, reason=broken.reason)
-    except TooMuch as error:
+    except ImageTooLargeError as error:
         return _Seen(name, reason=str(error))
     digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
     return _Seen(name, digest, image.size, image.mode)

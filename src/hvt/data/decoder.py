@@ -21,7 +21,7 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from .bounds import Bounds, TooMuch
+from .bounds import Bounds, ImageTooLargeError
 
 BYTES_PER_PIXEL = 16
 """What decoding may take; WebP takes the most: two canvases, a copy and the picture itself."""
@@ -38,7 +38,7 @@ package.__path__ = [sys.argv[2]]
 from hvt.data.decoder_main import main
 main(int(sys.argv[3]))
 """
-_ERRORS = {"format": UnidentifiedImageError, "too much": TooMuch, "damaged": ValueError}
+_ERRORS = {"format": UnidentifiedImageError, "too much": ImageTooLargeError, "damaged": ValueError}
 
 
 def decode_apart(source: str | bytes, in_chans: int, bounds: Bounds) -> tuple[Image.Image, str]:
@@ -60,13 +60,15 @@ def decode_apart(source: str | bytes, in_chans: int, bounds: Bounds) -> tuple[Im
         raise
     if deadline.passed:
         process.end()
-        raise TooMuch(f"decoding it takes more than the {bounds.seconds:g} seconds allowed")
+        raise ImageTooLargeError(
+            f"decoding it takes more than the {bounds.seconds:g} seconds allowed"
+        )
     if reply is not None and "error" in reply:
         _idle[bounds.pixels].append(process)
         raise _ERRORS[reply["error"]](reply["reason"])
     if reply is None or image is None:  # a crash, or no memory was left in the machine
         process.end()
-        raise TooMuch("the process that decoded it was ended by the system")
+        raise ImageTooLargeError("the process that decoded it was ended by the system")
     _idle[bounds.pixels].append(process)
     return image, reply["source_mode"]
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from .bounds import Bounds, TooMuch
+from .bounds import Bounds, ImageTooLargeError
 from .decoder import bands
 from .pictures import decode_here, why
 
@@ -58,7 +58,7 @@ def answer(request: dict[str, Any], content: bytes, replies: BinaryIO) -> None:
         kind = "damaged"
         if isinstance(error, UnidentifiedImageError):
             kind = "format"
-        elif isinstance(error, TooMuch | MemoryError | Image.DecompressionBombError):
+        elif isinstance(error, ImageTooLargeError | MemoryError | Image.DecompressionBombError):
             kind = "too much"
         replies.write(json.dumps({"error": kind, "reason": why(error)}).encode() + b"\n")
         return

@@ -12,7 +12,7 @@ from timm.data import create_transform
 from torch import Tensor
 
 from .augment import INTERPOLATIONS, normalise
-from .bounds import Bounds, TooMuch, check_strip
+from .bounds import Bounds, ImageTooLargeError, check_strip
 from .pictures import BrokenPicture
 from .sources import ArrayPictures
 
@@ -72,7 +72,7 @@ class RefuseStrips:
     def __call__(self, image: Image.Image) -> Image.Image:
         try:
             check_strip(*image.size, self.bounds)
-        except TooMuch as error:
+        except ImageTooLargeError as error:
             raise BrokenPicture.of("the picture", str(error)) from error
         return image
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from ..errors import HVTError
 from ..files import encodable, open_regular
-from .bounds import FORMATS, Bounds, TooMuch, check_bounds, light_format
+from .bounds import FORMATS, Bounds, ImageTooLargeError, check_bounds, light_format
 from .decoder import bands, decode_apart
 
 _16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
@@ -100,7 +100,7 @@ def _read(stream: BinaryIO, in_chans: int, path: str | None) -> tuple[Image.Imag
             return decode(content + stream.read(status.st_size), in_chans)
     content += stream.read(_MAX_STREAM)
     if len(content) > _MAX_STREAM:
-        raise TooMuch(f"it has more than {_MAX_STREAM} bytes")
+        raise ImageTooLargeError(f"it has more than {_MAX_STREAM} bytes")
     return decode(content, in_chans)
 
 
@@ -112,7 +112,7 @@ def decode(
 ) -> tuple[Image.Image, str]:
     """The picture of a file's content within bounds, and its mode there.
 
-    It raises `TooMuch` for what is above a bound, `UnidentifiedImageError` for what is not a
+    It raises `ImageTooLargeError` for what is above a bound, `UnidentifiedImageError` for what is not a
     picture, and whatever Pillow does for what is damaged.
     """
     image = open_light(content, bounds)

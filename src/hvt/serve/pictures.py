@@ -6,7 +6,7 @@ import functools
 
 from PIL import Image, UnidentifiedImageError
 
-from ..data.bounds import Bounds, TooMuch
+from ..data.bounds import Bounds, ImageTooLargeError
 from ..data.pictures import Heavy, decode, finish, open_light, picture_formats, why
 from .refusals import Refusal, TooLarge, Unusable, WrongType
 
@@ -48,7 +48,7 @@ def read_safely(content: bytes, in_chans: int, bounds: Bounds, what: str) -> Ima
 def _refusal(error: Exception, what: str) -> Refusal:
     if isinstance(error, UnidentifiedImageError):
         return WrongType(f"{what} is not in a known format: use {', '.join(known_formats())}")
-    if isinstance(error, TooMuch | MemoryError | Image.DecompressionBombError):
+    if isinstance(error, ImageTooLargeError | MemoryError | Image.DecompressionBombError):
         return TooLarge(f"{what} is too much: {why(error)}")
     return Unusable(f"{what} is damaged: {why(error)}")
 
