@@ -32,7 +32,7 @@ from hvt.data.arrays import ArrayPictures
 from hvt.data.augment import BatchAugment, normalise
 from hvt.data.folders import FilePictures
 from hvt.data.loader import Batch, EvalBatches, TrainBatches, rows_of_share
-from hvt.data.pictures import BrokenPicture
+from hvt.data.pictures import UnreadableImageError
 from hvt.data.sources import open_data, open_eval
 from hvt.errors import HVTError
 from hvt.training.engine import train
@@ -350,7 +350,7 @@ def test_a_broken_picture_stops_by_one_sentence(some_broken: FilePictures, worke
     train = TrainBatches(some_broken, timm_training(), batch_size=4, workers=workers)
     val = EvalBatches(some_broken, timm_eval(), batch_size=4, workers=workers)
     for batches in (train.epoch(0), iter(val)):
-        with pytest.raises(BrokenPicture) as caught:
+        with pytest.raises(UnreadableImageError) as caught:
             list(batches)
         assert str(caught.value).endswith("cannot be read as a picture: its content is not in a "
                                           "picture format")  # fmt: skip
@@ -383,7 +383,9 @@ def test_pictures_that_are_too_much_work_are_skipped_and_counted(tmp_path: Path)
     assert (labels(got), [batch.broken for batch in got]) == ([0, 2, 3], [1])
     batches = TrainBatches(pictures, timm_training(), batch_size=4, skip_broken=True)
     assert [batch.broken for batch in batches.epoch(0)] == [1]
-    with pytest.raises(BrokenPicture, match=r"1\.jpg cannot be read as a picture: .* 500 scans"):
+    with pytest.raises(
+        UnreadableImageError, match=r"1\.jpg cannot be read as a picture: .* 500 scans"
+    ):
         list(EvalBatches(pictures, timm_eval(), batch_size=4))
 
 
@@ -394,7 +396,9 @@ def test_skipping_ends_somewhere(tmp_path: Path) -> None:
     batches = TrainBatches(
         FilePictures(paths, range(6)), timm_training(), batch_size=2, skip_broken=True
     )
-    with pytest.raises(BrokenPicture, match=r"6 pictures in a row are unreadable, lastly .*empty"):
+    with pytest.raises(
+        UnreadableImageError, match=r"6 pictures in a row are unreadable, lastly .*empty"
+    ):
         next(batches.epoch(0))
 
 
@@ -620,7 +624,7 @@ def test_a_broken_picture_of_a_stream(workers: int) -> None:
             raise OSError("image file is\ntruncated")
 
     batches = EvalBatches(Torn(3), timm_eval(), batch_size=2, workers=workers)
-    with pytest.raises(BrokenPicture) as caught:
+    with pytest.raises(UnreadableImageError) as caught:
         list(batches)
     assert str(caught.value) == (
         "a picture of the stream cannot be read as a picture: image file is truncated"

@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from hvt.data import decoder
 from hvt.data.bounds import MAX_SCANS, Bounds, ImageTooLargeError, jpeg_scans
 from hvt.data.pictures import (
-    BrokenPicture,
+    UnreadableImageError,
     decode,
     picture_extensions,
     picture_formats,
@@ -147,9 +147,9 @@ def test_from_a_stream() -> None:
     solid("RGB", RED).save(stream, "PNG")
     stream.seek(0)
     assert read_picture(stream).getpixel((0, 0)) == RED
-    with pytest.raises(BrokenPicture, match=r"^the file cannot be read as a picture: "):
+    with pytest.raises(UnreadableImageError, match=r"^the file cannot be read as a picture: "):
         read_picture(io.BytesIO(b"nothing"))
-    with pytest.raises(BrokenPicture, match=r"^picture 7 cannot be read as a picture: "):
+    with pytest.raises(UnreadableImageError, match=r"^picture 7 cannot be read as a picture: "):
         read_picture(io.BytesIO(b"nothing"), name="picture 7")
 
 
@@ -157,7 +157,7 @@ def test_from_a_stream() -> None:
 def test_other_channel_counts_are_refused(tmp_path: Path, in_chans: int) -> None:
     with pytest.raises(HVTError, match=f"in_chans={in_chans} is not understood") as caught:
         read_picture(tmp_path / "none.png", in_chans=in_chans)
-    assert not isinstance(caught.value, BrokenPicture)
+    assert not isinstance(caught.value, UnreadableImageError)
 
 
 def noise(ending: str) -> bytes:
@@ -192,7 +192,7 @@ def test_what_is_damaged_is_broken(tmp_path: Path, content: bytes | None, reason
     file = tmp_path / "damaged picture.jpg"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(BrokenPicture) as caught:
+    with pytest.raises(UnreadableImageError) as caught:
         read_picture(file)
     message = str(caught.value)
     assert message.startswith(f"{file} cannot be read as a picture: ")
@@ -204,15 +204,15 @@ def test_what_is_damaged_is_broken(tmp_path: Path, content: bytes | None, reason
 
 
 def test_a_folder_is_no_picture(tmp_path: Path) -> None:
-    with pytest.raises(BrokenPicture, match="cannot be read as a picture"):
+    with pytest.raises(UnreadableImageError, match="cannot be read as a picture"):
         read_picture(tmp_path)
 
 
 def test_the_error_crosses_processes(tmp_path: Path) -> None:
-    error = BrokenPicture.of(tmp_path / "a.jpg", "it is empty")
+    error = UnreadableImageError.of(tmp_path / "a.jpg", "it is empty")
     back = pickle.loads(pickle.dumps(error))
     assert (str(back), back.path, back.reason) == (str(error), error.path, error.reason)
-    assert isinstance(BrokenPicture("as torch makes it again"), HVTError)
+    assert isinstance(UnreadableImageError("as torch makes it again"), HVTError)
 
 
 def test_formats() -> None:
@@ -260,10 +260,10 @@ def test_too_many_scans_are_refused_before_they_are_decoded(
     path = tmp_path / "scans.jpg"
     path.write_bytes(content)
     for file in (path, io.BytesIO(content)):
-        with pytest.raises(BrokenPicture, match=reason):
+        with pytest.raises(UnreadableImageError, match=reason):
             read_picture(file, name=str(path))
     path.write_bytes(content + bytes(3_000_000))  # too long to be opened here
-    with pytest.raises(BrokenPicture, match=reason):
+    with pytest.raises(UnreadableImageError, match=reason):
         read_picture(path)
 
 

@@ -29,7 +29,7 @@ from hvt.builtin import is_checkpoint
 from hvt.data.evaluation import eval_transform
 from hvt.data.folders import FilePictures
 from hvt.data.loader import EvalBatches
-from hvt.data.pictures import BrokenPicture
+from hvt.data.pictures import UnreadableImageError
 from hvt.data.sources import ArrayPictures, open_digits, open_eval
 from hvt.deploy.inputs import find_pictures, open_picture
 from hvt.deploy.predict import Answer, Predictor, find_device
@@ -279,7 +279,7 @@ def test_how_a_picture_is_cropped_is_the_checkpoints_to_say(tmp_path: Path, mode
 def test_a_picture_that_is_too_much_work_is_broken(tmp_path: Path, model: hvt.HVT) -> None:
     path = tmp_path / "scans.jpg"
     path.write_bytes(repeated_scans(20_000, (6928, 6928)))
-    with pytest.raises(BrokenPicture, match="more than the 500 scans that a JPEG may have"):
+    with pytest.raises(UnreadableImageError, match="more than the 500 scans that a JPEG may have"):
         Predictor(model)(path)
     (answer,) = Predictor(model)([path])
     assert answer.error == "it has more than the 500 scans that a JPEG may have"
@@ -319,16 +319,20 @@ def test_one_broken_picture_raises(tmp_path: Path, model: hvt.HVT, pictures: lis
     predictor, cut = Predictor(model), tmp_path / "cut.png"
     cut.write_bytes(Path(pictures[0]).read_bytes()[:4000])
     for broken in (cut, str(cut), cut.read_bytes(), io.BytesIO(cut.read_bytes()), Image.open(cut)):
-        with pytest.raises(BrokenPicture, match=r"(cut\.png|the picture) cannot be read as a pic"):
+        with pytest.raises(
+            UnreadableImageError, match=r"(cut\.png|the picture) cannot be read as a pic"
+        ):
             predictor(broken)
     for empty in (b"", io.BytesIO()):
-        with pytest.raises(BrokenPicture, match="the picture cannot be read as a picture: the fi"):
+        with pytest.raises(
+            UnreadableImageError, match="the picture cannot be read as a picture: the fi"
+        ):
             predictor(empty)
-    with pytest.raises(BrokenPicture, match="it has no pixels"):
+    with pytest.raises(UnreadableImageError, match="it has no pixels"):
         predictor(Image.new("RGB", (0, 5)))
     closed = io.BytesIO(Path(pictures[0]).read_bytes())
     closed.close()
-    with pytest.raises(BrokenPicture, match="closed file"):
+    with pytest.raises(UnreadableImageError, match="closed file"):
         predictor(closed)
 
 

@@ -29,7 +29,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from hvt.data.check import check
 from hvt.data.factory import FactoryPictures, check_labels, read_names
 from hvt.data.loader import EvalBatches, TrainBatches
-from hvt.data.pictures import BrokenPicture
+from hvt.data.pictures import UnreadableImageError
 from hvt.data.sources import (
     ArrayPictures,
     Data,
@@ -380,7 +380,7 @@ def test_a_link_to_itself_is_a_broken_picture(tmp_path: Path) -> None:
     assert isinstance(parts.train, FilePictures)
     assert parts.class_names == ("cat", "dog")
     assert sorted(Path(path).name for path in parts.ignored) == ["bird", "notes"]
-    with pytest.raises(BrokenPicture, match=r"me\.png cannot be read .* symbolic links"):
+    with pytest.raises(UnreadableImageError, match=r"me\.png cannot be read .* symbolic links"):
         parts.train[1]
 
 
@@ -417,9 +417,9 @@ def test_pipes_and_devices_are_broken_pictures(tmp_path: Path) -> None:
     (folder / "dog" / "zero.png").symlink_to("/dev/zero")
     parts = open_parts(folder)
     assert isinstance(parts.train, FilePictures)
-    with pytest.raises(BrokenPicture, match=r"pipe\.png .*: it is a named pipe, not a file"):
+    with pytest.raises(UnreadableImageError, match=r"pipe\.png .*: it is a named pipe, not a file"):
         parts.train[1]
-    with pytest.raises(BrokenPicture, match=r"zero\.png .*: it is a device, not a file"):
+    with pytest.raises(UnreadableImageError, match=r"zero\.png .*: it is a device, not a file"):
         parts.train[3]
     report = check(folder)
     assert [(Path(one.path).name, one.reason) for one in report.broken] == [
@@ -448,7 +448,7 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     assert parts.train[0][0].size == (5, 4)
     empty = parts.train.path(0)
     empty.write_bytes(b"")
-    with pytest.raises(BrokenPicture, match=re.escape("caf\\xe9/\\xff.png cannot be read")):
+    with pytest.raises(UnreadableImageError, match=re.escape("caf\\xe9/\\xff.png cannot be read")):
         parts.train[0]
     report = json.dumps(check(tmp_path).to_dict(), ensure_ascii=False)
     assert "caf\\\\xe9/\\\\xff.png" in report.encode().decode()
@@ -484,7 +484,7 @@ def test_what_counts_as_a_picture(tmp_path: Path) -> None:
     assert parts.train.labels == [0, 0, 0, 1, 1, 1, 1]
     ignored = sorted(Path(path).name for path in parts.ignored)
     assert ignored == ["loose.png", "notes.txt"]
-    with pytest.raises(BrokenPicture, match=r"nowhere\.png cannot be read .* no such file"):
+    with pytest.raises(UnreadableImageError, match=r"nowhere\.png cannot be read .* no such file"):
         parts.train[6]
 
 
@@ -503,7 +503,9 @@ def test_broken_picture_is_named_in_a_worker(tmp_path: Path) -> None:
     parts = open_parts(tmp_path)
     assert isinstance(parts.train, FilePictures)
     copy = pickle.loads(pickle.dumps(parts.train))
-    with pytest.raises(BrokenPicture, match=r"001\.png cannot be read as a picture: the file is"):
+    with pytest.raises(
+        UnreadableImageError, match=r"001\.png cannot be read as a picture: the file is"
+    ):
         copy[1]
 
 
@@ -909,5 +911,7 @@ def test_torchvisions_folders_are_read_within_our_bounds(tmp_path: Path) -> None
     (tmp_path / "train" / "cat" / "1.jpg").write_bytes(repeated_scans(600))
     data = open_data("torch/image_folder", root=tmp_path)
     assert data.train[0][0].size == (8, 8)
-    with pytest.raises(BrokenPicture, match=r"1\.jpg cannot be read as a picture: .* 500 scans"):
+    with pytest.raises(
+        UnreadableImageError, match=r"1\.jpg cannot be read as a picture: .* 500 scans"
+    ):
         data.train[1]

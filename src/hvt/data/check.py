@@ -17,7 +17,7 @@ from ..files import encodable, open_regular
 from .arrays import ArrayPictures
 from .bounds import Bounds, ImageTooLargeError, check_strip
 from .folders import FilePictures
-from .pictures import BrokenPicture, mode_of, read_with_mode, why
+from .pictures import UnreadableImageError, mode_of, read_with_mode, why
 from .sources import Pictures, open_parts, why_not_trainable
 
 TINY = 10
@@ -163,7 +163,7 @@ def _look(item: tuple[str, Pictures, int]) -> _Seen:
     try:
         image, mode = read_with_mode(path)
         check_strip(*image.size, _BOUNDS)
-    except BrokenPicture as broken:
+    except UnreadableImageError as broken:
         return _Seen(name, reason=broken.reason)
     except ImageTooLargeError as error:
         return _Seen(name, reason=str(error))
@@ -188,7 +188,7 @@ def _look_inside(part: str, pictures: Pictures, index: int) -> _Seen:
     try:
         image, _ = pictures[index]
         check_strip(*image.size, _BOUNDS)
-    except BrokenPicture as broken:
+    except UnreadableImageError as broken:
         return _Seen(name, reason=broken.reason)
     except ImageTooLargeError as error:
         return _Seen(name, reason=str(error))

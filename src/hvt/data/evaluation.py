@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .augment import INTERPOLATIONS, normalise
 from .bounds import Bounds, ImageTooLargeError, check_strip
-from .pictures import BrokenPicture
+from .pictures import UnreadableImageError
 from .sources import ArrayPictures
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = Tr
 
     With `arrays` it takes small pictures, a batch at once, and shows them whole. Without
     `normalize` it gives bytes, as they are in the picture. A strip that resizing would make a
-    giant is a `BrokenPicture`.
+    giant is a `UnreadableImageError`.
     """
     cfg, config = model.pretrained_cfg, model.config
     mean, std = (per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
@@ -73,7 +73,7 @@ class RefuseStrips:
         try:
             check_strip(*image.size, self.bounds)
         except ImageTooLargeError as error:
-            raise BrokenPicture.of("the picture", str(error)) from error
+            raise UnreadableImageError.of("the picture", str(error)) from error
         return image
 
 

@@ -18,7 +18,7 @@ from timm.data import IterableImageDataset, create_dataset
 from torch.utils.data import Dataset
 
 from ..errors import HVTError, did_you_mean
-from .pictures import BrokenPicture, mode_of, read_picture, to_channels, why
+from .pictures import UnreadableImageError, mode_of, read_picture, to_channels, why
 
 # Prefix → modules that must be there, and how to get them.
 _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -68,17 +68,17 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
             try:
                 file, target = reader[place]
             except OSError as error:
-                raise BrokenPicture.of(name, why(error)) from error
+                raise UnreadableImageError.of(name, why(error)) from error
             except (AssertionError, TypeError) as error:  # timm's, of what is not there
-                raise BrokenPicture.of(name, "there is no picture") from error
+                raise UnreadableImageError.of(name, "there is no picture") from error
             with file:
                 return read_picture(file, self.in_chans, name=name), self._map(target)
         try:
             image, target = self.dataset[place]
-        except BrokenPicture:
+        except UnreadableImageError:
             raise
         except (OSError, SyntaxError, ValueError) as error:
-            raise BrokenPicture.of(name, " ".join(str(error).split())) from error
+            raise UnreadableImageError.of(name, " ".join(str(error).split())) from error
         return to_channels(image, self.in_chans), self._map(target)
 
     def path(self, index: int) -> str:

@@ -20,7 +20,7 @@ _VAL = ("val", "validation", "valid", "test")
 
 
 class FilePictures(Dataset[tuple[Image.Image, int]]):
-    """Pictures in files, each read when it is asked for; `BrokenPicture` if it cannot be."""
+    """Pictures in files, each read when it is asked for; `UnreadableImageError` if it cannot be."""
 
     def __init__(
         self, paths: Sequence[str | Path], labels: Sequence[int], in_chans: int = 3

@@ -1,7 +1,7 @@
 """Pictures by key: all that is random about a picture follows from its own 64-bit key.
 
 These are what PyTorch's reading processes run. A picture that cannot be read travels back as a
-`BrokenPicture`, because an exception that crosses the border of a process brings its traceback.
+`UnreadableImageError`, because an exception that crosses the border of a process brings its traceback.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..errors import HVTError
 from .augment import keys_for
-from .pictures import BrokenPicture
+from .pictures import UnreadableImageError
 
 MAX_BROKEN_IN_A_ROW = 100
 
-Item = tuple[Tensor | None, int, int] | BrokenPicture
+Item = tuple[Tensor | None, int, int] | UnreadableImageError
 """The picture (None where it is passed over), its label, and the broken ones passed over for it."""
 
 
@@ -57,14 +57,14 @@ class KeyedPictures(Dataset[Item]):
             try:
                 picture, label = self.dataset[index]
                 return self._shown(picture, index, key), label, broken
-            except BrokenPicture as error:
+            except UnreadableImageError as error:
                 broken += 1
                 if not self.skip_broken:
                     return error
                 if not self.substitute:
                     return None, 0, 1
                 if broken == min(MAX_BROKEN_IN_A_ROW, len(self)):
-                    return BrokenPicture(
+                    return UnreadableImageError(
                         f"{broken} pictures in a row are unreadable, lastly {error}"
                     )
                 index = (index + 1) % len(self)
@@ -74,10 +74,10 @@ class KeyedPictures(Dataset[Item]):
             return transform_by_key(self.transform, picture, key)
         try:
             return self.transform(picture)
-        except BrokenPicture as error:  # the transform does not know its name
+        except UnreadableImageError as error:  # the transform does not know its name
             path = getattr(self.dataset, "path", None)
             name = f"picture {index} of the data" if path is None else path(index)
-            raise BrokenPicture.of(name, error.reason) from error
+            raise UnreadableImageError.of(name, error.reason) from error
 
 
 class KeyedStream(IterableDataset[Item]):
@@ -143,8 +143,8 @@ class KeyedStream(IterableDataset[Item]):
                 if self.epoch is None:
                     try:
                         item: Item = self.transform(picture), int(label), 0
-                    except BrokenPicture as error:  # a picture that cannot be shown
-                        broken = BrokenPicture.of("a picture of the stream", error.reason)
+                    except UnreadableImageError as error:  # a picture that cannot be shown
+                        broken = UnreadableImageError.of("a picture of the stream", error.reason)
                         item = (None, 0, 1) if self.skip_broken else broken
                     yield item
                     continue
@@ -154,9 +154,9 @@ class KeyedStream(IterableDataset[Item]):
                     yield transform_by_key(self.transform, picture, key), int(label), 0
                     count += 1
         except HVTError as error:  # a label that has no name
-            yield BrokenPicture(str(error))
+            yield UnreadableImageError(str(error))
         except (OSError, SyntaxError) as error:  # what Pillow raises where the reader lets it
-            yield BrokenPicture.of("a picture of the stream", " ".join(str(error).split()))
+            yield UnreadableImageError.of("a picture of the stream", " ".join(str(error).split()))
 
 
 def stream_length(dataset: Any) -> int:

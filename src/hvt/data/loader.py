@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..errors import HVTError
 from .augment import keys_for
 from .keyed import Item, KeyedPictures, KeyedStream, stream_length
-from .pictures import BrokenPicture
+from .pictures import UnreadableImageError
 from .sources import ArrayPictures
 
 
@@ -270,18 +270,18 @@ def _load(pictures: Any, workers: int, **options: Any) -> Iterator[Batch]:
         _end_at_exit(batches)
     try:
         for batch in batches:
-            if isinstance(batch, BrokenPicture):
+            if isinstance(batch, UnreadableImageError):
                 raise batch
             yield batch
     finally:
         del batches  # the last hold on the reading processes, whatever becomes of the error
 
 
-def _collate(items: list[Item]) -> Batch | BrokenPicture:
+def _collate(items: list[Item]) -> Batch | UnreadableImageError:
     good: list[tuple[Tensor, int]] = []
     passed_over = 0
     for item in items:
-        if isinstance(item, BrokenPicture):
+        if isinstance(item, UnreadableImageError):
             return item
         image, label, broken = item
         passed_over += broken

@@ -27,7 +27,7 @@ _TURNED = frozenset(("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"
 _MAX_EXIF = 65_536  # bytes; the tags of more could each claim all of it, in a copy of their own
 
 
-class BrokenPicture(HVTError):
+class UnreadableImageError(HVTError):
     """A file that should be a picture and is not; `path` and `reason` are the message's parts.
 
     Made from one message, so that it crosses the border of a process.
@@ -37,7 +37,7 @@ class BrokenPicture(HVTError):
     reason: str = ""
 
     @classmethod
-    def of(cls, path: str | Path, reason: str) -> BrokenPicture:
+    def of(cls, path: str | Path, reason: str) -> UnreadableImageError:
         name = encodable(path)
         broken = cls(f"{name} cannot be read as a picture: {reason}")
         broken.path, broken.reason = name, reason
@@ -82,7 +82,7 @@ def read_with_mode(
         return _read(file, in_chans, None)
     except Exception as error:  # damaged files raise all sorts: struct.error, SyntaxError, …
         path = name or (file if isinstance(file, str | Path) else getattr(file, "name", None))
-        raise BrokenPicture.of(path or "the file", why(error)) from error
+        raise UnreadableImageError.of(path or "the file", why(error)) from error
 
 
 def _read(stream: BinaryIO, in_chans: int, path: str | None) -> tuple[Image.Image, str]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import HVTError
-from .pictures import BrokenPicture
+from .pictures import UnreadableImageError
 from .sources import Pictures, open_parts
 
 
@@ -38,7 +38,7 @@ def sample_pictures(
         raise HVTError(f"{name} is a stream, of which no part can be chosen: name a folder instead")
     chosen: dict[int, Tensor] = {}
     for index in _spread(len(dataset), count):
-        with contextlib.suppress(BrokenPicture):
+        with contextlib.suppress(UnreadableImageError):
             chosen[index] = transform(dataset[index][0])
         if len(chosen) == count:
             break

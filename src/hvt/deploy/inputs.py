@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..data.folders import files_below
 from ..data.pictures import (
-    BrokenPicture,
+    UnreadableImageError,
     mode_of,
     picture_extensions,
     read_picture,
@@ -89,7 +89,7 @@ def source_of(picture: object) -> str | None:
 def open_picture(picture: ImageInput, in_chans: int) -> Image.Image:
     """The picture upright, as 8-bit RGB (3 channels) or grey (1 channel).
 
-    One whose content is damaged is a `BrokenPicture`; an array of another kind is the caller's
+    One whose content is damaged is a `UnreadableImageError`; an array of another kind is the caller's
     mistake and another `HVTError`.
     """
     mode_of(in_chans)
@@ -114,7 +114,7 @@ def open_picture(picture: ImageInput, in_chans: int) -> Image.Image:
     except HVTError:
         raise
     except Exception as error:  # damaged content, a closed file: all sorts
-        raise BrokenPicture.of(name, why(error)) from error
+        raise UnreadableImageError.of(name, why(error)) from error
 
 
 def _stream(picture: Any) -> BinaryIO:

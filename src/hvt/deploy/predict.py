@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..builtin import DEFAULT
 from ..data.evaluation import eval_transform
-from ..data.pictures import BrokenPicture
+from ..data.pictures import UnreadableImageError
 from ..device import find_device
 from ..errors import HVTError
 from ..model import HVT
@@ -116,7 +116,7 @@ class Predictor:
         if answer.error == NOT_FINITE:
             raise HVTError(f"{answer.source or 'the picture'} has no answer: {NOT_FINITE}")
         if answer.error is not None:
-            raise BrokenPicture.of(answer.source or "the picture", answer.error)
+            raise UnreadableImageError.of(answer.source or "the picture", answer.error)
         return answer
 
     def stream(
@@ -139,7 +139,7 @@ class Predictor:
             try:
                 tensors.append(self.transform(open_picture(picture, channels)))
                 errors.append(None)
-            except BrokenPicture as error:
+            except UnreadableImageError as error:
                 errors.append(error.reason)
         rows = iter(self._rows(tensors, top) if tensors else [])
         answers = []

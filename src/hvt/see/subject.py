@@ -21,7 +21,7 @@ from ..builtin import DEFAULT, find_checkpoint, is_checkpoint
 from ..checkpoint.save_load import load, read
 from ..costs import Cost, cost
 from ..data.evaluation import RefuseStrips, eval_transform
-from ..data.pictures import BrokenPicture
+from ..data.pictures import UnreadableImageError
 from ..errors import HVTError, did_you_mean
 from ..files import expanded
 from ..model import HVT
@@ -59,8 +59,8 @@ class Subject:
         image = open_picture(source, self.in_chans)
         try:
             return self.transform(image)
-        except BrokenPicture as error:  # the transform does not know its name
-            raise BrokenPicture.of(source_of(source) or error.path, error.reason) from error
+        except UnreadableImageError as error:  # the transform does not know its name
+            raise UnreadableImageError.of(source_of(source) or error.path, error.reason) from error
 
     def shown(self, image: Tensor) -> Tensor:
         """A prepared picture for the eye: `(C, H, W)` → `(H, W, 3)` from 0 to 1."""
