@@ -11,7 +11,7 @@ from conftest import Command
 from PIL import Image
 from training import tiny
 
-from hvt.data.keyed import KeyedPictures
+from hvt.data.keyed import SeededDataset
 from hvt.distributed import DistributedContext
 from hvt.training.pipeline import build_model, open_batches
 
@@ -40,7 +40,7 @@ def test_what_is_sent_to_a_spawned_process(tmp_path: Path) -> None:
     recipe = tiny(tmp_path, rand_augment="rand-m9-mstd0.5-inc1", erase=0.5)
     model, data, _ = build_model(recipe)
     train, _ = open_batches(recipe, model, data, DistributedContext(), torch.device("cpu"))
-    pictures = KeyedPictures(train.dataset, train.augment, skip_broken=False)
+    pictures = SeededDataset(train.dataset, train.augment, skip_broken=False)
     sent = pickle.loads(pickle.dumps(pictures))
     for key in range(20):
         assert torch.equal(pictures[key, key][0], sent[key, key][0])

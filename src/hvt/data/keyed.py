@@ -34,7 +34,7 @@ def transform_by_key(transform: Any, picture: Any, key: int) -> Tensor:
     return transform(picture)
 
 
-class KeyedPictures(Dataset[Item]):
+class SeededDataset(Dataset[Item]):
     """A picture by (index, key); without a key its transform has nothing random.
 
     With `skip_broken`, an unreadable picture is left out (None) or, with `substitute`, replaced by

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import HVTError
 from .augment import keys_for
-from .keyed import Item, KeyedPictures, KeyedStream, stream_length
+from .keyed import Item, KeyedStream, SeededDataset, stream_length
 from .pictures import UnreadableImageError
 from .sources import ArrayPictures
 
@@ -155,7 +155,7 @@ class TrainBatches:
         return Batch(images, self.dataset.labels[chosen])
 
     def _from_files(self, plan: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[Batch]:
-        keyed = KeyedPictures(
+        keyed = SeededDataset(
             self.dataset, self.augment, skip_broken=self.skip_broken, substitute=True
         )
         return _load(keyed, self.workers, batch_sampler=_Sampler(plan), pin_memory=self.pin_memory)
@@ -233,7 +233,7 @@ class EvalBatches:
         pieces = [indices[i : i + self.batch_size] for i in starts]
         if isinstance(self.dataset, ArrayPictures):
             return map(self._from_arrays, pieces)
-        keyed = KeyedPictures(self.dataset, self.transform, skip_broken=self.skip_broken)
+        keyed = SeededDataset(self.dataset, self.transform, skip_broken=self.skip_broken)
         plan = [(piece, None) for piece in pieces]
         return _load(pictures, self.workers, batch_sampler=_Sampler(plan))
 
