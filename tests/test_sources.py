@@ -39,7 +39,7 @@ from hvt.data.sources import (
     open_parts,
     split_stratified,
 )
-from hvt.data.splits import thin
+from hvt.data.splits import subsample
 from hvt.errors import HVTError
 
 
@@ -116,7 +116,7 @@ def test_classes_are_split_apart(labels: list[int], seed: int) -> None:
 )
 def test_thinning_empties_no_class(labels: list[int], fraction: float, seed: int) -> None:
     """It is the second part of a split, and the only picture of a class beside."""
-    kept = thin(labels, fraction, seed)
+    kept = subsample(labels, fraction, seed)
     assert {labels[index] for index in kept} == set(labels)
     alone = {index for index, label in enumerate(labels) if labels.count(label) == 1}
     if len(alone) < len(set(labels)):

@@ -18,7 +18,7 @@ from .classes import ClassMatch, match_classes
 from .factory import FactoryPictures, StreamLabels, is_factory_name, open_factory
 from .folders import FilePictures, class_folders, find_layout, scan
 from .pictures import mode_of
-from .splits import split_stratified, thin
+from .splits import split_stratified, subsample
 from .suggest import better_folder
 
 SOURCES = ("cifar10", "cifar100", "digits", "imagenet")
@@ -123,7 +123,7 @@ def open_data(
         train, val = _cut(name, train, holdout, seed)
     if train_fraction < 1:
         pictures, labels = _with_labels(name, train)
-        train = pictures.subset(thin(labels, train_fraction, seed))
+        train = pictures.subset(subsample(labels, train_fraction, seed))
     return Data(
         name=name,
         train=train,

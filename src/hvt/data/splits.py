@@ -27,7 +27,7 @@ def split_stratified(
     return train, sorted(chosen)
 
 
-def thin(labels: Sequence[int] | torch.Tensor, fraction: float, seed: int) -> list[int]:
+def subsample(labels: Sequence[int] | torch.Tensor, fraction: float, seed: int) -> list[int]:
     """Indices of `fraction` of each class, ascending, and of at least one picture of each.
 
     They are `split_stratified`'s second part, and with them the only picture of a class.
