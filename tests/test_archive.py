@@ -16,20 +16,20 @@ from hvt import HVT, CheckpointError, HVTConfig
 from hvt.checkpoint.description import describe
 
 CONFIG = HVTConfig(img_size=8, patch_size=4, num_heads=1, head_dim=8, depth=1, num_classes=3)
-Parts = dict[str, bytes]
+Splits = dict[str, bytes]
 Index = dict[str, Any]
 
 
 def written(
     path: Path,
-    change: Callable[[Index, Parts], None] = lambda index, parts: None,
+    change: Callable[[Index, Splits], None] = lambda index, parts: None,
     method: int = zipfile.ZIP_STORED,
     twice: bool = False,
 ) -> HVT:
     """The parts of an exported program that are read: the weights, their index, the description."""
     model = HVT(CONFIG).eval()
     index: Index = {}
-    parts: Parts = {"archive_format": b"pt2", "extra/hvt.json": describe(model).encode()}
+    parts: Splits = {"archive_format": b"pt2", "extra/hvt.json": describe(model).encode()}
     for number, (name, tensor) in enumerate(model.state_dict().items()):
         sizes, strides = (
             [{"as_int": n} for n in numbers] for numbers in (tensor.shape, tensor.stride())
@@ -58,21 +58,21 @@ def test_the_unchanged_archive_loads(tmp_path: Path) -> None:
     assert torch.equal(hvt.load(tmp_path / "m.pt2")(images), model(images))
 
 
-def sizes(*values: Any) -> Callable[[Index, Parts], None]:
-    def change(index: Index, parts: Parts) -> None:
+def sizes(*values: Any) -> Callable[[Index, Splits], None]:
+    def change(index: Index, parts: Splits) -> None:
         index["norm.weight"]["tensor_meta"]["sizes"] = [{"as_int": value} for value in values]
 
     return change
 
 
-def shared(index: Index, parts: Parts) -> None:
+def shared(index: Index, parts: Splits) -> None:
     """One weight under 2,500 names."""
     for block in range(2500):
         index[f"blocks.{block}.mlp.fc1.weight"] = index["blocks.0.mlp.fc1.weight"]
 
 
-def described(**values: Any) -> Callable[[Index, Parts], None]:
-    def change(index: Index, parts: Parts) -> None:
+def described(**values: Any) -> Callable[[Index, Splits], None]:
+    def change(index: Index, parts: Splits) -> None:
         content = json.loads(parts["extra/hvt.json"])
         content["preprocessing"] |= values
         parts["extra/hvt.json"] = json.dumps(content).encode()
@@ -80,7 +80,7 @@ def described(**values: Any) -> Callable[[Index, Parts], None]:
     return change
 
 
-def not_a_number(index: Index, parts: Parts) -> None:
+def not_a_number(index: Index, parts: Splits) -> None:
     entry = f"data/weights/{index['norm.weight']['path_name']}"
     parts[entry] = parts[entry][:-4] + b"\x00\x00\xc0\x7f"
 
@@ -99,7 +99,7 @@ def not_a_number(index: Index, parts: Parts) -> None:
     ],
 )
 def test_a_hostile_archive_is_refused_at_little_cost(
-    tmp_path: Path, change: Callable[[Index, Parts], None], words: str
+    tmp_path: Path, change: Callable[[Index, Splits], None], words: str
 ) -> None:
     written(tmp_path / "m.pt2", change)
     with bounded(), pytest.raises(CheckpointError) as caught:

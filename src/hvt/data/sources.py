@@ -57,7 +57,7 @@ class Data(EvalData):
 
 
 @dataclass(frozen=True)
-class Parts:
+class Splits:
     """A source as it lies there, before anything is cut; a part is None where there is none."""
 
     train: AnyPictures | None
@@ -135,7 +135,7 @@ def open_data(
     )
 
 
-def why_not_trainable(name: str, parts: Parts, root: str | Path | None = None) -> str | None:
+def why_not_trainable(name: str, parts: Splits, root: str | Path | None = None) -> str | None:
     """Why training would refuse a source as it lies there, in a sentence; None if it would not."""
     folder = expanded(root or ".") / expanded(name)
     hint = better_folder(folder) if folder.is_dir() else ""
@@ -218,7 +218,7 @@ def open_parts(
     train_split: str | None = None,
     val_split: str | None = None,
     need_train: bool = True,
-) -> Parts:
+) -> Splits:
     """Open a source as it lies there; without `need_train`, training data is left alone.
 
     A folder of class folders without a validation part is the training part.
@@ -230,13 +230,13 @@ def open_parts(
             raise HVTError(f"the {word} has an empty name: name a folder")
     base = None if root is None else expanded(root)
     if name == "digits":
-        return Parts(*open_digits(in_chans), image_size=8)
+        return Splits(*open_digits(in_chans), image_size=8)
     base_or_default = base or Path("data")
     if name in CIFAR:
         arrays = open_cifar(
             name, base_or_default, download=download, in_chans=in_chans, need_train=need_train
         )
-        return Parts(*arrays, image_size=32)
+        return Splits(*arrays, image_size=32)
     if name == "imagenet":
         return _open_imagenet(base_or_default, in_chans, need_train)
     if is_factory_name(name):
@@ -250,7 +250,7 @@ def open_parts(
             seed=seed,
             in_chans=in_chans,
         )
-        return Parts(splits.train, splits.val, splits.class_names)
+        return Splits(splits.train, splits.val, splits.class_names)
     folder = expanded(name) if base is None else base / expanded(name)
     exists = os.path.exists(folder)  # noqa: PTH110 - never raises
     if not exists and not any(sign in name for sign in "/\\.~"):
@@ -277,7 +277,7 @@ def _with_labels(name: str, dataset: AnyPictures) -> tuple[Pictures, Sequence[in
     return dataset, dataset.labels
 
 
-def _open_imagenet(root: Path, in_chans: int, need_train: bool) -> Parts:
+def _open_imagenet(root: Path, in_chans: int, need_train: bool) -> Splits:
     for part in ("train", "val") if need_train else ("val",):
         if not (root / part).is_dir():
             raise HVTError(
@@ -287,7 +287,7 @@ def _open_imagenet(root: Path, in_chans: int, need_train: bool) -> Parts:
     return _open_folder(root, in_chans, need_train)
 
 
-def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Parts:
+def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Splits:
     layout = find_layout(folder)
     train = val = None
     ignored: list[str] = []
@@ -304,4 +304,4 @@ def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Parts:
     if len(set(shown)) < len(shown):
         twice = next(name for name in shown if shown.count(name) > 1)
         raise HVTError(f"{folder} has two class folders that read {twice}: rename one of them")
-    return Parts(train, val, shown, ignored=tuple(ignored))
+    return Splits(train, val, shown, ignored=tuple(ignored))
