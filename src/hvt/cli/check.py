@@ -16,7 +16,7 @@ from .console import new_console
 from .flags import converter
 
 if TYPE_CHECKING:
-    from ..data.check import Report, Twins
+    from ..data.check import DuplicateGroup, Report
 
 _SHOWN = 20  # classes and repeated pictures listed without --json
 
@@ -103,7 +103,7 @@ def _print(report: Report) -> None:
         print(printable(f"  {one.path}: {one.reason}"))
 
 
-def _print_twins(what: str, twins: list[Twins]) -> None:
+def _print_twins(what: str, twins: list[DuplicateGroup]) -> None:
     if not twins:
         return
     print(f"the same picture {what} ({len(twins)}):")

@@ -38,7 +38,7 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Twins:
+class DuplicateGroup:
     """The same file content at several places."""
 
     paths: tuple[str, ...]
@@ -63,9 +63,9 @@ class Report:
     height: tuple[int, float, int] | None = None
     modes: dict[str, int] = field(default_factory=dict)
     """Pillow's mode of the files → how many pictures."""
-    shared: list[Twins] = field(default_factory=list)
+    shared: list[DuplicateGroup] = field(default_factory=list)
     """Pictures that are in more than one part: a model has seen what it is measured on."""
-    contradicting: list[Twins] = field(default_factory=list)
+    contradicting: list[DuplicateGroup] = field(default_factory=list)
     """Pictures that are in more than one class."""
     tiny: dict[str, int] = field(default_factory=dict)
     """Classes with few training pictures."""
@@ -229,7 +229,7 @@ def _collect(
             parts.append(part)
             label = None if pictures.labels is None else int(pictures.labels[index])
             classes.append("" if label is None else _class_name(names, label))
-        group = Twins(tuple(paths[place] for place in twins), tuple(parts), tuple(classes))
+        group = DuplicateGroup(tuple(paths[place] for place in twins), tuple(parts), tuple(classes))
         if len(set(parts)) > 1:
             report.shared.append(group)
         if len(set(classes)) > 1:
