@@ -6,7 +6,7 @@ import pytest
 from training import quiet, tiny
 
 from hvt import HVTError
-from hvt.training.claim import Claim, discard_empty, newest_folder, unused_folder
+from hvt.training.claim import RunLock, discard_empty, newest_folder, unused_folder
 from hvt.training.engine import resume, train
 
 
@@ -21,7 +21,7 @@ def test_the_folder_of_a_start_that_failed_is_used_again(tmp_path: Path) -> None
     folder.mkdir()
     (folder / "recipe.json").write_text("{}")
     assert unused_folder(folder) == folder
-    claim = Claim(folder)  # but not while somebody is at work in it
+    claim = RunLock(folder)  # but not while somebody is at work in it
     assert claim.take() is None
     assert unused_folder(folder) == tmp_path / "digits-2"
     claim.release()
@@ -47,7 +47,7 @@ def test_an_empty_folder_goes_and_another_stays(tmp_path: Path) -> None:
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
-    claim = Claim(tmp_path / "run")
+    claim = RunLock(tmp_path / "run")
     claim.take()
     recipe = tiny(tmp_path / "run", epochs=1)
     with pytest.raises(HVTError, match=r"run is being trained by another process: wait"):

@@ -16,7 +16,7 @@ from .state import states
 LOCK = ".lock"
 
 
-class Claim:
+class RunLock:
     """A lock in a run's folder, which ends with its process whatever happens to it."""
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ def _left_behind(folder: Path) -> bool:
         return False
     if not (folder / "recipe.json").exists() and any((folder / n).exists() for n in REPLACED):
         return False
-    claim = Claim(folder)
+    claim = RunLock(folder)
     if claim.take() is not None:
         return False
     claim.release()

@@ -28,7 +28,7 @@ from ..files import atomic_write, open_regular
 from ..model import HVT
 from ..terminal import print_line
 from ..zoo import MODELS
-from .claim import REPLACED, Claim, discard_empty, holds_run, newest_folder, unused_folder
+from .claim import REPLACED, RunLock, discard_empty, holds_run, newest_folder, unused_folder
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all
@@ -238,7 +238,7 @@ class Trainer:
 
     def run(self, resume: bool, planned: float | None = None) -> Result:
         """Train until the last epoch, or until asked to stop; a run may be longer than planned."""
-        claim = Claim(self.folder)
+        claim = RunLock(self.folder)
         refusal = self.processes.broadcast(claim.take() if self.processes.is_main_process else None)
         if refusal is not None:
             raise refusal
