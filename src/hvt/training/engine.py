@@ -28,7 +28,7 @@ from ..files import atomic_write, open_regular
 from ..model import HVT
 from ..terminal import print_line
 from ..zoo import MODELS
-from .claim import REPLACED, RunLock, discard_empty, holds_run, newest_folder, unused_folder
+from .run_lock import REPLACED, RunLock, discard_empty, holds_run, newest_folder, unused_folder
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all

@@ -30,7 +30,7 @@ from ..data.sources import Pictures
 from ..device import find_device
 from ..errors import HVTError
 from . import engine
-from .claim import discard_empty, holds_run
+from .run_lock import discard_empty, holds_run
 from .engine import Result, Trainer
 from .interrupt import Interrupted
 from .pipeline import build_model

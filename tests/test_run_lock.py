@@ -6,7 +6,7 @@ import pytest
 from training import quiet, tiny
 
 from hvt import HVTError
-from hvt.training.claim import RunLock, discard_empty, newest_folder, unused_folder
+from hvt.training.run_lock import RunLock, discard_empty, newest_folder, unused_folder
 from hvt.training.engine import resume, train
 
 
