@@ -6,8 +6,8 @@ import pytest
 from training import quiet, tiny
 
 from hvt import HVTError
-from hvt.training.run_lock import RunLock, discard_empty, newest_folder, unused_folder
 from hvt.training.engine import resume, train
+from hvt.training.run_lock import RunLock, discard_empty, newest_folder, unused_folder
 
 
 def test_each_that_begins_gets_a_name_of_its_own(tmp_path: Path) -> None:

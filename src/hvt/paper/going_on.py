@@ -18,7 +18,7 @@ def go_on(
     folder: Path,
     training: Training,
     asked: Mapping[str, Any],
-    circumstances: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     console: Console,
 ) -> Result:
     """Resume the run of a folder; one with another recipe than the one asked for is refused.
@@ -36,4 +36,4 @@ def go_on(
                 f"{folder} is a run of another training: its {name} is {there}, the row's is "
                 f"{here}; move it away, or name another folder with --runs"
             )
-    return resume(folder, console, **circumstances)
+    return resume(folder, console, **overrides)

@@ -24,7 +24,7 @@ def search_and_retrain(
     seed: int,
     deit: Path,
     folder: Path,
-    circumstances: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     console: Console,
 ) -> tuple[Result, float | None]:
     """Search and retrain in a folder, or go on there; the search's time, if it was done now.
@@ -35,11 +35,11 @@ def search_and_retrain(
     assert steps is not None
     # The architecture is the checkpoint's from here on.
     recipe = dataclasses.replace(training.recipe, model=None, overrides={}, seed=seed)
-    recipe = recipe.replace(tensorboard=False, **circumstances)
+    recipe = recipe.replace(tensorboard=False, **overrides)
     searched, seconds = folder / "searched.safetensors", None
     again = recipe.replace(init=str(searched), epochs=steps.retrain, output=str(folder))
     if (folder / "recipe.json").exists():
-        return go_on(folder, training, again.to_dict(), circumstances, console), None
+        return go_on(folder, training, again.to_dict(), overrides, console), None
     gflops = steps.share * cost(training.config).gflops
     if searched.exists():
         _check(searched, training, gflops)

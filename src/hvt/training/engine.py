@@ -28,12 +28,12 @@ from ..files import atomic_write, open_regular
 from ..model import HVT
 from ..terminal import print_line
 from ..zoo import MODELS
-from .run_lock import REPLACED, RunLock, discard_empty, holds_run, newest_folder, unused_folder
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all
 from .pipeline import build_model, open_batches
 from .recipe import Recipe, from_dict
+from .run_lock import REPLACED, RunLock, discard_empty, holds_run, newest_folder, unused_folder
 from .state import (
     COLUMNS,
     Progress,
@@ -102,17 +102,17 @@ def resume(
     folder: str | Path,
     console: Console | None = None,
     epochs: float | None = None,
-    **circumstances: Any,
+    **overrides: Any,
 ) -> Result:
     """Go on with a run where its newest good checkpoint left it.
 
     `epochs` makes it longer, a finished one too. The learning rate is then that of a run of so many
-    epochs, so a finished one goes on with a higher rate than it ended with. `circumstances` are
+    epochs, so a finished one goes on with a higher rate than it ended with. `overrides` are
     fields of the recipe that change nothing of what is learnt: root, device, threads …
     """
     folder = Path(folder)
-    assert set(circumstances) <= set(MAY_CHANGE)
-    longer = recipe = read_recipe(folder).replace(**circumstances)
+    assert set(overrides) <= set(MAY_CHANGE)
+    longer = recipe = read_recipe(folder).replace(**overrides)
     if epochs is not None:
         longer = recipe.replace(epochs=epochs)
         if longer.epochs < recipe.epochs:

@@ -30,11 +30,11 @@ from ..data.sources import Pictures
 from ..device import find_device
 from ..errors import HVTError
 from . import engine
-from .run_lock import discard_empty, holds_run
 from .engine import Result, Trainer
 from .interrupt import Interrupted
 from .pipeline import build_model
 from .recipe import Recipe
+from .run_lock import discard_empty, holds_run
 from .state import states, step_of
 from .worker import DECLINED, FAILED, FINISHED, INTERRUPTED, REFUSED, step_seconds
 
