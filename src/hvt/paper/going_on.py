@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import HVTError
-from ..training.engine import MAY_CHANGE, Result, read_recipe, resume
+from ..training.engine import RESUMABLE_FIELDS, Result, read_recipe, resume
 from .protocol import Training
 
 
@@ -26,7 +26,7 @@ def go_on(
     A run can be made longer by `hvt train --resume`, and is not the row's any more then.
     """
     found = read_recipe(folder).to_dict()
-    checked = {*found} - {*MAY_CHANGE} | {"data", "epochs"}
+    checked = {*found} - {*RESUMABLE_FIELDS} | {"data", "epochs"}
     if training.pictures <= training.recipe.batch_size:
         checked -= {"batch_size"}  # which is lowered to what the data can fill
     for name in sorted(checked):

@@ -51,7 +51,7 @@ from .state import (
 from .watch import Row, Watcher, clock, draw_curves, write_metrics
 
 # Where and how a run is computed, and for how long: a resumed run may have other values of these.
-MAY_CHANGE = (
+RESUMABLE_FIELDS = (
     "init", "data", "root", "download", "skip_broken", "output", "epochs", "accumulate", "device",
     "compile", "grad_checkpointing", "workers", "threads", "processes", "eval_every",
     "checkpoint_minutes", "max_bad_steps", "tensorboard",
@@ -111,7 +111,7 @@ def resume(
     fields of the recipe that change nothing of what is learnt: root, device, threads …
     """
     folder = Path(folder)
-    assert set(overrides) <= set(MAY_CHANGE)
+    assert set(overrides) <= set(RESUMABLE_FIELDS)
     longer = recipe = read_recipe(folder).replace(**overrides)
     if epochs is not None:
         longer = recipe.replace(epochs=epochs)
@@ -506,7 +506,7 @@ class Trainer:
 
     def _identity(self) -> dict[str, str]:
         """What makes a run this one, as text: the recipe's fields that matter, and the data."""
-        values = {k: v for k, v in self.recipe.to_dict().items() if k not in MAY_CHANGE}
+        values = {k: v for k, v in self.recipe.to_dict().items() if k not in RESUMABLE_FIELDS}
         values["classes"] = self.data.class_names
         return (
             {name: json.dumps(value) for name, value in values.items()}
