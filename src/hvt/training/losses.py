@@ -1,4 +1,4 @@
-"""What a training minimises: the labels, and a teacher's opinion where there is one."""
+"""What a training minimises: the labels, and a teacher's logits where there is one."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ class Teacher(nn.Module):
         return logits if self.order is None else logits[:, self.order]
 
     def loss(self, logits: Tensor, images: Tensor) -> Tensor:
-        """How far the student's logits are from the teacher's opinion of the same pictures."""
-        opinion = self(images).float()
+        """How far the student's logits are from the teacher's logits for the same pictures."""
+        teacher_logits = self(images).float()
         if self.kind == "hard":
-            return F.cross_entropy(logits.float(), opinion.argmax(dim=1))
+            return F.cross_entropy(logits.float(), teacher_logits.argmax(dim=1))
         tau = self.tau
         return F.kl_div(
             F.log_softmax(logits.float() / tau, dim=1),
-            F.log_softmax(opinion / tau, dim=1),
+            F.log_softmax(teacher_logits / tau, dim=1),
             reduction="batchmean",
             log_target=True,
         ) * (tau * tau)
