@@ -472,7 +472,7 @@ def test_a_rate_beyond_all_measure_ends_with_a_sentence(tmp_path: Path) -> None:
     oldest = sorted((folder / "checkpoints").iterdir())[0]
     state = torch.load(oldest, weights_only=True)
     assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
-    assert state["progress"]["bad_in_a_row"] == 0
+    assert state["progress"]["consecutive_nonfinite"] == 0
 
 
 def test_a_model_whose_answers_are_no_numbers_is_no_result(tmp_path: Path) -> None:

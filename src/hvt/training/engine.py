@@ -297,7 +297,7 @@ class Trainer:
             if step.taken:
                 progress.loss_sum += step.loss
                 progress.loss_steps += 1
-                progress.bad_in_a_row = 0
+                progress.consecutive_nonfinite = 0
             else:
                 self._count_bad_step()
             done, elapsed = progress.step - first, time.perf_counter() - began
@@ -312,10 +312,10 @@ class Trainer:
     def _count_bad_step(self) -> None:
         progress = self.progress
         progress.bad_steps += 1
-        progress.bad_in_a_row += 1
-        if progress.bad_in_a_row >= self.recipe.max_bad_steps:
+        progress.consecutive_nonfinite += 1
+        if progress.consecutive_nonfinite >= self.recipe.max_bad_steps:
             raise HVTError(
-                f"the loss was not finite {progress.bad_in_a_row} times in a row (epoch "
+                f"the loss was not finite {progress.consecutive_nonfinite} times in a row (epoch "
                 f"{progress.epoch + 1}, step {progress.step}): lower --lr or set --clip-grad; "
                 f"the checkpoints in {self.folder} are as they were"
             )
@@ -474,7 +474,7 @@ class Trainer:
         self.saved = time.monotonic()
         # In a row of bad steps the weights may be lost already: they must not replace good ones.
         # A run that goes on from before comes to the same end.
-        if not self.processes.is_main_process or self.progress.bad_in_a_row:
+        if not self.processes.is_main_process or self.progress.consecutive_nonfinite:
             return
         progress = vars(self.progress)
         step = self.progress.epoch * self.steps + self.progress.step

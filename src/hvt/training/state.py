@@ -47,7 +47,7 @@ class Progress:
     loss_steps: int = 0
     bad_steps: int = 0
     """Losses that were not finite, in all."""
-    bad_in_a_row: int = 0
+    consecutive_nonfinite: int = 0
     broken: int = 0
     """Unreadable training pictures that were passed over, in all."""
     best_top1: float = -1.0
