@@ -9,7 +9,7 @@ from hvt.cli import main
 from hvt.cli.flags import add_fields, given_fields
 from hvt.errors import HVTError
 from hvt.serve.hosts import Hosts
-from hvt.serve.refusals import Refusal, WrongHost
+from hvt.serve.refusals import RequestError, WrongHost
 from hvt.serve.settings import Settings
 
 
@@ -53,9 +53,9 @@ def test_names_of_a_service(settings: dict, host: str, ours: bool) -> None:
 def test_a_request_has_one_host() -> None:
     hosts = Hosts(Settings())
     hosts.check([], "1.0")  # as health checks come
-    with pytest.raises(Refusal, match="one Host"):
+    with pytest.raises(RequestError, match="one Host"):
         hosts.check([], "1.1")
-    with pytest.raises(Refusal, match="one Host"):
+    with pytest.raises(RequestError, match="one Host"):
         hosts.check([(b"host", b"localhost"), (b"host", b"evil.example")], "1.1")
 
 

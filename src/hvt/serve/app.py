@@ -35,7 +35,7 @@ from .engine import Engine
 from .hosts import Hosts
 from .inference import InferencePipeline
 from .metrics import Metrics
-from .refusals import NotFinite, Refusal
+from .refusals import NotFinite, RequestError
 from .schema import Answers, Described, Health, problems, request_body
 from .settings import Settings
 
@@ -94,7 +94,7 @@ def create_app(
     app.state.hosts = Hosts(settings)
     app.state.draining = False
     app.state.accepted = app.state.answered = 0
-    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(HVTError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ClientDisconnect, _gone)
@@ -199,7 +199,7 @@ async def predict_pictures(request: Request, top: int) -> bytes:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
+    assert isinstance(error, RequestError)
     headers = {"Retry-After": "1"} if error.status == 503 else None
     return JSONResponse({"detail": str(error)}, error.status, headers)
 
@@ -297,7 +297,7 @@ class Service(FastAPI):
         try:
             try:
                 state.hosts.check(scope["headers"], scope["http_version"])
-            except Refusal as error:
+            except RequestError as error:
                 scope.setdefault("state", {})["unread"] = True
                 response = await _refused(Request(scope), error)
                 await response(scope, receive, watched)

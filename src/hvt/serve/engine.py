@@ -70,18 +70,18 @@ class Engine:
         self.session(self.inputs([np.zeros((*self.config.image, self.config.in_chans), np.uint8)]))
 
     def open(self, content: bytes, what: str = "the picture") -> Image.Image | None:
-        """The picture of some bytes, not decoded yet, or a `Refusal`, which calls it `what`.
+        """The picture of some bytes, not decoded yet, or a `RequestError`, which calls it `what`.
 
         None if `read` would have it decoded elsewhere.
         """
         return open_safely(content, self.bounds, what)
 
     def finish(self, image: Image.Image, what: str = "the picture") -> Image.Image:
-        """An opened picture, upright and in the model's channels, or a `Refusal`."""
+        """An opened picture, upright and in the model's channels, or a `RequestError`."""
         return finish_safely(image, self.config.in_chans, what)
 
     def read(self, content: bytes, what: str = "the picture") -> Image.Image:
-        """The picture of some bytes, upright and in the model's channels, or a `Refusal`."""
+        """The picture of some bytes, upright and in the model's channels, or a `RequestError`."""
         return read_safely(content, self.config.in_chans, self.bounds, what)
 
     def pixels(self, image: Image.Image) -> np.ndarray:

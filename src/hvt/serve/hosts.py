@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 
-from .refusals import Refusal, WrongHost
+from .refusals import RequestError, WrongHost
 from .settings import Settings
 
 REMEMBERED = 1000  # Host headers that were allowed, so that each is read once
@@ -25,12 +25,12 @@ class Hosts:
         self._allowed: set[bytes] = set()
 
     def check(self, headers: Iterable[tuple[bytes, bytes]], http_version: str) -> None:
-        """Raise a `Refusal` for what is not called by a name of the service."""
+        """Raise a `RequestError` for what is not called by a name of the service."""
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) == 1 and hosts[0] in self._allowed:  # nearly always
             return
         if len(hosts) > 1 or (not hosts and http_version == "1.1"):
-            raise Refusal("the request must have one Host header")
+            raise RequestError("the request must have one Host header")
         if self._all or not hosts:  # browsers always send one
             return
         text = hosts[0].decode("latin-1")

@@ -8,7 +8,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ..data.bounds import Bounds, ImageTooLargeError
 from ..data.pictures import Heavy, decode, finish, open_light, picture_formats, why
-from .refusals import Refusal, TooLarge, Unusable, WrongType
+from .refusals import RequestError, TooLarge, Unusable, WrongType
 
 # What people send. The other formats that Pillow reads are rare, and each is code to attack.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
@@ -45,7 +45,7 @@ def read_safely(content: bytes, in_chans: int, bounds: Bounds, what: str) -> Ima
         raise _refusal(error, what) from error
 
 
-def _refusal(error: Exception, what: str) -> Refusal:
+def _refusal(error: Exception, what: str) -> RequestError:
     if isinstance(error, UnidentifiedImageError):
         return WrongType(f"{what} is not in a known format: use {', '.join(known_formats())}")
     if isinstance(error, ImageTooLargeError | MemoryError | Image.DecompressionBombError):
