@@ -14,7 +14,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from .admission import Admission
-from .refusals import SlowBody, TooLarge, TooSlow, Unusable, WrongType
+from .refusals import SlowBody, TooLarge, TooSlow, UnprocessableImage, WrongType
 from .settings import Settings
 
 FIELD = "pictures"
@@ -77,7 +77,9 @@ async def receive_pictures(
         return [Upload(None, body)]
     boundary = options.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70:
-        raise Unusable("the multipart body's type does not name a boundary of 1 to 70 characters")
+        raise UnprocessableImage(
+            "the multipart body's type does not name a boundary of 1 to 70 characters"
+        )
     if len(body) <= SMALL:
         uploads = _parts(body, boundary, settings.max_pictures)
     else:
@@ -161,7 +163,9 @@ def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:
         disposition, options = parse_options_header(headers.get(b"content-disposition"))
         field = options.get(b"name", b"").decode(errors="replace")
         if disposition != b"form-data" or field != FIELD:
-            raise Unusable(f"unknown field {field!r}: pictures come in the field {FIELD!r}")
+            raise UnprocessableImage(
+                f"unknown field {field!r}: pictures come in the field {FIELD!r}"
+            )
         file = options.get(b"filename")
         content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         uploads.append(Upload(None if file is None else file.decode(errors="replace"), content))
@@ -182,9 +186,9 @@ def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise Unusable(f"the multipart body is damaged: {error}") from error
+        raise UnprocessableImage(f"the multipart body is damaged: {error}") from error
     if not closed:
-        raise Unusable("the multipart body is cut short: its last boundary is missing")
+        raise UnprocessableImage("the multipart body is cut short: its last boundary is missing")
     if not uploads:
-        raise Unusable(f"the request has no picture: send some in the field {FIELD!r}")
+        raise UnprocessableImage(f"the request has no picture: send some in the field {FIELD!r}")
     return uploads

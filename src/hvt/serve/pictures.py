@@ -8,7 +8,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ..data.bounds import Bounds, ImageTooLargeError
 from ..data.pictures import Heavy, decode, finish, open_light, picture_formats, why
-from .refusals import RequestError, TooLarge, Unusable, WrongType
+from .refusals import RequestError, TooLarge, UnprocessableImage, WrongType
 
 # What people send. The other formats that Pillow reads are rare, and each is code to attack.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
@@ -38,7 +38,7 @@ def finish_safely(image: Image.Image, in_chans: int, what: str) -> Image.Image:
 def read_safely(content: bytes, in_chans: int, bounds: Bounds, what: str) -> Image.Image:
     """The same from its bytes, in this thread or in a process that it waits for."""
     if not content:
-        raise Unusable(f"{what} is empty")
+        raise UnprocessableImage(f"{what} is empty")
     try:
         return decode(content, in_chans, bounds)[0]
     except Exception as error:
@@ -50,7 +50,7 @@ def _refusal(error: Exception, what: str) -> RequestError:
         return WrongType(f"{what} is not in a known format: use {', '.join(known_formats())}")
     if isinstance(error, ImageTooLargeError | MemoryError | Image.DecompressionBombError):
         return TooLarge(f"{what} is too much: {why(error)}")
-    return Unusable(f"{what} is damaged: {why(error)}")
+    return UnprocessableImage(f"{what} is damaged: {why(error)}")
 
 
 @functools.cache

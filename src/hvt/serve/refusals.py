@@ -29,7 +29,7 @@ class WrongType(RequestError):
     status = 415
 
 
-class Unusable(RequestError):
+class UnprocessableImage(RequestError):
     """A request or a picture of the right kind that is wrong in itself, or damaged."""
 
     status = 422
