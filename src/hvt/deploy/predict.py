@@ -24,7 +24,7 @@ from .runtime import NOT_FINITE, OnnxModel, check_classifier, open_model
 
 
 @dataclasses.dataclass(frozen=True)
-class Guess:
+class ClassScore:
     """A class and how likely it is."""
 
     label: int
@@ -47,7 +47,7 @@ class Answer:
     label: int | None = None
     name: str | None = None
     probability: float | None = None
-    top: tuple[Guess, ...] = ()
+    top: tuple[ClassScore, ...] = ()
     """The likeliest classes, best first."""
     error: str | None = None
     """Why the picture cannot be read, or `NOT_FINITE` where the model computes no number for it."""
@@ -149,7 +149,7 @@ class Predictor:
                 answers.append(Answer(source_of(picture), error=reason or NOT_FINITE))
                 continue
             guesses = tuple(
-                Guess(label, self.class_names[label], probability)
+                ClassScore(label, self.class_names[label], probability)
                 for probability, label in zip(*row, strict=True)
             )
             first = dataclasses.asdict(guesses[0])

@@ -10,7 +10,7 @@ from .body import FIELD
 from .settings import Settings
 
 
-class Guess(BaseModel):
+class ClassScore(BaseModel):
     """A class and how likely it is."""
 
     label: int = Field(ge=0, description="the index of the class among the logits")
@@ -25,7 +25,7 @@ class Seen(BaseModel):
     label: int = Field(ge=0, description="the index of the class among the logits")
     name: str = Field(description="the class by name")
     probability: float = Field(ge=0, le=1.000001)
-    top: list[Guess] = Field(description="the likeliest classes, best first")
+    top: list[ClassScore] = Field(description="the likeliest classes, best first")
 
 
 class Answers(BaseModel):
