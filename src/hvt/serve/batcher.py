@@ -14,7 +14,7 @@ import numpy as np
 from .engine import Row
 
 Answer = Callable[[Sequence[np.ndarray], int], list[Row]]
-Seen = Callable[[int], None]
+Prediction = Callable[[int], None]
 
 
 class Watchdog:
@@ -50,7 +50,7 @@ class Batcher:
         max_batch: int,
         max_wait: float,
         runs: int = 1,
-        seen: Seen = lambda size: None,
+        seen: Prediction = lambda size: None,
     ) -> None:
         self._answer, self._seen = answer, seen
         self._max_batch, self._max_wait = max_batch, max_wait

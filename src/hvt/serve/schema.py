@@ -18,7 +18,7 @@ class ClassScore(BaseModel):
     probability: float = Field(ge=0, le=1.000001)
 
 
-class Seen(BaseModel):
+class Prediction(BaseModel):
     """What one picture shows: the likeliest class, and the `top` of them."""
 
     source: str | None = Field(description="the file's name where it was sent")
@@ -33,7 +33,7 @@ class Answers(BaseModel):
 
     model: str
     milliseconds: float = Field(description="from the request's headers to this answer")
-    answers: list[Seen]
+    answers: list[Prediction]
 
 
 class Problem(BaseModel):
