@@ -36,7 +36,7 @@ from .hosts import Hosts
 from .inference import InferencePipeline
 from .metrics import Metrics
 from .refusals import NotFinite, RequestError
-from .schema import Answers, Described, Health, problems, request_body
+from .schema import Answers, Health, ModelInfo, problems, request_body
 from .settings import Settings
 
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
@@ -149,7 +149,7 @@ def _add_routes(app: FastAPI, engine: Engine, settings: Settings, metrics: Metri
     async def show_metrics() -> Response:
         return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    @app.get("/model", response_model=Described, summary="The model and the service's limits")
+    @app.get("/model", response_model=ModelInfo, summary="The model and the service's limits")
     async def model() -> Response:
         return JSONResponse(described)
 

@@ -50,7 +50,7 @@ class Health(BaseModel):
     )
 
 
-class Described(BaseModel):
+class ModelInfo(BaseModel):
     """The model that answers and the limits of its service."""
 
     name: str
