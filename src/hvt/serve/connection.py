@@ -55,7 +55,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = self._fresh = False
         self._head_size = self._head_bytes = 0
         self._refusal: tuple[int, str] | None = None
-        self._deaf = False
+        self._ignore_input = False
         self._stuck: float | None = None
 
     # ── from and to the network ─────────────────────────────────────────────────────────────────
@@ -74,7 +74,7 @@ class Connection(HttpToolsProtocol):
         if self.line.closed is not None:
             self.line.heard = time.monotonic()
             return
-        if self._deaf:
+        if self._ignore_input:
             return
         super().data_received(data)
         if self._in_head:
@@ -143,7 +143,7 @@ class Connection(HttpToolsProtocol):
             if cycle.response_started or not cycle.more_body:
                 # It was sent before the one that is refused, and gets its own answer.
                 cycle.keep_alive = False
-                self._deaf = True
+                self._ignore_input = True
                 return
             cycle.disconnected = True  # for the application
             cycle.message_event.set()
