@@ -116,8 +116,8 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._state, self._ready, self._asked = app.state, ready, 0
         # The same socket once more, as the event loop closes its own first.
-        self._door = socket.socket(fileno=socket.dup(sock.fileno()))
-        self._door.setblocking(False)
+        self._listen_socket = socket.socket(fileno=socket.dup(sock.fileno()))
+        self._listen_socket.setblocking(False)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -160,12 +160,12 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if not self.force_exit:
-            refuse_connections(self._door)
+            refuse_connections(self._listen_socket)
             await asyncio.sleep(LAST)  # for handshakes that had begun
         for server in self.servers:
             server.close()
         await self._take_up()
-        self._door.close()
+        self._listen_socket.close()
         self._shared.stopping = time.monotonic()
         await super().shutdown(sockets)
         self._checks.cancel()
@@ -183,7 +183,7 @@ class _Server(uvicorn.Server):
         )
         for _ in range(BACKLOG):
             try:
-                sock, _ = self._door.accept()
+                sock, _ = self._listen_socket.accept()
             except OSError:  # there are no more
                 return
             sock.setblocking(False)
