@@ -28,7 +28,7 @@ class InferencePipeline:
         self.engine, self.batcher = engine, batcher
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-read")
         # Threads that wait for a process, so that no light picture waits behind a heavy one.
-        self._apart = ThreadPoolExecutor(threads, thread_name_prefix="hvt-wait")
+        self._heavy_pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-wait")
         self._watchdogs = (Watchdog(threads), Watchdog(threads), batcher.watchdog)
 
     async def predict(self, uploads: Sequence[Upload], top: int) -> list[Row]:
@@ -52,7 +52,7 @@ class InferencePipeline:
     def close(self) -> None:
         """Give the threads back; a decoder that is busy goes on, and nobody waits for it."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._apart.shutdown(wait=False, cancel_futures=True)
+        self._heavy_pool.shutdown(wait=False, cancel_futures=True)
         self.batcher.close()
 
     def _submit(self, content: bytes, what: str, top: int) -> asyncio.Future[Row]:
@@ -68,7 +68,7 @@ class InferencePipeline:
         loop = asyncio.get_running_loop()
         image = await loop.run_in_executor(self._pool, self._read_light, content, what)
         if image is None:
-            image = await loop.run_in_executor(self._apart, self._read, content, what)
+            image = await loop.run_in_executor(self._heavy_pool, self._read, content, what)
         return await self.batcher.submit(image, top)
 
     def _read_light(self, content: bytes, what: str) -> np.ndarray | None:
