@@ -17,7 +17,7 @@ from conftest import SMALL, Command, stir
 from PIL import Image
 
 import hvt
-from hvt.bench.contenders import Contender, gflops, modes_of, open_contender
+from hvt.bench.contenders import BenchModel, gflops, modes_of, open_contender
 from hvt.bench.contenders import build as build_contender
 from hvt.bench.measure import calls_in_turns, describe, in_turns
 from hvt.bench.peak import peak_memory
@@ -107,13 +107,13 @@ def _small_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def contenders(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Contender]:
+def contenders(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, BenchModel]:
     folder, modes = tmp_path_factory.mktemp("contenders"), ("eager", "onnx", "int8")
     return {mode: open_contender(str(checkpoint), mode, CPU, folder) for mode in modes}
 
 
 def test_rows_are_of_the_models_own_cost(
-    checkpoint: Path, contenders: dict[str, Contender]
+    checkpoint: Path, contenders: dict[str, BenchModel]
 ) -> None:
     opened = [contenders["eager"], contenders["onnx"]]
     memory = {(str(checkpoint), "onnx", 2): 5_000_000}
@@ -133,7 +133,7 @@ def test_rows_are_of_the_models_own_cost(
     assert [row.peak_memory_mb for row in rows] == [None, None, None, 5.0]
 
 
-def test_modes_give_the_same_logits(contenders: dict[str, Contender]) -> None:
+def test_modes_give_the_same_logits(contenders: dict[str, BenchModel]) -> None:
     images = torch.randn(3, 3, 64, 64)
     with torch.inference_mode():
         logits = {mode: one.run(images) for mode, one in contenders.items()}
@@ -219,7 +219,7 @@ def test_a_batch_that_does_not_fit() -> None:
     def run(images: torch.Tensor) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory" if len(images) > 1 else "x")
 
-    opened = Contender("a", "hvt", "eager", (3, 8, 8), lambda: 1.0, 1.0, run)
+    opened = BenchModel("a", "hvt", "eager", (3, 8, 8), lambda: 1.0, 1.0, run)
     with pytest.raises(HVTError, match="batch=2 does not fit"):
         measure([opened], [2], CPU)
     with pytest.raises(RuntimeError, match="x"):

@@ -34,7 +34,7 @@ EXPORTED = ("onnx", "int8")
 
 
 @dataclass(frozen=True)
-class Contender:
+class BenchModel:
     """A model that is ready to run, one way of the four."""
 
     name: str
@@ -79,7 +79,7 @@ def fitting(batch: int) -> Iterator[None]:
 
 def open_contender(
     name: str, mode: str, device: torch.device, folder: Path, **overrides: Any
-) -> Contender:
+) -> BenchModel:
     """A model's name, a checkpoint or an exported file, made ready to run in a mode.
 
     Exported files run as they are. Others are exported to `folder` where the mode asks for it, int8
@@ -99,10 +99,12 @@ def open_contender(
     params = sum(p.numel() for p in model.parameters()) / 1e6
     size = input_size(model)
     price = functools.partial(gflops, name)
-    return Contender(name, "timm", mode, size, price, params, _compiled(model, mode))
+    return BenchModel(name, "timm", mode, size, price, params, _compiled(model, mode))
 
 
-def contender_of(name: str, model: HVT, mode: str, device: torch.device, folder: Path) -> Contender:
+def contender_of(
+    name: str, model: HVT, mode: str, device: torch.device, folder: Path
+) -> BenchModel:
     """A model of ours in evaluation mode, made ready to run in a mode."""
     if mode not in EXPORTED:
         return _of_config(name, mode, model.config, _compiled(model.to(device), mode))
@@ -133,10 +135,10 @@ def _compiled(model: nn.Module, mode: str) -> Callable[[Tensor], object]:
     return torch.compile(model, dynamic=False) if mode == "compiled" else model
 
 
-def _of_config(name: str, mode: str, config: Any, run: Callable[[Tensor], object]) -> Contender:
+def _of_config(name: str, mode: str, config: Any, run: Callable[[Tensor], object]) -> BenchModel:
     own = cost(config)
     size = (config.in_chans, *config.image)
-    return Contender(name, "hvt", mode, size, lambda: own.gflops, own.params_m, run)
+    return BenchModel(name, "hvt", mode, size, lambda: own.gflops, own.params_m, run)
 
 
 def build(name: str, device: torch.device | str = "cpu", **overrides: Any) -> nn.Module:

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import HVTError
 from ..files import atomic_write
-from .contenders import Contender, fitting, reason
+from .contenders import BenchModel, fitting, reason
 from .measure import calls_in_turns, in_turns, matmul_peak, matmuls
 
 LEAST = 0.25  # seconds that one turn of a model fills at least
@@ -50,7 +50,7 @@ class Row:
 
 
 def measure(
-    contenders: Sequence[Contender],
+    contenders: Sequence[BenchModel],
     batches: Sequence[int],
     device: torch.device,
     *,
@@ -85,7 +85,7 @@ def measure(
     ]
 
 
-def _warm_up(contender: Contender, run: Callable[[], object]) -> None:
+def _warm_up(contender: BenchModel, run: Callable[[], object]) -> None:
     try:
         run()
     except Exception as error:
@@ -97,7 +97,7 @@ def _warm_up(contender: Contender, run: Callable[[], object]) -> None:
 
 
 def _row(
-    contender: Contender,
+    contender: BenchModel,
     batch: int,
     seconds: list[float],
     peak: float,
