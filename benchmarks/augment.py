@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hvt.bench.measure import describe, in_turns, portable_command
+from hvt.bench.measure import describe, interleaved, portable_command
 from hvt.data.augment import BatchAugment, keys_for
 
 # After hvt, which imports torchvision where timm alone could not.
@@ -69,7 +69,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, str | float]]:
         run()
     times: dict[str, list[float]] = {}
     for turn in range(args.rounds):
-        in_turns(runs, torch.device("cpu"), turn, LEAST, times)
+        interleaved(runs, torch.device("cpu"), turn, LEAST, times)
     return [
         {
             "by": by,

@@ -20,7 +20,7 @@ import torch
 
 import hvt
 from hvt.bench import contenders
-from hvt.bench.measure import describe, in_turns, matmul_peak, matmuls, portable_command
+from hvt.bench.measure import describe, interleaved, matmul_peak, matmuls, portable_command
 from hvt.bench.peak import peak_memory
 from hvt.bench.plot import plain_ticks, save
 from hvt.bench.run import write_csv
@@ -99,8 +99,8 @@ def measure(args: argparse.Namespace, size: int, patch: int, device: torch.devic
     times: dict[str, list[float]] = {}
     product_times: dict[int, list[float]] = {}
     for turn in range(args.rounds):
-        in_turns(products, device, turn, LEAST / 5, product_times)
-        in_turns(runs, device, turn, LEAST, times)
+        interleaved(products, device, turn, LEAST / 5, product_times)
+        interleaved(runs, device, turn, LEAST, times)
     peak = matmul_peak(product_times)
     del runs
     first = args.models[0]

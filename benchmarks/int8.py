@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import hvt
-from hvt.bench.measure import describe, in_turns, portable_command
+from hvt.bench.measure import describe, interleaved, portable_command
 from hvt.data.evaluation import SMALL, as_files, eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_pictures, sample_pictures
@@ -113,7 +113,7 @@ def images_per_second(runs: Mapping[str, Callable[[], object]], rounds: int) -> 
     times: dict[str, list[float]] = {}
     with torch.inference_mode():
         for turn in range(rounds):
-            in_turns(runs, CPU, turn, LEAST, times)
+            interleaved(runs, CPU, turn, LEAST, times)
     return {name: BATCH / statistics.median(seconds) for name, seconds in times.items()}
 
 

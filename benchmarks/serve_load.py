@@ -40,7 +40,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from hvt.bench.contenders import open_contender
-from hvt.bench.measure import describe, in_turns, portable_command
+from hvt.bench.measure import describe, interleaved, portable_command
 from hvt.deploy.predict import Predictor
 from hvt.deploy.runtime import is_onnx
 from hvt.files import atomic_write
@@ -248,7 +248,7 @@ def saturation(file: Path, traffic: Traffic, args: argparse.Namespace) -> dict[s
             result = Client(plan).result()
             result["service_cpu_s"] = service.cpu() - before
             if turn:  # the first warms up
-                in_turns({"bare": bare}, CPU, turn, args.seconds / 2, times)
+                interleaved({"bare": bare}, CPU, turn, args.seconds / 2, times)
                 rounds.append(result)
             show("saturation", result)
     bare_rate = args.batch / statistics.median(times["bare"])

@@ -22,7 +22,7 @@ from torch import nn
 
 import hvt
 from hvt.bench import contenders
-from hvt.bench.measure import describe, in_turns, matmul_peak, matmuls, portable_command
+from hvt.bench.measure import describe, interleaved, matmul_peak, matmuls, portable_command
 from hvt.bench.peak import peak_memory
 from hvt.bench.run import write_csv
 from hvt.deploy.runtime import find_device
@@ -122,8 +122,8 @@ def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, ob
         note(f"round {turn + 1} of {args.rounds}")
         # Inference is cheap beside training, so it gets two turns a round; extra models get one.
         for sweep, runs in enumerate((compared, train, inference)):
-            in_turns(products, device, turn, LEAST / 5, product_times)
-            in_turns(runs, device, 2 * turn + sweep // 2, LEAST, times)
+            interleaved(products, device, turn, LEAST / 5, product_times)
+            interleaved(runs, device, 2 * turn + sweep // 2, LEAST, times)
     peak = matmul_peak(product_times)
     note(f"matrix products reach {peak:.0f} GFLOP/s")
     return [row(case, times, price[case.model], peak, memory.get(case)) for case in times]

@@ -19,7 +19,7 @@ from PIL import Image
 import hvt
 from hvt.bench.contenders import BenchModel, gflops, modes_of, open_contender
 from hvt.bench.contenders import build as build_contender
-from hvt.bench.measure import calls_in_turns, describe, in_turns
+from hvt.bench.measure import calls_in_turns, describe, interleaved
 from hvt.bench.peak import peak_memory
 from hvt.bench.plot import draw
 from hvt.bench.run import Row, measure, percentile
@@ -46,8 +46,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
-    in_turns({0: lambda: None}, torch.device("mps"), 0, 0.0, {})
-    in_turns({0: lambda: None}, CPU, 0, 0.0, {})
+    interleaved({0: lambda: None}, torch.device("mps"), 0, 0.0, {})
+    interleaved({0: lambda: None}, CPU, 0, 0.0, {})
     assert waited == [torch.device("mps")] * 2
 
 
@@ -56,7 +56,7 @@ def test_every_case_gets_its_turn_and_another_neighbour() -> None:
     runs = {name: (lambda name=name: called.append(name)) for name in "abc"}
     times: dict[str, list[float]] = {}
     for turn in range(3):
-        in_turns(runs, CPU, turn, 0.0, times)
+        interleaved(runs, CPU, turn, 0.0, times)
     # One call that is not counted and one that is, from one further along each time.
     assert "".join(called) == "aabbcc" + "bbccaa" + "ccaabb"
     assert {name: len(result) for name, result in times.items()} == {"a": 3, "b": 3, "c": 3}

@@ -11,7 +11,7 @@ import torch
 from ..data.sample import drawn_pictures
 from ..deploy.export import BATCH, open_exported
 from ..model import HVT
-from .measure import in_turns
+from .measure import interleaved
 
 ROUNDS, LEAST = 3, 0.2  # turns, and seconds of each
 
@@ -25,7 +25,7 @@ def compare_speed(model: HVT, path: Path, form: str) -> dict[str, float]:
     times: dict[str, list[float]] = {}
     runs = {"torch": lambda: model(batch), "exported": lambda: run(batch)}
     for turn in range(ROUNDS):
-        in_turns(runs, torch.device("cpu"), turn, LEAST, times)
+        interleaved(runs, torch.device("cpu"), turn, LEAST, times)
     speed = {name: BATCH / statistics.median(seconds) for name, seconds in times.items()}
     return {
         "images_per_second": speed["exported"],

@@ -66,7 +66,7 @@ def portable_command(argv: Sequence[str]) -> str:
 # ── time ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def in_turns(
+def interleaved(
     runs: Mapping[Case, Callable[[], object]],
     device: torch.device,
     turn: int,

@@ -15,7 +15,7 @@ import torch
 from ..errors import HVTError
 from ..files import atomic_write
 from .contenders import BenchModel, fitting, reason
-from .measure import calls_in_turns, in_turns, matmul_peak, matmuls
+from .measure import calls_in_turns, interleaved, matmul_peak, matmuls
 
 LEAST = 0.25  # seconds that one turn of a model fills at least
 Note = Callable[[str], None]
@@ -76,7 +76,7 @@ def measure(
     times: dict[tuple[int, int], list[float]] = {}
     for turn in range(rounds):
         note(f"round {turn + 1} of {rounds}")
-        in_turns(products, device, turn, least / 5, product_times)
+        interleaved(products, device, turn, least / 5, product_times)
         calls_in_turns(runs, device, turn, least, times)
     peak = matmul_peak(product_times)
     return [

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..bench.contenders import contender_of
-from ..bench.measure import describe, in_turns
+from ..bench.measure import describe, interleaved
 from ..config import HVTConfig
 from ..costs import cost
 from ..model import HVT
@@ -228,14 +228,14 @@ def measure(
             run = contender_of(str(number), model, mode, device, Path(folder)).call(batch, device)
             run()
             times: dict[int, list[float]] = {}
-            in_turns({0: run}, device, 0, 0.0, times)
+            interleaved({0: run}, device, 0, 0.0, times)
             slow = slow or times[0][0] > SLOW
             runs[case] = run
         taken: dict[Case, list[float]] = {}
         rounds = ROUNDS if rounds is None else rounds
         for turn in range(rounds):
             note(f"round {turn + 1} of {rounds}")
-            in_turns(runs, device, turn, LEAST, taken)
+            interleaved(runs, device, turn, LEAST, taken)
     medians = {case: statistics.median(seconds) for case, seconds in taken.items()}
     others = {str(case[1]): t for case, t in medians.items() if case[0] == "beside"}
     return _solve(medians, cases, machine_of(device, mode, batch)), others
