@@ -36,7 +36,7 @@ HOLDOUT = 0.1
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search has found so far."""
 
     folder: Path
@@ -63,7 +63,7 @@ def search(
     configs: Sequence[str | Path | HVTConfig] = (),
     quiet: bool = False,
     **values: Any,
-) -> Found:
+) -> SearchResult:
     """Search for the models that learn most within a budget: `hvt.search("digits", 0.005)`.
 
     Every trial is a training by `recipe`, of whose training pictures a share (`holdout`, a tenth
@@ -122,7 +122,7 @@ def search(
     if not best:
         raise HVTError(f"no trial of the study was trained to the end: raise trials={trials}")
     config = HVTConfig.from_dict(best[-1]["config"])
-    return Found(folder, config, best[-1]["top1"], best, rows)
+    return SearchResult(folder, config, best[-1]["top1"], best, rows)
 
 
 def _recipe(
