@@ -170,7 +170,7 @@ def _freeze_front(model: HVT) -> None:
 # ── how alike they are ──────────────────────────────────────────────────────────────────────────
 
 
-class Held:
+class HoldoutAgreement:
     """Held-out photos with the source's answers, on which models are compared with it.
 
     This process's part: with several, `measure` adds up.

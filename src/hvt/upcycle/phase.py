@@ -22,7 +22,7 @@ from ..training.pipeline import reading_processes
 from ..training.recipe import Recipe
 from ..training.watch import Row
 from .cache import CachedRows, Layout, as_row
-from .distil import Distiller, Held, Weights, merit
+from .distil import Distiller, HoldoutAgreement, Weights, merit
 from .photos import Crops, Photos, Size
 from .settings import Settings
 from .student import Target
@@ -44,7 +44,7 @@ class Work:
     target: Target
     sizes: tuple[Size, ...]
     """Of the source's pictures and the student's; one where they are the same."""
-    held: Held
+    held: HoldoutAgreement
 
     def crops(self) -> Crops:
         interpolation = self.target.source.pretrained_cfg["interpolation"]

@@ -42,7 +42,7 @@ from ..training.state import states, weights_digest
 from ..training.watch import clock
 from . import report
 from .cache import CHUNK, Cache
-from .distil import Held, merit
+from .distil import HoldoutAgreement, merit
 from .phase import Phase, Work, phase_recipe, resume_command
 from .photos import Photos, open_photos, read_views
 from .placement import Judge, Ranked, candidates, describe, rank
@@ -518,7 +518,7 @@ class Upcycling:
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────────
 
-    def _hold(self, student: HVT) -> Held:
+    def _hold(self, student: HVT) -> HoldoutAgreement:
         """The held-out photos, of which this process takes its part."""
         if len(self.photos.val) < self.processes.world_size:
             raise HVTError(
@@ -529,14 +529,14 @@ class Upcycling:
             range(self.processes.rank, len(self.photos.val), self.processes.world_size)
         )
         views = read_views(part, [self.source, student], self.workers, self.settings.skip_broken)
-        return Held(self.source, views[0], views[1], self.processes, self.device)
+        return HoldoutAgreement(self.source, views[0], views[1], self.processes, self.device)
 
     def _finish(
         self,
         models: dict[str, HVT],
         scores: dict[str, Score],
         best: str,
-        held: Held,
+        held: HoldoutAgreement,
         table: list[dict[str, Any]],
     ) -> Upcycled:
         model = models[best].eval()
