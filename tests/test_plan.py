@@ -396,8 +396,12 @@ def test_a_plan_for_upcycling_is_cheaper_than_the_source(
     fixed = ("--img-size", "80", "--pool-after", "1", "--pool-dims", "1")
     code, _, err = command("plan", "--from", path, "--params", 6, *fixed)
     assert (code, "costs less than the" in err) == (2, True)
-    lean = hvt.plan(params=6, source=path, pool_after=(), img_size=64)
-    assert lean.best[0].config.retention == (65, 65, 1)  # as hvt upcycle would make it
+    drop_unread_patches = hvt.plan(params=6, source=path, pool_after=(), img_size=64)
+    assert drop_unread_patches.best[0].config.retention == (
+        65,
+        65,
+        1,
+    )  # as hvt upcycle would make it
 
 
 # Config files

@@ -11,7 +11,7 @@ from ..checkpoint.save_load import read
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
-from ..upcycle.placement import describe, lean, placements
+from ..upcycle.placement import describe, drop_unread_patches, placements
 from ..upcycle.settings import from_dict
 from ..upcycle.source import check_plain
 from .answer import Frontier, Judge, Nearest, Plan, check_timed, limit
@@ -44,7 +44,9 @@ def plan_source(
         check_timed(config.head_dim)
     base = config.replace(drop_path_rate=0.0)
     whole = cost(base).gflops
-    known = [one for one in map(lean, placements(base, fixed)) if cost(one).gflops < whole]
+    known = [
+        one for one in map(drop_unread_patches, placements(base, fixed)) if cost(one).gflops < whole
+    ]
     if not known:
         raise HVTError(
             f"no placement with what is fixed costs less than the {whole:.3g} GFLOPs of "

@@ -96,7 +96,10 @@ def candidates(
             "smaller budget"
         )
     sizes = _sizes(base, fixed)
-    priced = [(config, cost(config).gflops) for config in map(lean, placements(base, fixed))]
+    priced = [
+        (config, cost(config).gflops)
+        for config in map(drop_unread_patches, placements(base, fixed))
+    ]
     within = [(config, price) for config, price in priced if price <= gflops]
     if not within:
         prices = [price for _, price in priced] or [whole]
@@ -219,12 +222,12 @@ def _kernel(
 
 def _rivals(base: HVTConfig, gflops: float, sizes: Iterable[tuple[int, int]]) -> list[HVTConfig]:
     """The whole source on the largest pictures that the budget allows."""
-    configs = [lean(base.replace(img_size=size)) for size in sizes]
+    configs = [drop_unread_patches(base.replace(img_size=size)) for size in sizes]
     within = [config for config in configs if cost(config).gflops <= gflops]
     return within[-1:]
 
 
-def lean(config: HVTConfig) -> HVTConfig:
+def drop_unread_patches(config: HVTConfig) -> HVTConfig:
     """A model without pooling, without what no head reads.
 
     Where the head reads the class token alone, the patches may go after the last block's attention:
@@ -237,7 +240,7 @@ def lean(config: HVTConfig) -> HVTConfig:
 
 def _only(base: HVTConfig, fixed: dict[str, Any]) -> HVTConfig:
     size, stride, after = _sizes(base, fixed)[0], _strides(fixed)[0], _places(base, fixed)[0]
-    return lean(_config(base, fixed, size, stride, after))
+    return drop_unread_patches(_config(base, fixed, size, stride, after))
 
 
 # ── which is best ───────────────────────────────────────────────────────────────────────────────
