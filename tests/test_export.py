@@ -356,7 +356,7 @@ def test_balancing_changes_rounding_alone(build: Build, name: str, fields: dict[
     model = build(name, **fields)
     model.blocks[0].norm1.weight.data[3] *= 50  # a channel that leaves the others little precision
     images = drawn_pictures(6, 3, model.config.image)
-    even = balanced(model, images)
+    even = smoothquant(model, images)
     with torch.inference_mode():
         truth, same = model(images), even(images)
     torch.testing.assert_close(same, truth, rtol=1e-4, atol=1e-5)
@@ -407,13 +407,13 @@ def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
         broken.weight[:, 0] = 40 * broken.weight.abs().max()  # one value takes the whole range
     after = broken.weight.clone()
     ranges = input_ranges(model, images)
-    assert "blocks.1.attn.proj" in sensitive(model, images, ranges, share=0.1)
+    assert "blocks.1.attn.proj" in layers_kept_fp32(model, images, ranges, share=0.1)
     torch.testing.assert_close(broken.weight, after)  # as it was
     assert not torch.equal(before, after)
     result = sensitivities(model, images, ranges)
     shares = {one.layer: one.share for one in result}
     for share in (0.0, 0.05, 0.3):
-        assert sum(shares[layer] for layer in sensitive(model, images, ranges, share)) <= share
+        assert sum(shares[layer] for layer in layers_kept_fp32(model, images, ranges, share)) <= share
     # The second block sees fewer tokens, and has as many weights: 4 of its 12 parts in two blocks.
     assert shares["blocks.0.mlp.fc1"] > shares["blocks.1.mlp.fc1"] == pytest.approx(4 / 24)
 

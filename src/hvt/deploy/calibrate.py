@@ -27,7 +27,7 @@ class Calibration:
     """A model that is ready to be quantised, and how."""
 
     model: HVT
-    """It computes what the calibrated one does, from `balanced` channels."""
+    """It computes what the calibrated one does, from `smoothquant` channels."""
     ranges: Mapping[str, Range]
     """Of the inputs of the blocks' linear layers."""
     kept: tuple[str, ...] = ()
@@ -37,9 +37,9 @@ class Calibration:
 def calibrate(model: HVT, images: Tensor, share: float = FLOAT_SHARE) -> Calibration:
     """Balance a model's channels, and find its ranges and which layers to spare, on pictures."""
     few = images[evenly(len(images), CHOOSING)]  # their order may be that of the classes
-    model = balanced(model, few)
+    model = smoothquant(model, few)
     ranges = input_ranges(model, images)
-    return Calibration(model, ranges, sensitive(model, few, ranges, share))
+    return Calibration(model, ranges, layers_kept_fp32(model, few, ranges, share))
 
 
 @torch.inference_mode()
@@ -60,7 +60,7 @@ def input_ranges(model: HVT, images: Tensor) -> dict[str, Range]:
 
 
 @torch.inference_mode()
-def balanced(model: HVT, images: Tensor) -> HVT:
+def smoothquant(model: HVT, images: Tensor) -> HVT:
     """A copy that computes the same from activations that lose less when they are rounded.
 
     A few channels of a layer's input are far larger than the others, and all share one scale. What
@@ -148,7 +148,7 @@ def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> li
     return measured
 
 
-def sensitive(
+def layers_kept_fp32(
     model: HVT, images: Tensor, ranges: Mapping[str, Range], share: float = FLOAT_SHARE
 ) -> tuple[str, ...]:
     """The layers to leave in float32: the greatest error for what they save, up to a share."""
