@@ -29,7 +29,7 @@ from hvt.data.evaluation import SMALL, as_files, eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_pictures, sample_pictures
 from hvt.data.sources import open_eval
-from hvt.deploy.calibrate import CHOOSING, smoothquant, calibrate
+from hvt.deploy.calibrate import CHOOSING, calibrate, smoothquant
 from hvt.deploy.export import to_onnx, write
 from hvt.deploy.quantise import linear_nodes, quantise
 from hvt.deploy.runtime import INPUT, OUTPUT, OnnxModel

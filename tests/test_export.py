@@ -413,7 +413,9 @@ def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
     result = sensitivities(model, images, ranges)
     shares = {one.layer: one.share for one in result}
     for share in (0.0, 0.05, 0.3):
-        assert sum(shares[layer] for layer in layers_kept_fp32(model, images, ranges, share)) <= share
+        assert (
+            sum(shares[layer] for layer in layers_kept_fp32(model, images, ranges, share)) <= share
+        )
     # The second block sees fewer tokens, and has as many weights: 4 of its 12 parts in two blocks.
     assert shares["blocks.0.mlp.fc1"] > shares["blocks.1.mlp.fc1"] == pytest.approx(4 / 24)
 

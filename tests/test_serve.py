@@ -326,7 +326,7 @@ def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> N
 
 
 def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(max_body=50_000, max_held=80_000))
+    app = create_app(engine=engine(max_body=50_000, max_buffered_bytes=80_000))
     control = app.state.admission_control
 
     async def slow(first: int, rest: asyncio.Event) -> AsyncIterator[bytes]:
@@ -352,7 +352,7 @@ def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
 
 
 def test_slow_uploads_give_way_to_others(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(max_body=50_000, max_held=80_000))
+    app = create_app(engine=engine(max_body=50_000, max_buffered_bytes=80_000))
     control = app.state.admission_control
     control.patience = 0.0
 
@@ -639,7 +639,7 @@ def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Eng
         ({"timeout": float("inf")}, "timeout=inf"),
         ({"max_pixels": 10**9}, "max_pixels"),
         ({"queue": 8, "max_pictures": 9}, "queue=8"),
-        ({"max_body": 8, "max_held": 7}, "max_held=7"),
+        ({"max_body": 8, "max_buffered_bytes": 7}, "max_buffered_bytes=7"),
         ({"allow_host": ("https://a.example",)}, "allow_host='https://a.example'"),
     ],
 )

@@ -42,7 +42,7 @@ from .settings import Settings
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
 LIMITS = (
     "max_body", "max_pixels", "max_pictures", "max_header_bytes", "max_header_count",
-    "max_connections", "max_held", "max_batch", "max_wait_ms", "queue", "header_timeout", "timeout",
+    "max_connections", "max_buffered_bytes", "max_batch", "max_wait_ms", "queue", "header_timeout", "timeout",
     "decode_timeout",
 )  # fmt: skip
 
@@ -89,7 +89,7 @@ def create_app(
     )
     app.state.engine, app.state.settings, app.state.metrics = engine, settings, metrics
     app.state.admission_control = AdmissionControl(
-        settings.queue, settings.max_held, metrics.queue.set
+        settings.queue, settings.max_buffered_bytes, metrics.queue.set
     )
     app.state.hosts = Hosts(settings)
     app.state.draining = False

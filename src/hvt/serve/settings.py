@@ -46,7 +46,7 @@ class Settings:
         1000, "connections of a worker; then the one that waits longest for its client is closed"
     )
     queue: int = _count(256, "pictures that a worker has accepted and not answered, at most")
-    max_held: int = _count(
+    max_buffered_bytes: int = _count(
         500_000_000, "bytes of requests that a worker has accepted and not answered, at most"
     )
     header_timeout: float = field(
@@ -80,9 +80,9 @@ class Settings:
                 f"max_pictures={self.max_pictures} must be at most queue={self.queue}, "
                 "or a full request could never be accepted"
             )
-        if self.max_body > self.max_held:
+        if self.max_body > self.max_buffered_bytes:
             raise HVTError(
-                f"max_body={self.max_body} must be at most max_held={self.max_held}, "
+                f"max_body={self.max_body} must be at most max_buffered_bytes={self.max_buffered_bytes}, "
                 "or a full request could never be accepted"
             )
 
