@@ -2,7 +2,7 @@
 
 An index shows the README without the repository around it. With HVT_URL, the address under which
 the repository's files are, such as https://example.org/hvt/blob/v0.1.0, relative links become
-absolute; without it they become plain text, and pictures their description.
+absolute; without it they become plain text, and images their description.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def for_index(text: str, url: str) -> str:
     """A README with its relative links made absolute, or taken out where there is no address."""
 
     def link(match: re.Match[str]) -> str:
-        picture, label, path = match.groups()
+        image, label, path = match.groups()
         if not url:
-            return f"*{label}*" if picture else label
-        raw = "?raw=true" if picture else ""
-        return f"{picture}[{label}]({url.rstrip('/')}/{path}{raw})"
+            return f"*{label}*" if image else label
+        raw = "?raw=true" if image else ""
+        return f"{image}[{label}]({url.rstrip('/')}/{path}{raw})"
 
     return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)]+)\)", link, text)

@@ -1,8 +1,8 @@
-"""Images per second of crops and flips of a batch, beside torchvision's, picture by picture.
+"""Images per second of crops and flips of a batch, beside torchvision's, image by image.
 
     python benchmarks/augment.py
 
-Both do the same work on the same pictures in one process, and take turns, round after round, so
+Both do the same work on the same images in one process, and take turns, round after round, so
 that a busy moment of the machine falls on both alike. Every figure is a median over the rounds.
 The CPU time says how many cores' worth is taken from a training step that runs beside it.
 """
@@ -49,8 +49,8 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time batch augmentation beside timm's.")
-    parser.add_argument("--batch", type=int, default=128, help="pictures in a batch")
-    parser.add_argument("--size", type=int, default=32, help="side of a picture in pixels")
+    parser.add_argument("--batch", type=int, default=128, help="images in a batch")
+    parser.add_argument("--size", type=int, default=32, help="side of an image in pixels")
     parser.add_argument("--rounds", type=int, default=9, help="times that every case is timed")
     parser.add_argument("--out", type=Path, help="also write the table as CSV")
     return parser.parse_args()

@@ -70,8 +70,8 @@ def choices(found: dict[str, Any]) -> str:
             ]
             for way in choice["ways"]
         ]
-        pictures = choice["ways"][0]["pictures"]
-        tables.append(f"`{model}` on {pictures} training pictures:\n\n{table(headings, rows)}")
+        images = choice["ways"][0]["images"]
+        tables.append(f"`{model}` on {images} training images:\n\n{table(headings, rows)}")
     return "\n\n".join(tables)
 
 
@@ -90,9 +90,9 @@ def speed(found: dict[str, Any]) -> str:
 
 
 def accuracy(found: dict[str, Any]) -> str:
-    headings = ["model", "test pictures", "float32 top-1", "int8 top-1", "lost (points)"]
+    headings = ["model", "test images", "float32 top-1", "int8 top-1", "lost (points)"]
     rows = [
-        [model, f"{row['pictures']:,}", *(f"{row[k]:.2f}" for k in ("onnx", "int8", "lost"))]
+        [model, f"{row['images']:,}", *(f"{row[k]:.2f}" for k in ("onnx", "int8", "lost"))]
         for model, row in found.items()
     ]
     return table(headings, rows)

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def paper_runs(folder: Path) -> Iterable[Run]:
-    """Trainings of the paper's rows, the seeds of one together; on the test pictures."""
+    """Trainings of the paper's rows, the seeds of one together; on the test images."""
     files = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     by_key: dict[str, list[dict[str, object]]] = {}
     for one in files:
@@ -72,7 +72,7 @@ def paper_runs(folder: Path) -> Iterable[Run]:
 
 
 def study_runs(path: Path) -> Iterable[Run]:
-    """Trials of a study that were trained to the end; on pictures held out.
+    """Trials of a study that were trained to the end; on images held out.
 
     Those that were stopped say less: with them, left out, the order of the others is worse.
     """

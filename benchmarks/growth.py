@@ -1,4 +1,4 @@
-"""How cost grows with the picture: images/s and memory, measured beside the closed form.
+"""How cost grows with the image: images/s and memory, measured beside the closed form.
 
     python benchmarks/growth.py
 
@@ -61,14 +61,14 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Speed and memory against the size of the picture.",
+        description="Speed and memory against the size of the image.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--models", nargs="+", default=list(MODELS), help="hvt's models; the first is the measure")
     add("--sizes", type=int, nargs="+", help="pixels; 160 to 512, to 288 for patches of 8")
     add("--patch", type=int, nargs="+", default=[16, 8], choices=list(SIZES), help="patch sizes")
-    add("--batch", type=int, default=4, help="pictures at a time")
+    add("--batch", type=int, default=4, help="images at a time")
     add("--rounds", type=int, default=3, help="times that every model is timed")
     add("--device", default="auto", help="auto, cpu, cuda, …")
     add("--threads", type=int, help="CPU threads; torch's own choice by default")
@@ -137,9 +137,9 @@ def show(rows: list[Row]) -> None:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Images/s and memory over the side of the picture: marks are measured, lines the closed form.
+    """Images/s and memory over the side of the image: marks are measured, lines the closed form.
 
-    The lines of speed go through the first model at its largest picture, where what is not
+    The lines of speed go through the first model at its largest image, where what is not
     multiply-add weighs least.
     """
     patches = sorted({int(r["patch"]) for r in rows}, reverse=True)

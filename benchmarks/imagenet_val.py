@@ -1,11 +1,11 @@
-"""Top-1 and top-5 of a checkpoint on ImageNet's validation pictures, or a part of them.
+"""Top-1 and top-5 of a checkpoint on ImageNet's validation images, or a part of them.
 
     python benchmarks/imagenet_val.py WEIGHTS FOLDER --timm deit_tiny_patch16_224
 
 FOLDER has one folder per class; sorted by name, they are the classes 0, 1, … of the logits. The
 transform is the model's own: for DeiT and HVT resize to 256/224 of the input size by bicubic
 interpolation, then crop the centre. With `--timm`, timm's model of that name gets the same weights
-and the same pictures.
+and the same images.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("weights", type=Path, help="any checkpoint that hvt.load reads")
-    add("folder", type=Path, help="one folder of pictures per class")
+    add("folder", type=Path, help="one folder of images per class")
     add("--timm", metavar="NAME", help="compare with timm's model of this name, same weights")
-    add("--batch", type=int, default=25, help="pictures at a time")
+    add("--batch", type=int, default=25, help="images at a time")
     add("--device", default="auto", help="auto, cpu, cuda, …")
     add("--out", type=Path, help="write the figures to this JSON file")
     return parser.parse_args()
@@ -93,14 +93,14 @@ def evaluate(
     right = {name: torch.zeros(2, dtype=torch.long) for name in models}
     seconds, largest = dict.fromkeys(models, 0.0), dict.fromkeys(models, 0.0)
     seen, difference = 0, 0.0
-    for pictures, classes in batches:
-        pictures = pictures.to(device)
+    for images, classes in batches:
+        images = images.to(device)
         seen += len(classes)
         logits: list[Tensor] = []
         for name, model in models.items():
             start = time.perf_counter()
             with torch.inference_mode():
-                logits.append(model(pictures).float().cpu())
+                logits.append(model(images).float().cpu())
             seconds[name] += time.perf_counter() - start
             largest[name] = max(largest[name], logits[-1].abs().max().item())
             hits = logits[-1].topk(5).indices == classes[:, None]  # (B, 5)

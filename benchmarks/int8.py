@@ -2,9 +2,9 @@
 
     python benchmarks/int8.py --cifar100 data --deit WEIGHTS --imagenet FOLDER --train FOLDER
 
-Three parts: `choices` compares ways to quantise on training pictures, `speed` times two models in
-turns, `accuracy` is top-1 of two models on their test pictures. Whatever decides anything (which
-layers stay in float32, which way is best) has seen training pictures only. Each result is written
+Three parts: `choices` compares ways to quantise on training images, `speed` times two models in
+turns, `accuracy` is top-1 of two models on their test images. Whatever decides anything (which
+layers stay in float32, which way is best) has seen training images only. Each result is written
 when it is there, and one that the file has is not measured again; `--again` measures all anew.
 """
 
@@ -27,7 +27,7 @@ import hvt
 from hvt.bench.measure import describe, interleaved, portable_command
 from hvt.data.evaluation import SMALL, as_files, eval_transform
 from hvt.data.loader import EvalBatches
-from hvt.data.sample import drawn_pictures, sample_pictures
+from hvt.data.sample import drawn_images, sample_images
 from hvt.data.sources import open_eval
 from hvt.deploy.calibrate import CHOOSING, calibrate, smoothquant
 from hvt.deploy.export import to_onnx, write
@@ -40,8 +40,8 @@ HERE = Path(__file__).parent
 PARTS = ("choices", "speed", "accuracy")
 MODELS = ("hvt_s_1", "hvt_s_4")
 BATCH = 16
-CALIBRATED = 64  # training pictures that int8 is calibrated on, as `hvt export` does
-COMPARED = 256  # other training pictures that the choices are compared on
+CALIBRATED = 64  # training images that int8 is calibrated on, as `hvt export` does
+COMPARED = 256  # other training images that the choices are compared on
 LEAST = 0.5  # seconds that one timing fills at least
 CPU = torch.device("cpu")
 
@@ -79,9 +79,9 @@ def parse() -> argparse.Namespace:
     add("--models", nargs="+", default=list(MODELS), help="models to time")
     add("--cifar100", type=Path, help="folder that has CIFAR-100 in it, for the built-in model")
     add("--deit", type=Path, help="weights of an ImageNet model")
-    add("--imagenet", type=Path, help="ImageNet's validation pictures, a folder per class")
-    add("--train", type=Path, help="training pictures of ImageNet, some folders of its classes")
-    add("--limit", type=int, help="pictures at most of each kind, for a try")
+    add("--imagenet", type=Path, help="ImageNet's validation images, a folder per class")
+    add("--train", type=Path, help="training images of ImageNet, some folders of its classes")
+    add("--limit", type=int, help="images at most of each kind, for a try")
     add("--rounds", type=int, default=7, help="times that every model is timed")
     add("--threads", type=int, help="CPU threads; torch's own choice by default")
     add("--again", action="store_true", help="measure what the results have already, too")
@@ -90,7 +90,7 @@ def parse() -> argparse.Namespace:
 
 
 def kept(path: Path, machine: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    """The results of an earlier run on the same machine, with the same versions and pictures."""
+    """The results of an earlier run on the same machine, with the same versions and images."""
     if not path.exists():
         return {}
     result = json.loads(path.read_text())
@@ -122,7 +122,7 @@ def calling(model: Callable[[Tensor], object], images: Tensor) -> Callable[[], o
 
 
 def exported(model: hvt.HVT, images: Tensor, folder: Path) -> dict[str, Path]:
-    """The float32 and the int8 file of a model, calibrated on the pictures."""
+    """The float32 and the int8 file of a model, calibrated on the images."""
     files = {form: folder / f"{form}.onnx" for form in ("onnx", "int8")}
     write(model, files["onnx"], "onnx")
     write(model, files["int8"], "int8", calibrate(model, images))
@@ -140,8 +140,8 @@ def speeds(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def speed(model: hvt.HVT, rounds: int) -> dict[str, Any]:
-    """Images/s in PyTorch, in ONNX and in int8, layers spared as with pictures; and sizes."""
-    images = drawn_pictures(BATCH, 3, model.config.image)
+    """Images/s in PyTorch, in ONNX and in int8, layers spared as with images; and sizes."""
+    images = drawn_images(BATCH, 3, model.config.image)
     with tempfile.TemporaryDirectory() as folder:
         files = exported(model, images, Path(folder))
         runs = {"torch": calling(model, images)}
@@ -183,12 +183,12 @@ def accuracy(
     args: argparse.Namespace,
     by_order: bool,
 ) -> dict[str, Any]:
-    """Top-1 in float32 and in int8 on the same test pictures.
+    """Top-1 in float32 and in int8 on the same test images.
 
     ImageNet's folders are in the order of its models' classes, whatever these are called.
     """
     name, root = train
-    deciding = sample_pictures(name, eval_transform(model), CALIBRATED, root=root)
+    deciding = sample_images(name, eval_transform(model), CALIBRATED, root=root)
     test = open_eval(
         test_data,
         root=root,
@@ -200,7 +200,7 @@ def accuracy(
         test = test.subset(range(0, len(test), len(test) // args.limit))  # type: ignore[union-attr]
     height, width = model.config.image
     small = hasattr(test, "images") and height == width <= SMALL
-    result: dict[str, Any] = {"pictures": len(test)}
+    result: dict[str, Any] = {"images": len(test)}
     with tempfile.TemporaryDirectory() as folder:
         for form, path in exported(model, deciding, Path(folder)).items():
             batches = EvalBatches(
@@ -225,25 +225,25 @@ def choices(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]
 
 
 def choose(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Ways to quantise, by speed and by what they do to the logits of training pictures."""
+    """Ways to quantise, by speed and by what they do to the logits of training images."""
     model = hvt.load(args.deit).float()
     count = CALIBRATED + (args.limit or COMPARED)
-    pictures = sample_pictures(args.train, eval_transform(model), count)
+    images = sample_images(args.train, eval_transform(model), count)
     # Those that int8 is calibrated on are not those that are compared on.
-    apart = torch.arange(len(pictures)) % max(2, len(pictures) // CALIBRATED) == 0
-    deciding, pictures = pictures[apart][:CALIBRATED], pictures[~apart]
+    apart = torch.arange(len(images)) % max(2, len(images) // CALIBRATED) == 0
+    deciding, images = images[apart][:CALIBRATED], images[~apart]
     graph = to_onnx(model)
     ways = {"float32": session_of(graph)}
     for name, make in variants(model, graph, deciding).items():
         ways[name] = session_of(make())
-    batch = pictures[torch.arange(BATCH) % len(pictures)]
+    batch = images[torch.arange(BATCH) % len(images)]
     rates = images_per_second({n: calling(run, batch) for n, run in ways.items()}, args.rounds)
-    truth = in_batches(ways["float32"], pictures)
+    truth = in_batches(ways["float32"], images)
     rows = []
     for name, run in ways.items():
-        logits = in_batches(run, pictures)
+        logits = in_batches(run, images)
         same = logits.argmax(dim=1) == truth.argmax(dim=1)
-        alone = torch.cat([run(picture) for picture in pictures.split(1)])
+        alone = torch.cat([run(image) for image in images.split(1)])
         moved = logits.argmax(dim=1) != alone.argmax(dim=1)
         rows.append(
             {
@@ -253,7 +253,7 @@ def choose(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "relative_error": ((logits - truth).norm() / truth.norm()).item(),
                 "agreement": 100 * same.float().mean().item(),
                 "moved": 100 * moved.float().mean().item(),
-                "pictures": len(pictures),
+                "images": len(images),
             }
         )
         print({key: shown(value) for key, value in rows[-1].items()}, flush=True)
@@ -308,8 +308,8 @@ def dynamically(graph: Any, **options: Any) -> Any:
         return onnx.load(str(path))
 
 
-def statically(graph: Any, pictures: Tensor) -> Any:
-    """Activations in ranges seen on some pictures; the products' results stay in float32."""
+def statically(graph: Any, images: Tensor) -> Any:
+    """Activations in ranges seen on some images; the products' results stay in float32."""
     import onnx
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -320,7 +320,7 @@ def statically(graph: Any, pictures: Tensor) -> Any:
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self.batches = iter(pictures.split(BATCH))
+            self.batches = iter(images.split(BATCH))
 
         def get_next(self) -> dict[str, Any] | None:
             batch = next(self.batches, None)
@@ -354,8 +354,8 @@ def session_of(graph: Any) -> Callable[[Tensor], Tensor]:
     return lambda images: torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
 
 
-def in_batches(run: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:
-    return torch.cat([run(batch) for batch in pictures.split(BATCH)])
+def in_batches(run: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    return torch.cat([run(batch) for batch in images.split(BATCH)])
 
 
 if __name__ == "__main__":

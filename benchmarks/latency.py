@@ -44,7 +44,7 @@ def main() -> None:
     add("--modes", default="eager", help="of eager, onnx and int8")
     add("--device", default="auto", help="auto, cpu, cuda …")
     add("--threads", type=int, help="CPU threads; torch's own choice by default")
-    add("--batch", type=int, default=1, help="pictures of a batch")
+    add("--batch", type=int, default=1, help="images of a batch")
     add("--count", type=int, default=24, help="configs")
     add("--gflops", type=float, nargs=2, default=(0.05, 5.0), help="the least and the most of one")
     add("--seed", type=int, default=0, help="of the configs")
@@ -112,12 +112,12 @@ def draw(count: int, gflops: tuple[float, ...], seed: int) -> list[HVTConfig]:
 
 
 def one(space: Space, chance: random.Random) -> HVTConfig | None:
-    depth, picture = chance.choice(space.depths[:14]), chance.choice(space.pictures)
+    depth, image = chance.choice(space.depths[:14]), chance.choice(space.images)
     pooling, after = chance.choice(space.poolings), chance.choice(space.places(depth))
-    if len(lengths(picture.grid, pooling, len(after))) <= len(after):
+    if len(lengths(image.grid, pooling, len(after))) <= len(after):
         return None
     try:
-        return space.config(chance.choice(space.widths), depth, picture, pooling, after)
+        return space.config(chance.choice(space.widths), depth, image, pooling, after)
     except HVTError:
         return None
 

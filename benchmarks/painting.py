@@ -1,6 +1,6 @@
-"""Tools to paint with: shapes, light and noise, for the page's sample pictures.
+"""Tools to paint with: shapes, light and noise, for the page's sample images.
 
-A mask is `(SIDE, SIDE)` from 0 to 1, a picture is `(SIDE, SIDE, 3)` from 0 to 255.
+A mask is `(SIDE, SIDE)` from 0 to 1, an image is `(SIDE, SIDE, 3)` from 0 to 255.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Colour = tuple[int, int, int]
 Points = Sequence[tuple[float, float]]
 Painter = Callable[[np.random.Generator], Array]
 
-# Lengths are hundredths of the picture's side, from its upper left.
+# Lengths are hundredths of the image's side, from its upper left.
 X, Y = np.meshgrid((np.arange(SIDE) + 0.5) * 100 / SIDE, (np.arange(SIDE) + 0.5) * 100 / SIDE)
 
 
@@ -54,14 +54,14 @@ def ellipse(cx: float, cy: float, rx: float, ry: float, turn: float = 0) -> Arra
 
 def soft(mask: Array, radius: float) -> Array:
     """A blurred mask, for shadows and light."""
-    picture = Image.fromarray((mask * 255).astype(np.uint8))
-    blurred = picture.filter(ImageFilter.GaussianBlur(radius * SIDE / 100))
+    image = Image.fromarray((mask * 255).astype(np.uint8))
+    blurred = image.filter(ImageFilter.GaussianBlur(radius * SIDE / 100))
     return np.asarray(blurred, dtype=np.float64) / 255
 
 
-def paint(picture: Array, mask: Array, colour: Colour | Array, strength: float = 1.0) -> None:
+def paint(image: Array, mask: Array, colour: Colour | Array, strength: float = 1.0) -> None:
     share = (mask * strength)[..., None]
-    picture += share * (np.asarray(colour, dtype=np.float64) - picture)
+    image += share * (np.asarray(colour, dtype=np.float64) - image)
 
 
 def between(share: Array, *colours: Colour) -> Array:

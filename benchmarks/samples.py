@@ -1,8 +1,8 @@
-"""Paint the page's sample pictures, `src/hvt/serve/static/sample-*.jpg`.
+"""Paint the page's sample images, `src/hvt/serve/static/sample-*.jpg`.
 
     python benchmarks/samples.py [--out FOLDER] [--check]
 
-Each shows a class of a built-in model. All of it is computed here, so the pictures belong to the
+Each shows a class of a built-in model. All of it is computed here, so the images belong to the
 project as its code does. `--check` writes nothing and says what the models see in them.
 """
 
@@ -20,15 +20,15 @@ from PIL import Image
 QUALITY = 88
 
 BY_MODEL: dict[str, dict[str, Painter]] = {
-    "imagenet": samples_imagenet.PICTURES,
-    "cifar100": samples_cifar100.PICTURES,
+    "imagenet": samples_imagenet.IMAGES,
+    "cifar100": samples_cifar100.IMAGES,
 }
-PICTURES = {name: painter for pictures in BY_MODEL.values() for name, painter in pictures.items()}
+IMAGES = {name: painter for images in BY_MODEL.values() for name, painter in images.items()}
 
 
 def sample(name: str) -> Image.Image:
-    """One of the pictures, always the same."""
-    values = PICTURES[name](np.random.default_rng(7))
+    """One of the images, always the same."""
+    values = IMAGES[name](np.random.default_rng(7))
     return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
 
 
@@ -49,14 +49,14 @@ def main() -> None:
     if args.check:
         from hvt import Predictor
 
-        for model, pictures in BY_MODEL.items():
+        for model, images in BY_MODEL.items():
             predictor = Predictor(model, top=3)
-            for name in pictures:
+            for name in images:
                 answer = predictor(sample(name))
                 print(f"{name:16}", ", ".join(f"{g.name} {g.probability:.0%}" for g in answer.top))
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    for name in PICTURES:
+    for name in IMAGES:
         path = args.out / file_name(name)
         sample(name).save(path, quality=QUALITY, optimize=True)
         print(f"{path} ({path.stat().st_size / 1e3:.1f} kB)")

@@ -4,8 +4,8 @@
     python benchmarks/scaling.py check --root DATA
 
 `best` trains a config by the protocols of `hvt paper run`, at one epoch and at ten, on all training
-pictures, and measures it on the test pictures. `check` trains configs that the fit behind
-`hvt plan` has not seen, at half and at twice the study's budget, on pictures held out: the plan's
+images, and measures it on the test images. `check` trains configs that the fit behind
+`hvt plan` has not seen, at half and at twice the study's budget, on images held out: the plan's
 first choice, the paper's four even stages as wide as the budget allows, and some at random. Each
 training is a row of `results/scaling.csv`, and is not done again; `--shard 1/2` and `2/2` share
 them.
@@ -53,7 +53,7 @@ EVEN = "four even stages within the budget"
 RECIPES = {1: PAPER / "cpu.toml", 10: PAPER / "long.toml"}
 """The recipe of each length in epochs."""
 COLUMNS = (
-    "what", "name", "budget", "gflops", "params_m", "epochs", "seed", "pictures", "top1",
+    "what", "name", "budget", "gflops", "params_m", "epochs", "seed", "images", "top1",
     "predicted", "seconds", "config", "command", "machine", "versions", "date",
 )  # fmt: skip
 
@@ -115,7 +115,7 @@ def job(
 ) -> dict[str, Any]:
     return {
         "what": what, "name": name, "budget": budget, "config": config, "epochs": epochs,
-        "seed": seed, "pictures": "test" if what == "best" else "held out",
+        "seed": seed, "images": "test" if what == "best" else "held out",
     }  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def train(job: dict[str, Any], root: str, threads: int) -> None:
     key = (job["what"], json.dumps(config.to_dict()), str(job["epochs"]), str(job["seed"]))
     if key in {(row["what"], row["config"], row["epochs"], row["seed"]) for row in read_rows()}:
         return
-    holdout = HOLDOUT if job["pictures"] == "held out" else 0.0
+    holdout = HOLDOUT if job["images"] == "held out" else 0.0
     with tempfile.TemporaryDirectory() as folder:
         write_config(config, Path(folder) / "config.json")
         run = hvt.train(

@@ -70,7 +70,7 @@ def study_table() -> str:
     hours = sum(float(row["seconds"]) for row in done if row["seconds"]) / 3600
     parts = [
         f"{len(done)} trials, {len(whole)} of them trained to the end, in {hours:.1f} hours of one "
-        "core. The best by top-1 on pictures held out:"
+        "core. The best by top-1 on images held out:"
     ]
     for epochs, count in BEST_SHOWN.items():
         some = [row for row in whole if float(row["epochs"]) == epochs]
@@ -89,7 +89,7 @@ def study_table() -> str:
     return "\n\n".join(parts)
 
 
-SHAPE = ("picture", "width", "blocks", "pool after", "window", "tokens")
+SHAPE = ("image", "width", "blocks", "pool after", "window", "tokens")
 
 
 def shape(config: HVTConfig) -> list[str]:

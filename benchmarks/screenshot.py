@@ -1,4 +1,4 @@
-"""Take `docs/serve-page.png`: the page of `hvt serve` after a click on a sample picture.
+"""Take `docs/serve-page.png`: the page of `hvt serve` after a click on a sample image.
 
     python benchmarks/screenshot.py [--out FILE.png] [--sample NAME] [--width N] [--dark]
 
@@ -28,7 +28,7 @@ from hvt.files import atomic_write
 
 PATIENCE = 120  # seconds
 COLOURS = 256
-"""So many are enough for the page and its small pictures, in a third of the bytes."""
+"""So many are enough for the page and its small images, in a third of the bytes."""
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -49,7 +49,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=default)
-    parser.add_argument("--sample", default="daisy", help="which picture to click on")
+    parser.add_argument("--sample", default="daisy", help="which image to click on")
     parser.add_argument("--width", type=int, default=1100, help="of the window, in pixels")
     parser.add_argument("--dark", action="store_true", help="in the dark colours")
     parser.add_argument("--address", help="of a running service, such as http://127.0.0.1:8000")
@@ -57,8 +57,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         address = args.address or stack.enter_context(service())
         driver = stack.enter_context(browser())
-        picture = take(driver, address, args.sample, args.width, args.dark)
-    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, kmeans=2)
+        image = take(driver, address, args.sample, args.width, args.dark)
+    few = Image.open(io.BytesIO(image)).convert("RGB").quantize(COLOURS, kmeans=2)
     with atomic_write(args.out) as temporary:
         few.save(temporary, "PNG", optimize=True)
     print(f"{args.out} ({args.out.stat().st_size / 1e3:.0f} kB)")

@@ -140,7 +140,7 @@ class Load:
     def _result(self, taken: float) -> dict[str, Any]:
         good = [right(body, self.expected[which]) for which, body in self.answers]
         answered = zip(self.answers, good, strict=True)
-        pictures = sum(len(self.expected[which]) for (which, _), is_right in answered if is_right)
+        images = sum(len(self.expected[which]) for (which, _), is_right in answered if is_right)
         ordered = sorted(self.latencies) or [0.0]
         share = lambda part: 1e3 * ordered[min(len(ordered) - 1, int(part * len(ordered)))]  # noqa: E731
         return {
@@ -149,7 +149,7 @@ class Load:
             "wrong": good.count(False),
             "seconds": taken,
             "requests_per_s": len(self.answers) / taken,
-            "pictures_per_s": pictures / taken,
+            "images_per_s": images / taken,
             "p50_ms": share(0.5),
             "p90_ms": share(0.9),
             "p99_ms": share(0.99),

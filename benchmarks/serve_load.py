@@ -1,7 +1,7 @@
 """What the service holds: throughput beside the bare model, latency at half load, nothing lost.
 
     python benchmarks/serve_load.py                  # the small built-in model, about six minutes
-    python benchmarks/serve_load.py model.onnx --pictures 8
+    python benchmarks/serve_load.py model.onnx --images 8
 
 Everything is on loopback, with `hvt serve` and the client in processes of their own:
 
@@ -9,7 +9,7 @@ Everything is on loopback, with `hvt serve` and the client in processes of their
   ratio is that of the medians.
 - **Half load.** Requests come at random at half the rate of saturation.
 - **A worker is killed** among 10,000 requests to two workers. A request that dies with its
-  connection is sent again, as the answer to a picture does not depend on how often it is asked.
+  connection is sent again, as the answer to an image does not depend on how often it is asked.
 - **The service is told to stop** under load, ten times with one worker and ten with two. Each
   request that was sent must have been answered, until nobody listens any more.
 """
@@ -60,13 +60,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(args.model) if is_onnx(args.model) else export_to(folder, args.model)
         assert file is not None
-        traffic = Traffic(Predictor(file), Path(folder), args.pictures, args.size)
+        traffic = Traffic(Predictor(file), Path(folder), args.images, args.size)
         report: dict[str, Any] = {
             "command": portable_command(sys.argv),
             "machine": describe(CPU),
             "model": Path(args.model).name,
-            "pictures": f"JPEG, {traffic.size[0]} × {traffic.size[1]} pixels",
-            "pictures_per_request": args.pictures,
+            "images": f"JPEG, {traffic.size[0]} × {traffic.size[1]} pixels",
+            "images_per_request": args.images,
             "connections": args.connections,
             "serve": args.serve,
         }
@@ -92,8 +92,8 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("model", nargs="?", default="cifar100", help="a checkpoint or an exported file")
-    add("--pictures", type=int, default=1, help="pictures in one request")
-    add("--size", type=int, nargs=2, help="width and height of the pictures; else the model's")
+    add("--images", type=int, default=1, help="images in one request")
+    add("--size", type=int, nargs=2, help="width and height of the images; else the model's")
     add("--connections", type=int, help="requests under way at saturation; 64, or what fits")
     add("--requests", type=int, default=10_000, help="requests while a worker is killed")
     add("--rounds", type=int, default=5, help="turns of the bare model and the saturated service")
@@ -105,7 +105,7 @@ def parse() -> argparse.Namespace:
     add("--out", type=Path, default=HERE / "results/serve_load.json", help="the results' file")
     args = parser.parse_args()
     # Half of what a service's queue holds, so that none is refused.
-    args.connections = args.connections or min(64, max(1, Settings().queue // 2 // args.pictures))
+    args.connections = args.connections or min(64, max(1, Settings().queue // 2 // args.images))
     return args
 
 
@@ -120,10 +120,10 @@ def right(report: dict[str, Any]) -> bool:
 
 
 class Traffic:
-    """Requests as bytes, and the answers that `hvt predict` gives to their pictures."""
+    """Requests as bytes, and the answers that `hvt predict` gives to their images."""
 
     def __init__(
-        self, predictor: Predictor, folder: Path, pictures: int, size: Sequence[int] | None
+        self, predictor: Predictor, folder: Path, images: int, size: Sequence[int] | None
     ) -> None:
         height, width = predictor.model.config.image
         self.size = (size[0], size[1]) if size else (width, height)
@@ -131,13 +131,13 @@ class Traffic:
         self.expected: list[list[dict[str, float]]] = []
         noise = np.random.default_rng(0)
         for _ in range(DISTINCT):
-            files = [self._picture(noise, folder / f"{n}.jpg") for n in range(pictures)]
+            files = [self._image(noise, folder / f"{n}.jpg") for n in range(images)]
             answers = predictor([str(file) for file in files])
             self.expected.append([{g.name: g.probability for g in a.top} for a in answers])
             request = _request([file.read_bytes() for file in files])
             self.requests.append(base64.b64encode(request).decode())
 
-    def _picture(self, noise: np.random.Generator, path: Path) -> Path:
+    def _image(self, noise: np.random.Generator, path: Path) -> Path:
         """Patches of colour: as easy to decode as a photograph is, not as noise."""
         small = noise.integers(0, 256, (5, 5, 3), dtype=np.uint8)
         large = Image.fromarray(small).resize(self.size, Image.Resampling.BICUBIC)
@@ -150,12 +150,12 @@ class Traffic:
         return common | texts | {"port": port, "connections": connections} | more
 
 
-def _request(pictures: Sequence[bytes]) -> bytes:
-    kind, body = "image/jpeg", pictures[0]
-    if len(pictures) > 1:
+def _request(images: Sequence[bytes]) -> bytes:
+    kind, body = "image/jpeg", images[0]
+    if len(images) > 1:
         kind = "multipart/form-data; boundary=hvt"
-        head = b'--hvt\r\nContent-Disposition: form-data; name="pictures"; filename="p"\r\n\r\n'
-        body = b"".join(head + picture + b"\r\n" for picture in pictures) + b"--hvt--\r\n"
+        head = b'--hvt\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n\r\n'
+        body = b"".join(head + image + b"\r\n" for image in images) + b"--hvt--\r\n"
     lines = (
         f"POST /predict?top={TOP} HTTP/1.1",
         "Host: localhost",
@@ -252,12 +252,12 @@ def saturation(file: Path, traffic: Traffic, args: argparse.Namespace) -> dict[s
                 rounds.append(result)
             show("saturation", result)
     bare_rate = args.batch / statistics.median(times["bare"])
-    rate = statistics.median(result["pictures_per_s"] for result in rounds)
+    rate = statistics.median(result["images_per_s"] for result in rounds)
     print(f"bare {bare_rate:.0f} images/s, service {rate:.0f}: {rate / bare_rate:.2f}", flush=True)
     return {
         "bare_images_per_s": bare_rate,
         "bare_threads": torch.get_num_threads(),
-        "pictures_per_s": rate,
+        "images_per_s": rate,
         "requests_per_s": statistics.median(result["requests_per_s"] for result in rounds),
         "ratio": rate / bare_rate,
         "wrong": sum(result["wrong"] for result in rounds),
@@ -284,7 +284,7 @@ def killed_worker(file: Path, traffic: Traffic, args: argparse.Namespace) -> dic
         plan = traffic.plan(service.port, 16, count=args.requests, retry=True)
         client = Client(plan)
         victim = service.workers()[0]
-        while answered(service.port) < args.requests * args.pictures / 3:
+        while answered(service.port) < args.requests * args.images / 3:
             time.sleep(0.2)
         victim.kill()
         result = client.result()
@@ -296,10 +296,10 @@ def killed_worker(file: Path, traffic: Traffic, args: argparse.Namespace) -> dic
 
 
 def answered(port: int) -> int:
-    """Pictures so far, by the service's own metrics."""
+    """Images so far, by the service's own metrics."""
     with contextlib.suppress(OSError):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-            match = re.search(rb"^hvt_pictures_total (\S+)$", response.read(), re.MULTILINE)
+            match = re.search(rb"^hvt_images_total (\S+)$", response.read(), re.MULTILINE)
         return int(float(match[1])) if match else 0
     return 0
 

@@ -139,7 +139,7 @@ def prepare(
     built: dict[str, nn.Module] = {
         name: contenders.build(name, device, drop_path_rate=0.1) for name in [*models, *extra]
     }
-    data = {batch: contenders.pictures(built[BASELINE], batch, device) for batch in batches}
+    data = {batch: contenders.images(built[BASELINE], batch, device) for batch in batches}
     optimizers = {name: contenders.adamw(built[name]) for name in models}
     for batch in batches:
         images, classes = data[batch]

@@ -1,4 +1,4 @@
-"""An upcycled model beside its rivals: top-1, multiply-adds and images/s, on the same pictures.
+"""An upcycled model beside its rivals: top-1, multiply-adds and images/s, on the same images.
 
     hvt upcycle SOURCE pooled.safetensors --gflops 0.7 --data PHOTOS --run-folder runs/pooled
     hvt upcycle SOURCE small.safetensors --img-size 160 --pool-after '()' --data PHOTOS \\
@@ -6,9 +6,9 @@
     python benchmarks/upcycle.py SOURCE --labelled FOLDER --gflops 0.7 \\
         --run pooled=runs/pooled --run 160px=runs/160 --speed
 
-Rows: the source; the source on smaller pictures; ToMe at several r; PoWER's extraction at the
+Rows: the source; the source on smaller images; ToMe at several r; PoWER's extraction at the
 budget; and each run untrained, after its tail and after all. The rivals without a run are not
-trained. FOLDER has one folder per class, sorted as the logits are. Answers to its pictures are kept
+trained. FOLDER has one folder per class, sorted as the logits are. Answers to its images are kept
 in the work folder, a file for each row, so that the script can stop and go on, and rows be added.
 Confidence intervals are of the paired difference to the source. Timings, in turns, are made with
 `--speed` for all rows at once and kept until the next time. With `--update` only the source and the
@@ -93,12 +93,12 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("source", nargs="?", help="what hvt upcycle takes")
-    add("--labelled", help="one folder of pictures per class, in the logits' order")
+    add("--labelled", help="one folder of images per class, in the logits' order")
     add("--gflops", type=float, help="the budget, for PoWER's extraction")
     add("--run", action="append", default=[], metavar="NAME=FOLDER", help="runs of hvt upcycle")
-    add("--sizes", default="160,176,192", help="pictures of the untrained source, in pixels")
+    add("--sizes", default="160,176,192", help="images of the untrained source, in pixels")
     add("--merge", default="8,12,16", help="ToMe's r")
-    add("--limit", type=int, help="so many pictures, spread evenly, for a trial")
+    add("--limit", type=int, help="so many images, spread evenly, for a trial")
     add("--speed", action="store_true", help="time all rows, in turns")
     add("--rounds", type=int, default=5, help="turns of each")
     add("--threads", type=int, help="CPU threads")
@@ -131,7 +131,7 @@ def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
             raise SystemExit(f"--run {text} should be NAME=FOLDER")
         result = json.loads((Path(folder) / "placement.json").read_text())["chosen"]
         placed = hvt.HVTConfig.from_dict(result)
-        if placed.pool_blocks:  # else it is the source on smaller pictures, a row already
+        if placed.pool_blocks:  # else it is the source on smaller images, a row already
             models[f"{name}, untrained"] = pooled(resized(source, placed.image), placed)
         for phase in ("tail", "all"):
             path = Path(folder) / phase / "best.safetensors"
@@ -144,7 +144,7 @@ def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
 def answers(
     name: str, model: hvt.HVT, args: argparse.Namespace, device: torch.device
 ) -> np.ndarray:
-    """Whether the first and any of the first five answers is right: `(pictures, 2)`."""
+    """Whether the first and any of the first five answers is right: `(images, 2)`."""
     path = args.work / f"{name.replace(' ', '_')}.npz"
     key = f"{args.labelled} {args.limit} {weights_digest(model)}"
     if path.exists():
@@ -153,14 +153,12 @@ def answers(
             return kept["hits"]
     print(f"measuring {name}", file=sys.stderr, flush=True)
     data = open_eval(args.labelled, num_classes=model.num_classes, match_by_order=True)
-    pictures: Any = data.val
+    images: Any = data.val
     if args.limit:
-        pictures = pictures.subset(
-            np.linspace(0, len(pictures) - 1, args.limit, dtype=int).tolist()
-        )
+        images = images.subset(np.linspace(0, len(images) - 1, args.limit, dtype=int).tolist())
     model = model.to(device).eval()
     results = []
-    for batch in EvalBatches(pictures, eval_transform(model), batch_size=25, workers=args.workers):
+    for batch in EvalBatches(images, eval_transform(model), batch_size=25, workers=args.workers):
         best = model(batch.images.to(device)).float().topk(5, dim=1).indices.cpu()
         right = best.eq(batch.labels[:, None])
         results.append(torch.stack((right[:, 0], right.any(dim=1)), dim=1))
@@ -222,7 +220,7 @@ def row(
         "img_size": model.config.image[0],
         "gflops": price.gflops,
         "params_m": price.params_m,
-        "pictures": len(own),
+        "images": len(own),
         "top1": 100 * own[:, 0].mean(),
         "top5": 100 * own[:, 1].mean(),
         "difference": paired.mean(),
@@ -236,8 +234,8 @@ def updated(report: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
     """A report with some rows measured anew, and a note of which and how."""
     rows = {one["model"]: one for one in report["rows"]}
     before, now = rows["source"], newer["rows"][0]
-    if any(before[key] != now[key] for key in ("pictures", "top1", "top5")):
-        raise SystemExit("the source has another accuracy here: these are not the same pictures")
+    if any(before[key] != now[key] for key in ("images", "top1", "top5")):
+        raise SystemExit("the source has another accuracy here: these are not the same images")
     for one in newer["rows"][1:]:
         rows[one["model"]] = rows.get(one["model"], {}) | one
     note = {"rows": [one["model"] for one in newer["rows"][1:]]}
@@ -247,7 +245,7 @@ def updated(report: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
 
 def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> None:
     """Top-1 against multiply-adds, and against images/s in each way of running that was timed."""
-    panels = [("gflops", "multiply-adds of a picture (G)")]
+    panels = [("gflops", "multiply-adds of an image (G)")]
     panels += [
         (f"{mode}_{batch}", f"images/s, {WORDS[mode]}, batch {batch}")
         for mode, batch in SPEEDS
@@ -318,7 +316,7 @@ def rivals(report: dict[str, Any]) -> str:
         f"{table(headings, cells)}\n\n"
         "![Top-1 against multiply-adds and against images/s of all models in the table]"
         "(../benchmarks/results/upcycle/rivals.png)\n\n"
-        f"On {rows[0]['pictures']} labelled pictures. *To the source* is the paired difference in "
+        f"On {rows[0]['images']} labelled images. *To the source* is the paired difference in "
         "points with its 95 % interval; the last columns are images/s, in turns. By\n"
         f"`{report['command']}`\non {machine['cpu']}, {machine['threads']} threads, torch "
         f"{machine['torch']}, {machine['date']}." + "".join(map(update, report.get("updates", [])))

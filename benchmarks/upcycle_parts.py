@@ -3,7 +3,7 @@
     python benchmarks/upcycle_parts.py "all losses=runs/half" "without KL=runs/no-kl" …
 
 Each run is a finished one of `hvt upcycle`, of the same source, placement and photos. No
-labelled picture is seen. Writes `benchmarks/results/upcycle/parts.csv` and its table in
+labelled image is seen. Writes `benchmarks/results/upcycle/parts.csv` and its table in
 docs/upcycle.md; rows of other names stay there as they are.
 """
 

@@ -68,8 +68,8 @@ import torch, hvt
 torch.set_num_threads({threads})
 predictor = hvt.Predictor("{checkpoint}")
 noise = np.random.default_rng(0)
-pictures = [Image.fromarray(noise.integers(0, 255, (96, 96, 3), dtype=np.uint8)) for _ in range(64)]
-report(lambda: list(predictor(pictures)))
+images = [Image.fromarray(noise.integers(0, 255, (96, 96, 3), dtype=np.uint8)) for _ in range(64)]
+report(lambda: list(predictor(images)))
 """
 TRAIN = """
 import contextlib, io, re, sys, tempfile
@@ -94,7 +94,7 @@ def cases(threads: int, checkpoint: Path) -> dict[str, str]:
         "inference, deit_s, batch 16": INFERENCE.format(model="deit_s", batch=16, threads=threads),
         "training step, hvt_s_4": STEP.format(model="hvt_s_4", batch=16, threads=threads),
         "hvt train digits, 20 epochs": TRAIN,
-        "Predictor, 64 pictures": PREDICT.format(checkpoint=checkpoint, threads=threads),
+        "Predictor, 64 images": PREDICT.format(checkpoint=checkpoint, threads=threads),
     }
     return {name: REPEAT + program for name, program in programs.items()}
 

@@ -2,9 +2,9 @@
 
     python benchmarks/wall_clock.py --root DATA
 
-First the speed of both is measured, in turns; then each trains for as many pictures as its speed
+First the speed of both is measured, in turns; then each trains for as many images as its speed
 allows in the minutes asked for, with the whole schedule, one after the other, from the same seed.
-The test pictures are looked at once, at the end of each. Writes a JSON and the curves beside it.
+The test images are looked at once, at the end of each. Writes a JSON and the curves beside it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     curves: dict[str, Any] = {}
     for name, recipe in recipes.items():
-        epochs = round(60 * args.minutes * speeds[name] / speeds["pictures"], 3)
+        epochs = round(60 * args.minutes * speeds[name] / speeds["images"], 3)
         print(f"{name}: {speeds[name]:.0f} images/s, so {epochs} epochs in {args.minutes} minutes")
         rows.append(one_run(name, recipe.replace(epochs=epochs), curves))
     described: dict[str, Any] = {"recipe": args.recipe, "minutes": args.minutes, "rows": rows}
@@ -58,14 +58,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--root", help="folder that has the recipe's data set in it")
     parser.add_argument("--minutes", type=float, default=7.0, help="training time of each")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--holdout", type=float, default=0.0, help="measure on held-out pictures")
+    parser.add_argument("--holdout", type=float, default=0.0, help="measure on held-out images")
     parser.add_argument("--rounds", type=int, default=5, help="timings of each model's speed")
     parser.add_argument("--out", type=Path, default=RESULTS / "wall_clock.json")
     return parser.parse_args()
 
 
 def measure(recipes: dict[str, Recipe], rounds: int, steps: int = 10) -> dict[str, float]:
-    """Images per second of each recipe's training, fed as in a run; and the training pictures."""
+    """Images per second of each recipe's training, fed as in a run; and the training images."""
     trainers, times = {}, {name: [0.0] * 0 for name in recipes}
     with tempfile.TemporaryDirectory() as folder:
         for name, recipe in recipes.items():
@@ -80,7 +80,7 @@ def measure(recipes: dict[str, Recipe], rounds: int, steps: int = 10) -> dict[st
         times[name].append((time.perf_counter() - began) / steps)
     batch = next(iter(recipes.values())).batch_size
     speeds = {name: batch / statistics.median(each) for name, each in times.items()}
-    return speeds | {"pictures": trainer.steps * batch}
+    return speeds | {"images": trainer.steps * batch}
 
 
 def one_run(name: str, recipe: Recipe, curves: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def one_run(name: str, recipe: Recipe, curves: dict[str, Any]) -> dict[str, Any]
         "epochs": recipe.epochs,
         "top1": last["val_top1"],
         "top5": last["val_top5"],
-        "test": "held-out training pictures" if recipe.holdout else "test pictures",
+        "test": "held-out training images" if recipe.holdout else "test images",
         "seconds": round(result.seconds, 1),
         "images_per_second": round(result.images_per_second, 1),
         "tokens": list(config.tokens),

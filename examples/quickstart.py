@@ -68,16 +68,16 @@ def main() -> None:
     if draw_curves(folder / "curves.png", {n: r.rows for n, r in results.items()}):
         console.print(f"curves: {folder / 'curves.png'}", highlight=False)
 
-    console.rule("the HVT on a few test pictures")
-    pictures = open_data("digits").val
+    console.rule("the HVT on a few test images")
+    images = open_data("digits").val
     predictor = Predictor(results["HVT"].model, top=2)
     for index in range(5):
-        picture, label = pictures[index]
-        answer = predictor(picture)
+        image, label = images[index]
+        answer = predictor(image)
         said = ", ".join(f"{g.name} ({100 * g.probability:.0f} %)" for g in answer.top)
         console.print(f"a {label}: {said}", highlight=False)
     console.print(
-        f"\nPredict your own: hvt predict {results['HVT'].folder}/model.safetensors PICTURE",
+        f"\nPredict your own: hvt predict {results['HVT'].folder}/model.safetensors IMAGE",
         highlight=False,
         soft_wrap=True,
     )

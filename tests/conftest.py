@@ -110,7 +110,7 @@ def stir(model: hvt.HVT) -> hvt.HVT:
 
 @pytest.fixture
 def images() -> Tensor:
-    """Two pictures for a small model."""
+    """Two images for a small model."""
     return torch.randn(2, 3, 64, 64)
 
 

@@ -1,4 +1,4 @@
-"""Pictures that a service would rather not get: damaged, giant, of strange kinds, or none."""
+"""Images that a service would rather not get: damaged, giant, of strange kinds, or none."""
 
 import io
 import random
@@ -12,7 +12,7 @@ from PIL import Image
 
 Kind = Callable[[random.Random], bytes]
 GOOD = ("animated", "rotated", "cmyk", "sixteen_bit", "transparent", "one_bit", "wrong_exif")
-"""The kinds that are strange and yet pictures, which must be answered."""
+"""The kinds that are strange and yet images, which must be answered."""
 
 SVG = (
     b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="64" height="64">'
@@ -23,7 +23,7 @@ OTHERS = (
     b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog >>\nendobj\n%%EOF",
     b"PK\x03\x04" + bytes(60),
     b"<!doctype html><html><img src=x onerror=alert(1)></html>",
-    b'{"picture": "iVBORw0KGgo="}',
+    b'{"image": "iVBORw0KGgo="}',
     b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n(x) print\n",
     b"\x7fELF" + bytes(60),
     b"GIF89a",
@@ -36,7 +36,7 @@ OTHERS = (
 
 
 def hostile(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """So many pictures of all kinds in turn, by the name of their kind."""
+    """So many images of all kinds in turn, by the name of their kind."""
     stream = random.Random(seed)
     kinds = list(KINDS)
     for place in range(count):

@@ -1,4 +1,4 @@
-"""What Schemathesis sends where the description asks for a picture."""
+"""What Schemathesis sends where the description asks for an image."""
 
 import random
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hvt.serve.schema import RAW
 
 STREAM = random.Random(0)
-PICTURES = st.sampled_from([encoded(drawn(STREAM), form) for form in ("PNG", "JPEG", "WEBP") * 2])
+IMAGES = st.sampled_from([encoded(drawn(STREAM), form) for form in ("PNG", "JPEG", "WEBP") * 2])
 
 for media in RAW:
-    schemathesis.openapi.media_type(media, PICTURES)
+    schemathesis.openapi.media_type(media, IMAGES)

@@ -1,4 +1,4 @@
-"""Crops and flips of batches, from each picture's key and nothing else; what timm adds to them."""
+"""Crops and flips of batches, from each image's key and nothing else; what timm adds to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from timm.data import transforms_factory
 from torchvision.transforms.functional import pil_to_tensor
 from training import PLAIN, tiny
 
-from hvt.data.arrays import ArrayPictures
+from hvt.data.arrays import ArrayImages
 from hvt.data.augment import INTERPOLATIONS, BatchAugment, keys_for, normalise, uniform
 from hvt.data.evaluation import eval_transform
 from hvt.data.loader import TrainBatches
@@ -34,10 +34,10 @@ def photos() -> NDArray[np.uint8]:
     """48 patches of real photographs (scikit-learn's) at CIFAR's size: (48, 32, 32, 3)."""
     datasets = pytest.importorskip("sklearn.datasets")
     results = []
-    for picture in datasets.load_sample_images().images:
+    for image in datasets.load_sample_images().images:
         for top in range(0, 4 * 96, 96):
             for left in range(0, 6 * 96, 96):
-                patch = Image.fromarray(picture[top : top + 96, left : left + 96])
+                patch = Image.fromarray(image[top : top + 96, left : left + 96])
                 results.append(np.asarray(patch.resize((32, 32), Image.Resampling.BICUBIC)))
     return np.stack(results)
 
@@ -60,16 +60,16 @@ def augmenter(size: int = 32, padding: int = 4, flip: float = 0.5) -> BatchAugme
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (8, 8, 1), (9, 12, 3)])
 def test_crop_and_flip_one_by_one(shape: tuple[int, int, int]) -> None:
-    """Every result is one of the windows of the padded picture, and all of them come up."""
+    """Every result is one of the windows of the padded image, and all of them come up."""
     height, width, channels = shape
     number, pad = 600, 2
-    pictures = np.random.default_rng(1).integers(0, 256, (number, *shape), dtype=np.uint8)
+    images = np.random.default_rng(1).integers(0, 256, (number, *shape), dtype=np.uint8)
     augmented = BatchAugment(height, (0.5,) * channels, (1,) * channels, padding=pad)
-    cropped = augmented._crop(pictures.transpose(0, 3, 1, 2), keys(number))
+    cropped = augmented._crop(images.transpose(0, 3, 1, 2), keys(number))
     augmented._flip(cropped, keys(number))
     seen = set()
-    for ours, picture in zip(cropped, pictures, strict=True):
-        padded = np.pad(picture, ((pad, pad), (pad, pad), (0, 0)), mode="constant")
+    for ours, image in zip(cropped, images, strict=True):
+        padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode="constant")
         matches = []
         for top in range(2 * pad + 1):
             for left in range(2 * pad + 1):
@@ -101,7 +101,7 @@ def test_flip_always_and_half(images: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("size", [32, 48])
-def test_a_picture_alone_is_the_picture_in_a_batch(images: torch.Tensor, size: int) -> None:
+def test_an_image_alone_is_the_image_in_a_batch(images: torch.Tensor, size: int) -> None:
     augmented, key = augmenter(size), keys(48)
     together = augmented(images, key)
     for number in range(48):
@@ -121,23 +121,21 @@ def test_a_picture_alone_is_the_picture_in_a_batch(images: torch.Tensor, size: i
 )
 def test_any_shape(side: int, channels: int, size: int, number: int, seed: int) -> None:
     generator = np.random.default_rng(side)
-    pictures = generator.integers(0, 256, (number, side, side, channels), dtype=np.uint8)
+    images = generator.integers(0, 256, (number, side, side, channels), dtype=np.uint8)
     augmented = BatchAugment(size, (0.5,) * channels, (0.25,) * channels, padding=3)
     key = keys_for(seed, 0, np.arange(number))
-    before = pictures.copy()
-    result = augmented(torch.from_numpy(pictures), key)
+    before = images.copy()
+    result = augmented(torch.from_numpy(images), key)
     assert result.shape == (number, channels, size, size)
     assert result.dtype == torch.float32
     assert result.is_contiguous()
     assert result.abs().le(2).all()
-    np.testing.assert_array_equal(pictures, before)
-    again = [
-        augmented(torch.from_numpy(pictures[i : i + 1]), key[i : i + 1]) for i in range(number)
-    ]
+    np.testing.assert_array_equal(images, before)
+    again = [augmented(torch.from_numpy(images[i : i + 1]), key[i : i + 1]) for i in range(number)]
     assert not number or torch.equal(torch.cat(again), result)
 
 
-def test_same_keys_same_pictures_other_keys_others(images: torch.Tensor) -> None:
+def test_same_keys_same_images_other_keys_others(images: torch.Tensor) -> None:
     augmented = augmenter()
     first = augmented(images, keys(48))
     assert torch.equal(first, augmenter()(images, keys(48)))
@@ -217,13 +215,13 @@ def test_the_first_keys_never_change() -> None:
     ]
 
 
-# ── what timm does to pictures in memory ────────────────────────────────────────────────────────
+# ── what timm does to images in memory ────────────────────────────────────────────────────────
 
 PAPER = "rand-m9-mstd0.5-inc1"
 
 
 def batches(workers: int = 0, in_chans: int = 3, **values: Any) -> TrainBatches:
-    """The digits' training pictures under a recipe that is plain but for `values`."""
+    """The digits' training images under a recipe that is plain but for `values`."""
     overrides = {"in_chans": in_chans, "img_size": values.pop("img_size", 8)}
     values = PLAIN | {"batch_size": 24, "workers": workers} | values
     recipe = tiny(Path("unused"), **values, overrides=overrides)
@@ -233,7 +231,7 @@ def batches(workers: int = 0, in_chans: int = 3, **values: Any) -> TrainBatches:
 
 def test_crops_and_flips_need_no_pil() -> None:
     plain = batches(padding=1, flip=0.5)
-    assert isinstance(plain.dataset, ArrayPictures)
+    assert isinstance(plain.dataset, ArrayImages)
     assert isinstance(plain.augment, BatchAugment)
 
 
@@ -267,8 +265,8 @@ def test_without_chance_both_ways_give_the_same() -> None:
     torch.testing.assert_close(ours.images, theirs.images, rtol=0, atol=1 / 255 / 0.2)
 
 
-def test_small_pictures_are_resized_as_the_recipe_says() -> None:
-    """By both ways, a batch at once and timm's; a drawn one is drawn for each picture."""
+def test_small_images_are_resized_as_the_recipe_says() -> None:
+    """By both ways, a batch at once and timm's; a drawn one is drawn for each image."""
     both = [{"color_jitter": jitter, "img_size": 12} for jitter in (0.0, 1e-9)]
     bicubic, bilinear, drawn = (
         [next(batches(interpolation=name, **values).epoch(0)).images for values in both]
@@ -324,20 +322,20 @@ def test_normalise_resizes_as_timm(
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos"])
-def test_small_pictures_are_shown_as_the_checkpoint_says(
+def test_small_images_are_shown_as_the_checkpoint_says(
     photos: NDArray[np.uint8], images: torch.Tensor, interpolation: str
 ) -> None:
     model = create_model("hvt_ti_1", img_size=48, patch_size=8, num_heads=1, depth=2)
     model.pretrained_cfg.update(interpolation=interpolation, mean=(0.0,) * 3, std=(1.0,) * 3)
     ours = eval_transform(model, arrays=True)(images)
     size, resampling = (48, 48), Image.Resampling[interpolation.upper()]
-    for picture, photo in zip(ours, photos, strict=True):
+    for image, photo in zip(ours, photos, strict=True):
         resized = pil_to_tensor(Image.fromarray(photo).resize(size, resampling))
-        off = (picture * 255 - resized).abs()
+        off = (image * 255 - resized).abs()
         assert off.max() < 2.5
 
 
-def test_wrong_pictures_are_refused(images: torch.Tensor) -> None:
+def test_wrong_images_are_refused(images: torch.Tensor) -> None:
     augmented = augmenter()
     with pytest.raises(HVTError, match="key"):
         augmented(images, keys(47))

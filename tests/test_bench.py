@@ -290,7 +290,7 @@ def test_the_command_as_a_table(command: Command) -> None:
     assert row.split()[:5] == ["deit_ti", "eager", "1", "32", f"{gflops:.2f}"]
 
 
-def test_the_picture(tmp_path: Path) -> None:
+def test_the_image(tmp_path: Path) -> None:
     rows = [
         Row("deit_s", "hvt", "eager", 16, "224", 4.6, 22.0, 15.0, 1, 1, 1, 9, 1, 1, 1, None),
         Row("runs/$a_$b.onnx", "hvt", "int8", 1, "224", 1.4, 22.0, 70.0, 1, 1, 1, 9, 1, 1, 1, None),
@@ -323,7 +323,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
         (("none.onnx",), "cannot read none.onnx: No such file"),
         (("none.safetensors",), "cannot read none.safetensors"),
         (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not available"),
-        (("hvt_s_1", "--plot", "speed.jpg"), "the picture speed.jpg should end in .png or .svg"),
+        (("hvt_s_1", "--plot", "speed.jpg"), "the image speed.jpg should end in .png or .svg"),
         (("hvt_s_1", "--csv", "model.safetensors"), "model.safetensors should end in .csv"),
         (("hvt_s_1", "--csv", "none/speed.csv"), "none/speed.csv: the folder none does not exist"),
         (("hvt_s_1", "resnet18", "--img-size", "64"), "hvt's names, and resnet18 has a size of"),

@@ -1,4 +1,4 @@
-"""`check` reads every picture and says all that is wrong with a data set."""
+"""`check` reads every image and says all that is wrong with a data set."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ def save_image(path: Path, shade: int, mode: str = "RGB", size: tuple[int, int] 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of 12 and 11 training pictures, with all that can be wrong with them."""
+    """Two classes of 12 and 11 training images, with all that can be wrong with them."""
     shade = 0
     for part, name, count in (("train", "cat", 12), ("train", "dog", 9), ("val", "cat", 3)):
         for number in range(count):
@@ -53,9 +53,9 @@ def test_all_that_is_wrong(folder: Path, workers: int | None) -> None:
     assert not report.clean
     assert [(Path(one.path).name, one.part, one.reason) for one in report.broken] == [
         ("03.png", "train", "the file is empty"),
-        ("00.png", "val", "its content is not in a picture format"),
+        ("00.png", "val", "its content is not in an image format"),
     ]
-    assert report.pictures == {"train": 23, "val": 4}
+    assert report.images == {"train": 23, "val": 4}
     assert report.classes == {"cat": {"train": 12, "val": 4}, "dog": {"train": 11, "val": 0}}
     assert report.width == (2, 6, 6)
     assert report.height == (4, 4, 40)
@@ -76,17 +76,17 @@ def test_a_folder_without_val_is_one_part(tmp_path: Path) -> None:
     save_image(tmp_path / "emu" / "0.png", 200)
     report = check(str(tmp_path))
     assert report.clean
-    assert report.pictures == {"all": 25}
+    assert report.images == {"all": 25}
     assert report.tiny == {"emu": 1}
     assert report.shared == report.contradicting == []
 
 
 def test_one_class_can_be_checked(tmp_path: Path) -> None:
     save_image(tmp_path / "cat" / "0.png", 0)
-    assert check(tmp_path).pictures == {"all": 1}
+    assert check(tmp_path).images == {"all": 1}
 
 
-def test_pictures_that_are_too_much_work_are_broken(tmp_path: Path) -> None:
+def test_images_that_are_too_much_work_are_broken(tmp_path: Path) -> None:
     save_image(tmp_path / "cat" / "0.png", 0)
     (tmp_path / "cat" / "1.jpg").write_bytes(repeated_scans(20_000, (6928, 6928)))
     (tmp_path / "cat" / "2.tif").write_bytes(tags_of_copies(200, 1000))
@@ -95,7 +95,7 @@ def test_pictures_that_are_too_much_work_are_broken(tmp_path: Path) -> None:
     report = check(tmp_path)
     assert [(Path(one.path).name, one.reason) for one in report.broken] == [
         ("1.jpg", "it has more than the 500 scans that a JPEG may have"),
-        ("2.tif", "its content is not in a picture format"),
+        ("2.tif", "its content is not in an image format"),
         ("4.png", "it has 1 × 9000 pixels, too long a strip: resized to a shorter side of 256 it "
          "would have more than the 178956970 pixels allowed"),
     ]  # fmt: skip
@@ -112,20 +112,20 @@ def test_links_to_nothing_are_broken(tmp_path: Path) -> None:
 def test_digits_are_clean() -> None:
     report = check("digits")
     assert report.clean
-    assert report.pictures == {"train": 1438, "val": 359}
+    assert report.images == {"train": 1438, "val": 359}
     assert report.width == report.height == (8, 8, 8)
     assert report.modes == {"RGB": 1797}
     assert sum(counts["train"] for counts in report.classes.values()) == 1438
 
 
-def test_real_pictures_are_clean() -> None:
+def test_real_images_are_clean() -> None:
     report = check(real_data("imagenette-part") / "val")
     assert report.clean
-    assert report.pictures == {"all": 600}
+    assert report.images == {"all": 600}
     assert set(report.modes) == {"RGB", "L"}
 
 
-def test_progress_sees_every_picture(folder: Path) -> None:
+def test_progress_sees_every_image(folder: Path) -> None:
     seen = []
 
     def progress(items, total):  # type: ignore[no-untyped-def]
@@ -150,33 +150,33 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", str(folder)) == 1
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert lines[0].split() == ["part", "pictures", "broken", "classes", *lines[0].split()[4:]]
+    assert lines[0].split() == ["part", "images", "broken", "classes", *lines[0].split()[4:]]
     assert lines[1].split() == ["train", "23", "1", "2", "11", "11.5", "12"]
     assert lines[2].split() == ["val", "4", "1", "1", "4", "4", "4"]
     assert "height: 4 to 40 pixels, median 4" in lines
     assert "modes: RGB 24, L 1" in lines
-    assert "ignored files, not pictures: 1" in lines
-    assert "the same picture in more than one part (1):" in lines
+    assert "ignored files, not images: 1" in lines
+    assert "the same image in more than one part (1):" in lines
     assert lines[-3:] == [
         "cannot be read (2):",
         f"  {folder}/train/cat/03.png: the file is empty",
-        f"  {folder}/val/cat/00.png: its content is not in a picture format",
+        f"  {folder}/val/cat/00.png: its content is not in an image format",
     ]
     assert err == ""
 
 
 def test_command_on_clean_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", "digits", "--workers", "1") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "every picture can be read"
+    assert capsys.readouterr().out.splitlines()[-1] == "every image can be read"
 
 
 def test_command_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", folder.name, "--root", str(folder.parent), "--json") == 1
     result = json.loads(capsys.readouterr().out)
-    assert (result["clean"], result["pictures"]) == (False, {"train": 23, "val": 4})
+    assert (result["clean"], result["images"]) == (False, {"train": 23, "val": 4})
     assert [one["reason"] for one in result["broken"]] == [
         "the file is empty",
-        "its content is not in a picture format",
+        "its content is not in an image format",
     ]
 
 
@@ -200,7 +200,7 @@ def test_a_single_class_is_told_with_the_folder_that_would_do(
         save_image(tmp_path / "archive" / name / "2.png", 2)
     assert run("check", str(tmp_path)) == 1
     out = capsys.readouterr().out
-    assert "every picture can be read" in out
+    assert "every image can be read" in out
     assert "training would refuse this" in out
     assert f"two class folders; {tmp_path / 'archive'} would do" in out
     assert run("check", str(tmp_path / "archive")) == 0
@@ -225,11 +225,11 @@ def test_a_validation_part_alone_cannot_be_trained_on(tmp_path: Path, part: str)
     assert "has no train folder" in str(report.refused)
 
 
-def test_one_picture_of_each_class_cannot_be_split(tmp_path: Path) -> None:
+def test_one_image_of_each_class_cannot_be_split(tmp_path: Path) -> None:
     for shade, name in enumerate(("cat", "dog")):
         save_image(tmp_path / name / "1.png", shade)
-    assert "not enough pictures to split" in str(check(tmp_path).refused)
-    with pytest.raises(HVTError, match="not enough pictures to split"):
+    assert "not enough images to split" in str(check(tmp_path).refused)
+    with pytest.raises(HVTError, match="not enough images to split"):
         open_data(tmp_path)
 
 

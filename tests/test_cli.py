@@ -333,7 +333,7 @@ def test_examples_in_the_help_run(capsys: Captured, command: tuple[str, ...]) ->
     examples = lines[lines.index("examples:") + 1 :]
     written = [line.split("   ")[0] for line in (e.strip() for e in examples) if line]
     assert all(line.startswith("hvt ") for line in written)
-    # The other commands' examples need pictures or weights.
+    # The other commands' examples need images or weights.
     priced = [line for line in written if line.split()[1] in ("models", "cost")]
     assert len(priced) >= 2
     for line in priced:

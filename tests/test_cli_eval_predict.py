@@ -49,14 +49,14 @@ def animals(build: Build, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three pictures of ants and five of cats: two of the classes that the model knows."""
+    """Three images of ants and five of cats: two of the classes that the model knows."""
     draw = np.random.default_rng(0)
     for name, count in (("ant", 3), ("cat", 5)):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(count):
             pixels = draw.integers(0, 256, (80, 70, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number}.png")
-    return tmp_path / "pictures"
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
+    return tmp_path / "images"
 
 
 def break_one(folder: Path) -> Path:
@@ -82,9 +82,9 @@ def test_eval_as_json(command: Command, digits: Path) -> None:
     assert said.pop("matched_by") == "name"
     assert said.pop("validation_part") is True
     assert said == {"checkpoint": str(digits), "data": "digits", **expected}
-    assert said["pictures"] == len(data.val) == 359
+    assert said["images"] == len(data.val) == 359
     assert [one["name"] for one in said["per_class"]] == list("0123456789")
-    assert sum(one["pictures"] for one in said["per_class"]) == 359
+    assert sum(one["images"] for one in said["per_class"]) == 359
 
 
 def test_eval_as_a_table(command: Command, digits: Path) -> None:
@@ -92,7 +92,7 @@ def test_eval_as_a_table(command: Command, digits: Path) -> None:
     assert code == 0
     first, matched, *table = out.splitlines()
     assert first.startswith("top-1 ")
-    assert "359 pictures" in first
+    assert "359 images" in first
     shares = [float(line.split()[1]) for line in table[1:]]
     assert len(shares) == 10
     assert shares == sorted(shares)  # the hardest first
@@ -110,7 +110,7 @@ def test_eval_on_some_of_the_classes(command: Command, animals: Path, folder: Pa
     right = [answer.name == Path(answer.source).parent.name for answer in answers]
     assert said["top1"] == pytest.approx(100 * sum(right) / 8)
     assert said["top5"] == 100
-    assert [(one["name"], one["pictures"]) for one in said["per_class"]] == [
+    assert [(one["name"], one["images"]) for one in said["per_class"]] == [
         ("ant", 3),
         ("cat", 5),
     ]
@@ -123,11 +123,11 @@ def test_eval_on_some_of_the_classes(command: Command, animals: Path, folder: Pa
     assert said["loss"] == pytest.approx(loss / 8, rel=1e-5)
 
 
-def test_eval_of_all_pictures_says_so(command: Command, animals: Path, folder: Path) -> None:
+def test_eval_of_all_images_says_so(command: Command, animals: Path, folder: Path) -> None:
     """A model trained on class folders alone has seen nine tenths of them."""
     _, out, _ = command("eval", animals, "--data", folder, "--workers", 0)
     line = (
-        f"all 8 pictures: {folder} has no validation part, so a model trained on it has seen most "
+        f"all 8 images: {folder} has no validation part, so a model trained on it has seen most "
         "of them"
     )
     assert line in out.splitlines()
@@ -250,21 +250,21 @@ def test_a_failure_leaves_no_reading_process(animals: Path, folder: Path, held: 
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_eval_stops_at_a_broken_picture(
+def test_eval_stops_at_a_broken_image(
     command: Command, animals: Path, folder: Path, workers: int
 ) -> None:
     broken = break_one(folder)
     code, out, err = command("eval", animals, "--data", folder, "--workers", workers)
     assert (code, out) == (2, "")
-    assert err.startswith(f"hvt: {broken} cannot be read as a picture: ")
+    assert err.startswith(f"hvt: {broken} cannot be read as an image: ")
     assert err.count("\n") == 1
     code, out, _ = command(
         "eval", animals, "--data", folder, "--skip-broken", "--json", "--workers", workers
     )
     assert code == 0
-    assert (json.loads(out)["pictures"], json.loads(out)["skipped"]) == (7, 1)
+    assert (json.loads(out)["images"], json.loads(out)["skipped"]) == (7, 1)
     code, out, _ = command("eval", animals, "--data", folder, "--skip-broken", "--workers", workers)
-    assert "1 unreadable pictures were passed over" in out
+    assert "1 unreadable images were passed over" in out
 
 
 def test_eval_names_a_strip_that_would_become_a_giant(
@@ -274,10 +274,10 @@ def test_eval_names_a_strip_that_would_become_a_giant(
     Image.new("L", (1, 60_000)).save(strip)
     code, out, err = command("eval", animals, "--data", folder, "--workers", 0)
     assert (code, out) == (2, "")
-    assert err.startswith(f"hvt: {strip} cannot be read as a picture: it has 1 × 60000 pixels, too")
+    assert err.startswith(f"hvt: {strip} cannot be read as an image: it has 1 × 60000 pixels, too")
     code, out, _ = command("eval", animals, "--data", folder, "--skip-broken", "--json")
     assert code == 0
-    assert (json.loads(out)["pictures"], json.loads(out)["skipped"]) == (7, 1)
+    assert (json.loads(out)["images"], json.loads(out)["skipped"]) == (7, 1)
 
 
 def test_eval_of_half_precision(command: Command, digits: Path, tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_predict_as_a_table(command: Command, animals: Path, folder: Path) -> No
     code, out, err = command("predict", animals, folder / "ant", folder / "cat" / "*.png")
     assert (code, err) == (1, "")
     heading, *lines = out.splitlines()
-    assert heading.split()[0] == "picture"
+    assert heading.split()[0] == "image"
     assert len(lines) == 8
     for line, path in zip(lines, [*sorted((folder / "ant").iterdir()),
                                   *sorted((folder / "cat").iterdir())], strict=True):  # fmt: skip
@@ -394,7 +394,7 @@ def test_predict_flags_stand_anywhere(command: Command, animals: Path, folder: P
 
 
 def test_predict_all_broken(command: Command, animals: Path, tmp_path: Path) -> None:
-    (tmp_path / "bad.png").write_text("no picture")
+    (tmp_path / "bad.png").write_text("no image")
     code, out, _ = command("predict", animals, tmp_path / "bad.png", "--json")
     assert code == 1
     assert json.loads(out) == [
@@ -404,7 +404,7 @@ def test_predict_all_broken(command: Command, animals: Path, tmp_path: Path) -> 
             "name": None,
             "probability": None,
             "top": [],
-            "error": "its content is not in a picture format",
+            "error": "its content is not in an image format",
         }
     ]
 
@@ -433,10 +433,10 @@ def test_predict_of_bad_input(
     good = tmp_path / "good.png"
     (tmp_path / "other.safetensors").write_bytes(animals.read_bytes()[:-100])
     cases = [
-        ((animals,), "no picture is given"),
+        ((animals,), "no image is given"),
         ((animals, "none.png"), "there is no file none.png"),
-        ((animals, good, tmp_path / "void"), "has no pictures in it"),
-        ((animals, tmp_path / "*.tiff"), "no picture matches"),
+        ((animals, good, tmp_path / "void"), "has no images in it"),
+        ((animals, tmp_path / "*.tiff"), "no image matches"),
         (("none.safetensors", good), "cannot read none.safetensors"),
         ((tmp_path / "other.safetensors", good), "is damaged or cut short"),
         ((tmp_path / "features.safetensors", good), "has no classifier"),

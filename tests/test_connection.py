@@ -21,7 +21,7 @@ from serving import Raw, Service, live, post
 from hvt.serve.app import create_app
 from hvt.serve.settings import Settings
 
-PICTURE = encoded(drawn(random.Random(0), (32, 32)), "PNG")
+IMAGE = encoded(drawn(random.Random(0), (32, 32)), "PNG")
 START = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -74,7 +74,7 @@ def test_what_does_not_come_is_given_up(
 
 def test_what_is_not_http_is_refused_after_what_was(app: Callable[..., FastAPI]) -> None:
     with live(app()) as url, Raw(url) as line:
-        assert line.send(post(PICTURE) + b"nonsense\r\n\r\n").status() == 200
+        assert line.send(post(IMAGE) + b"nonsense\r\n\r\n").status() == 200
         assert line.ended()
         with Raw(url) as other:
             assert other.send(b"nonsense\r\n\r\n").status() == 400
@@ -82,12 +82,12 @@ def test_what_is_not_http_is_refused_after_what_was(app: Callable[..., FastAPI])
 
 
 def test_half_open_uploads_take_no_place_in_the_queue(app: Callable[..., FastAPI]) -> None:
-    with live(app(queue=2, max_pictures=2)) as url:
-        half = [Raw(url).send(post(PICTURE)[:-1]) for _ in range(8)]
+    with live(app(queue=2, max_images=2)) as url:
+        half = [Raw(url).send(post(IMAGE)[:-1]) for _ in range(8)]
         with Raw(url) as line:
-            assert line.send(post(PICTURE)).status() == 200
+            assert line.send(post(IMAGE)).status() == 200
         for each in half[:2]:
-            assert each.send(PICTURE[-1:]).status() == 200
+            assert each.send(IMAGE[-1:]).status() == 200
         for each in half:
             each.sock.close()
 
@@ -95,9 +95,9 @@ def test_half_open_uploads_take_no_place_in_the_queue(app: Callable[..., FastAPI
 def test_the_connection_that_waits_longest_gives_way(app: Callable[..., FastAPI]) -> None:
     with live(app(max_connections=2)) as url, Raw(url) as first, Raw(url) as second:
         first.send(START)
-        assert second.send(post(PICTURE)).status() == 200
+        assert second.send(post(IMAGE)).status() == 200
         with Raw(url) as third:
-            assert third.send(post(PICTURE)).status() == 200
+            assert third.send(post(IMAGE)).status() == 200
         assert first.status() == 408
         assert "others need its connection" in first.body.decode()
         assert first.ended()
@@ -163,7 +163,7 @@ def test_a_process_told_to_stop_ends_whatever_hangs(onnx: Path, where: str) -> N
 
 def ask_until_refused(service: Service, keep_alive: bool, count: collections.Counter[str]) -> None:
     """Requests one after the other, until nobody listens; counts what becomes of each."""
-    request = post(PICTURE, "" if keep_alive else "Connection: close\r\n")
+    request = post(IMAGE, "" if keep_alive else "Connection: close\r\n")
     line: Raw | None = None
     while True:
         if line is None:

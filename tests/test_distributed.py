@@ -86,7 +86,7 @@ def assert_like(single: Result, folder: Path) -> None:
     for ours, theirs in zip(single.rows, result, strict=True):
         for key in ("lr", "train_loss", "val_loss", "ema_loss"):
             assert theirs[key] == pytest.approx(ours[key], rel=1e-5), key
-        for key in ("val_top1", "ema_top1"):  # of 145 pictures one may be on the edge
+        for key in ("val_top1", "ema_top1"):  # of 145 images one may be on the edge
             assert theirs[key] == pytest.approx(ours[key], abs=100 / 145 + 1e-6), key
     ours, theirs = single.model.state_dict(), weights(folder / "model.safetensors")
     for name, tensor in ours.items():
@@ -94,7 +94,7 @@ def assert_like(single: Result, folder: Path) -> None:
 
 
 def assert_counted_once(folder: Path) -> None:
-    """The last figures are those of one process that looks at each of the 145 pictures once."""
+    """The last figures are those of one process that looks at each of the 145 images once."""
     trainer = Trainer(tiny(folder), folder, DistributedContext(), CPU, quiet())
     assert len(trainer.data.val) == 145
     state = torch.load(states(folder / "checkpoints")[-1], weights_only=True)
@@ -170,7 +170,7 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
     assert results[0]["shared"] == "from 0"
     # A step is one transfer from the device and one all-reduce.
     assert [(each["transfers"], each["all_reduces"]) for each in results] == [(3, 3), (3, 3)]
-    # Both leave out the step that was bad for one of them, and both count its broken pictures.
+    # Both leave out the step that was bad for one of them, and both count its broken images.
     for steps in (process["steps"] for process in results):
         assert [step["taken"] for step in steps] == [True, False, True]
         assert [step["broken"] for step in steps] == [0, 2, 0]
@@ -188,7 +188,7 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
         total = parameter.double().sum().item()
         assert results[0]["weights"][name] == pytest.approx(total, abs=1e-3), name
     score = evaluate(learner.model, trainer.val_batches, 10)
-    assert results[0]["score"]["pictures"] == score.pictures == 145
+    assert results[0]["score"]["images"] == score.images == 145
     assert results[0]["score"]["loss"] == pytest.approx(score.loss, rel=1e-5)
 
 

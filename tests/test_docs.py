@@ -1,4 +1,4 @@
-"""`GET /docs`, and pictures sent as `curl --data-binary` sends them."""
+"""`GET /docs`, and images sent as `curl --data-binary` sends them."""
 
 import html
 import io
@@ -59,8 +59,8 @@ def test_curl_s_data_binary_works_as_typed(service: TestClient) -> None:
     headers = {"content-type": "application/x-www-form-urlencoded"}  # what curl says of any file
     answer = service.post("/predict", content=file.getvalue(), headers=headers)
     assert answer.status_code == 200, answer.text
-    form = service.post("/predict", content=b"picture=cat", headers=headers)
-    assert form.status_code == 415  # a form is not a picture
+    form = service.post("/predict", content=b"image=cat", headers=headers)
+    assert form.status_code == 415  # a form is not an image
 
 
 def test_samples_wait_for_a_model_that_knows_them() -> None:

@@ -87,8 +87,8 @@ def test_the_folder_says_everything(done: Result) -> None:
     config = json.loads((done.folder / "config.json").read_text())
     assert hvt.HVTConfig.from_dict(config) == done.model.config
     assert hvt.load(done.folder).class_names == done.model.class_names  # the folder will do
-    with Image.open(done.folder / "curves.png") as picture:
-        assert picture.format == "PNG"
+    with Image.open(done.folder / "curves.png") as image:
+        assert image.format == "PNG"
 
 
 def test_the_table_is_the_rows(done: Result) -> None:
@@ -104,14 +104,12 @@ def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
     data = open_data("digits", holdout=0.1)
     assert len(data.val) % 2
     state = newest_state(done.folder / "checkpoints")[1]
-    pictures = Trainer(
-        tiny(done.folder), done.folder, DistributedContext(), CPU, quiet()
-    ).val_batches
+    images = Trainer(tiny(done.folder), done.folder, DistributedContext(), CPU, quiet()).val_batches
     for kind, prefix in (("model", "val"), ("ema", "ema")):
         model = hvt.load(done.folder / "model.safetensors")
         model.load_state_dict(state[kind])
-        score = evaluate(model, pictures, 10)
-        assert score.pictures == len(data.val)
+        score = evaluate(model, images, 10)
+        assert score.images == len(data.val)
         assert score.top1 == done.rows[-1][f"{prefix}_top1"]
         assert score.loss == pytest.approx(done.rows[-1][f"{prefix}_loss"], rel=1e-6)
 
@@ -423,7 +421,7 @@ def test_compiled(whole: Result, tmp_path: Path) -> None:
 
 
 def poisoned(trainer: Trainer, value: float) -> None:
-    """Spoil one training picture's worth of everything: a bias of the head."""
+    """Spoil one training image's worth of everything: a bias of the head."""
     with torch.no_grad():
         trainer.learner.model.get_parameter("head.bias")[0] = value
 
@@ -586,22 +584,22 @@ def draw(path: Path, colour: int, size: int = 20) -> None:
 
 
 @pytest.fixture
-def folder_of_pictures(tmp_path: Path) -> Path:
-    """Two classes of twelve and a validation part; one training picture is broken."""
+def folder_of_images(tmp_path: Path) -> Path:
+    """Two classes of twelve and a validation part; one training image is broken."""
     for index in range(12):
-        draw(tmp_path / "pictures" / "train" / "dark" / f"{index}.png", 10 * index)
-        draw(tmp_path / "pictures" / "train" / "light" / f"{index}.png", 255 - 10 * index)
+        draw(tmp_path / "images" / "train" / "dark" / f"{index}.png", 10 * index)
+        draw(tmp_path / "images" / "train" / "light" / f"{index}.png", 255 - 10 * index)
     for name, colour in (("dark", 5), ("light", 250)):
         for index in range(3):
-            draw(tmp_path / "pictures" / "val" / name / f"{index}.png", colour + index)
-    (tmp_path / "pictures" / "train" / "dark" / "4.png").write_bytes(b"\x89PNG no more")
-    return tmp_path / "pictures"
+            draw(tmp_path / "images" / "val" / name / f"{index}.png", colour + index)
+    (tmp_path / "images" / "train" / "dark" / "4.png").write_bytes(b"\x89PNG no more")
+    return tmp_path / "images"
 
 
-def test_another_head_and_size(done: Result, folder_of_pictures: Path, tmp_path: Path) -> None:
+def test_another_head_and_size(done: Result, folder_of_images: Path, tmp_path: Path) -> None:
     init = done.folder / "best.safetensors"
     recipe = Recipe(
-        init=str(init), data=str(folder_of_pictures), output=str(tmp_path / "run"), epochs=1,
+        init=str(init), data=str(folder_of_images), output=str(tmp_path / "run"), epochs=1,
         batch_size=8, lr=1e-9, warmup_lr=0.0, min_lr=0.0, ema=0.0, skip_broken=True, device="cpu",
         threads=1, tensorboard=False, workers=0, overrides={"img_size": 16},
     )  # fmt: skip
@@ -704,7 +702,7 @@ def test_what_cannot_be_trained_leaves_no_folder(
     assert not (tmp_path / "run").exists()
 
 
-def test_grey_pictures(tmp_path: Path) -> None:
+def test_grey_images(tmp_path: Path) -> None:
     result = run(tmp_path / "run", epochs=1, overrides={"in_chans": 1})
     assert result.model.config.in_chans == 1
     assert len(result.model.pretrained_cfg["mean"]) == 1
@@ -714,83 +712,81 @@ def test_grey_pictures(tmp_path: Path) -> None:
     assert again.model.config.in_chans == 1
 
 
-# ── pictures that cannot be read ────────────────────────────────────────────────────────────────
+# ── images that cannot be read ────────────────────────────────────────────────────────────────
 
 
-def on_pictures(folder: Path, pictures: Path, **values: Any) -> Recipe:
-    return tiny(
-        folder, data=str(pictures), holdout=0.0, batch_size=8, epochs=2, repeats=1, **values
-    )
+def on_images(folder: Path, images: Path, **values: Any) -> Recipe:
+    return tiny(folder, data=str(images), holdout=0.0, batch_size=8, epochs=2, repeats=1, **values)
 
 
 @pytest.fixture
-def trained_on_pictures(tmp_path: Path) -> Result:
-    """A run on two classes of sixteen pictures, two of each held out."""
+def trained_on_images(tmp_path: Path) -> Result:
+    """A run on two classes of sixteen images, two of each held out."""
     for index in range(16):
-        draw(tmp_path / "pictures" / "dark" / f"{index}.png", 10 * index)
-        draw(tmp_path / "pictures" / "light" / f"{index}.png", 255 - 10 * index)
-    return train(on_pictures(tmp_path / "run", tmp_path / "pictures"), console=quiet())
+        draw(tmp_path / "images" / "dark" / f"{index}.png", 10 * index)
+        draw(tmp_path / "images" / "light" / f"{index}.png", 255 - 10 * index)
+    return train(on_images(tmp_path / "run", tmp_path / "images"), console=quiet())
 
 
-def test_a_run_knows_its_pictures_again(trained_on_pictures: Result, tmp_path: Path) -> None:
+def test_a_run_knows_its_images_again(trained_on_images: Result, tmp_path: Path) -> None:
     """With others the held-out part would be drawn anew, among what was learnt from."""
-    pictures, run = tmp_path / "pictures", trained_on_pictures.folder
+    images, run = tmp_path / "images", trained_on_images.folder
     before = {path: path.read_bytes() for path in (run / "checkpoints").iterdir()}
-    changed = "does not fit this run: it was written with another {} pictures{}; put recipe"
-    draw(pictures / "dark" / "more.png", 5)  # as many steps an epoch as before
+    changed = "does not fit this run: it was written with another {} images{}; put recipe"
+    draw(images / "dark" / "more.png", 5)  # as many steps an epoch as before
     with pytest.raises(HVTError, match=changed.format("number of training", ", which is 29 now")):
         resume(run, console=quiet(), epochs=3)
-    (pictures / "dark" / "3.png").unlink()
+    (images / "dark" / "3.png").unlink()
     with pytest.raises(HVTError, match=changed.format("list of training", "")):
         resume(run, console=quiet(), epochs=3)
     assert {path: path.read_bytes() for path in (run / "checkpoints").iterdir()} == before
 
 
-def test_the_pictures_of_a_run_may_be_moved(trained_on_pictures: Result, tmp_path: Path) -> None:
-    run = trained_on_pictures.folder
+def test_the_images_of_a_run_may_be_moved(trained_on_images: Result, tmp_path: Path) -> None:
+    run = trained_on_images.folder
     (tmp_path / "elsewhere").mkdir()
-    moved = (tmp_path / "pictures").rename(tmp_path / "elsewhere" / "photos")
+    moved = (tmp_path / "images").rename(tmp_path / "elsewhere" / "photos")
     longer = resume(run, console=quiet(), epochs=3, data=str(moved))
     assert len(longer.rows) == 3
 
 
-def test_a_state_that_does_not_name_its_pictures_goes_on(
-    trained_on_pictures: Result, tmp_path: Path
+def test_a_state_that_does_not_name_its_images_goes_on(
+    trained_on_images: Result, tmp_path: Path
 ) -> None:
     """As those of earlier versions."""
-    run = trained_on_pictures.folder
+    run = trained_on_images.folder
     for path in (run / "checkpoints").iterdir():
         state = torch.load(path, weights_only=True)
-        state["run"] = {k: v for k, v in state["run"].items() if not k.endswith(" pictures")}
+        state["run"] = {k: v for k, v in state["run"].items() if not k.endswith(" images")}
         torch.save(state, path)
-    (tmp_path / "pictures" / "dark" / "3.png").rename(tmp_path / "pictures" / "dark" / "33.png")
+    (tmp_path / "images" / "dark" / "3.png").rename(tmp_path / "images" / "dark" / "33.png")
     assert len(resume(run, console=quiet(), epochs=3).rows) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_stops_at_a_broken_picture(
-    folder_of_pictures: Path, tmp_path: Path, workers: int
+def test_training_stops_at_a_broken_image(
+    folder_of_images: Path, tmp_path: Path, workers: int
 ) -> None:
-    broken = folder_of_pictures / "train" / "dark" / "4.png"
+    broken = folder_of_images / "train" / "dark" / "4.png"
     with pytest.raises(HVTError) as caught:
-        train(on_pictures(tmp_path / "run", folder_of_pictures, workers=workers), console=quiet())
+        train(on_images(tmp_path / "run", folder_of_images, workers=workers), console=quiet())
     assert str(broken) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_broken_pictures_are_passed_over_and_counted(
-    folder_of_pictures: Path, tmp_path: Path, workers: int
+def test_broken_images_are_passed_over_and_counted(
+    folder_of_images: Path, tmp_path: Path, workers: int
 ) -> None:
-    (folder_of_pictures / "val" / "dark" / "0.png").write_bytes(b"no")
+    (folder_of_images / "val" / "dark" / "0.png").write_bytes(b"no")
     console = quiet()
-    recipe = on_pictures(
-        tmp_path / "run", folder_of_pictures, workers=workers, skip_broken=True, accumulate=2
+    recipe = on_images(
+        tmp_path / "run", folder_of_images, workers=workers, skip_broken=True, accumulate=2
     )
     result = train(recipe, console=console)
     assert [row["broken"] for row in table(result.folder)] == ["1", "2"]  # once an epoch
-    assert "1 unreadable validation pictures were passed over" in said(console)
-    assert "2 broken pictures" in said(console)
+    assert "1 unreadable validation images were passed over" in said(console)
+    assert "2 broken images" in said(console)
 
 
 # ── folders that cannot be written ──────────────────────────────────────────────────────────────
@@ -892,9 +888,7 @@ def test_a_batch_larger_than_the_data_is_lowered(tmp_path: Path) -> None:
     console = quiet()
     values = PLAIN | {"epochs": 1, "accumulate": 2, "batch_size": 2000}
     result = train(tiny(tmp_path / "run", **values), console=console)
-    assert "batch_size=2000 is more than the 1293 training pictures: lowered to 1292" in said(
-        console
-    )
+    assert "batch_size=2000 is more than the 1293 training images: lowered to 1292" in said(console)
     assert json.loads((result.folder / "recipe.json").read_text())["batch_size"] == 1292
 
 
@@ -1009,11 +1003,11 @@ def test_a_full_disk_is_one_sentence(
     assert len(resume(tmp_path / "run", console=quiet()).rows) == 2
 
 
-def test_a_name_that_would_steer_the_terminal(folder_of_pictures: Path, tmp_path: Path) -> None:
+def test_a_name_that_would_steer_the_terminal(folder_of_images: Path, tmp_path: Path) -> None:
     """Brackets are not markup and control characters are escaped, in what a training says."""
     named = tmp_path / "[" / "b]\x1b[2J"  # [/b] would close a tag that was never opened
     named.parent.mkdir()
-    folder_of_pictures.rename(named)
+    folder_of_images.rename(named)
     values = PLAIN | {"holdout": 0.0, "epochs": 1, "batch_size": 8, "skip_broken": True}
     recipe, console = tiny(tmp_path / "run", data=str(named), **values), quiet()
     train(recipe, console=console)

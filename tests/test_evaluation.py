@@ -1,4 +1,4 @@
-"""Scores equal what is counted by hand, each picture once, with labels by the classes' names."""
+"""Scores equal what is counted by hand, each image once, with labels by the classes' names."""
 
 import math
 import multiprocessing
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor, nn
 
-from hvt.data.arrays import ArrayPictures
+from hvt.data.arrays import ArrayImages
 from hvt.data.classes import match_classes
 from hvt.data.loader import Batch, EvalBatches
 from hvt.distributed import DistributedContext
@@ -23,7 +23,7 @@ from hvt.evaluation import Score, draw_confusion, evaluate
 
 
 class Lookup(nn.Module):
-    """Gives the logits that the pictures themselves are: (B, classes, 1, 1) → (B, classes)."""
+    """Gives the logits that the images themselves are: (B, classes, 1, 1) → (B, classes)."""
 
     def forward(self, images: Tensor) -> Tensor:
         assert not self.training
@@ -36,7 +36,7 @@ def batches(logits: Tensor, labels: Tensor, size: int = 4, broken: int = 0) -> l
 
 
 def by_hand(logits: list[list[float]], labels: list[int]) -> dict[str, Any]:
-    """The same in plain Python, one picture after the other."""
+    """The same in plain Python, one image after the other."""
     classes = len(logits[0])
     top1 = top5 = loss = 0.0
     confusion = [[0] * classes for _ in range(classes)]
@@ -69,8 +69,8 @@ def test_a_score_is_what_is_counted_by_hand(classes: int, size: int) -> None:
     assert score.loss == pytest.approx(expected["loss"], rel=1e-5)
     assert dense(score) == expected["confusion"]
     assert score.per_class == expected["per_class"]
-    assert score.per_class[-1] is None  # the last class has no picture
-    assert (score.pictures, score.skipped, sum(score.class_pictures)) == (30, 0, 30)
+    assert score.per_class[-1] is None  # the last class has no image
+    assert (score.images, score.skipped, sum(score.class_images)) == (30, 0, 30)
     assert model.training  # as it was
 
 
@@ -79,15 +79,15 @@ def test_top5_of_few_classes_is_everything() -> None:
     assert score.top5 == 100
 
 
-def test_broken_pictures_are_counted_apart() -> None:
+def test_broken_images_are_counted_apart() -> None:
     logits = torch.eye(3)
     listed = batches(logits, torch.arange(3), size=1, broken=2)
     empty = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64), 4)
     score = evaluate(Lookup(), [*listed, empty], 3)
-    assert (score.top1, score.pictures, score.skipped) == (100, 3, 10)
-    with pytest.raises(HVTError, match="no readable picture to evaluate on"):
+    assert (score.top1, score.images, score.skipped) == (100, 3, 10)
+    with pytest.raises(HVTError, match="no readable image to evaluate on"):
         evaluate(Lookup(), [empty], 3)
-    with pytest.raises(HVTError, match="no readable picture to evaluate on"):
+    with pytest.raises(HVTError, match="no readable image to evaluate on"):
         evaluate(Lookup(), [], 3)
 
 
@@ -105,9 +105,9 @@ def test_many_classes_need_no_table_of_all_pairs() -> None:
     score = evaluate(Lookup(), batches(logits, labels), classes)
     assert dict(score.confusion) == {(0, 0): 1, (7, 8): 1, (last, 3): 1, (last, last): 1}
     assert score.to_dict(range(classes))["per_class"] == [  # type: ignore[arg-type]
-        {"label": 0, "name": 0, "top1": 100.0, "pictures": 1},
-        {"label": 7, "name": 7, "top1": 0.0, "pictures": 1},
-        {"label": last, "name": last, "top1": 50.0, "pictures": 2},
+        {"label": 0, "name": 0, "top1": 100.0, "images": 1},
+        {"label": 7, "name": 7, "top1": 0.0, "images": 1},
+        {"label": last, "name": last, "top1": 50.0, "images": 2},
     ]
 
 
@@ -121,8 +121,8 @@ def test_a_label_that_the_model_does_not_have(label: int) -> None:
 NUMBERED, CLASSES = 22, 6
 
 
-def numbered() -> tuple[ArrayPictures, Any]:
-    """Pictures that are their own number, and a transform that turns each into its logits."""
+def numbered() -> tuple[ArrayImages, Any]:
+    """Images that are their own number, and a transform that turns each into its logits."""
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(NUMBERED, CLASSES, generator=draw)
     labels = torch.randint(0, CLASSES, (NUMBERED,), generator=draw)
@@ -131,31 +131,31 @@ def numbered() -> tuple[ArrayPictures, Any]:
     def transform(images: Tensor) -> Tensor:
         return logits[images.flatten().long()][:, :, None, None]
 
-    return ArrayPictures(numbers, labels), transform
+    return ArrayImages(numbers, labels), transform
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
-def test_ranks_together_count_every_picture_once(size: int) -> None:
-    pictures, transform = numbered()
-    alone = evaluate(Lookup(), EvalBatches(pictures, transform, batch_size=5), CLASSES)
+def test_ranks_together_count_every_image_once(size: int) -> None:
+    images, transform = numbered()
+    alone = evaluate(Lookup(), EvalBatches(images, transform, batch_size=5), CLASSES)
     scores = [
         evaluate(
             Lookup(),
-            EvalBatches(pictures, transform, batch_size=5, rank=rank, world_size=size),
+            EvalBatches(images, transform, batch_size=5, rank=rank, world_size=size),
             CLASSES,
         )
         for rank in range(size)
     ]
     assert sum((score.confusion for score in scores), Counter()) == alone.confusion
-    assert sum(score.pictures for score in scores) == alone.pictures == NUMBERED
-    loss = sum(score.loss * score.pictures for score in scores) / NUMBERED
+    assert sum(score.images for score in scores) == alone.images == NUMBERED
+    loss = sum(score.loss * score.images for score in scores) / NUMBERED
     assert loss == pytest.approx(alone.loss, rel=1e-6)
 
 
 def _rank(rank: int, store: Path, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    pictures, transform = numbered()
-    batches = EvalBatches(pictures, transform, batch_size=5, rank=rank, world_size=2)
+    images, transform = numbered()
+    batches = EvalBatches(images, transform, batch_size=5, rank=rank, world_size=2)
     score = evaluate(Lookup(), batches, CLASSES, processes=DistributedContext(rank, rank, 2))
     torch.save(vars(score), folder / f"{rank}.pt")
     dist.destroy_process_group()
@@ -173,11 +173,11 @@ def test_two_processes_both_get_the_whole_score(tmp_path: Path) -> None:
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    pictures, transform = numbered()
-    alone = evaluate(Lookup(), EvalBatches(pictures, transform, batch_size=5), CLASSES)
+    images, transform = numbered()
+    alone = evaluate(Lookup(), EvalBatches(images, transform, batch_size=5), CLASSES)
     for rank in range(2):
         score = Score(**torch.load(tmp_path / f"{rank}.pt"))
-        assert (score.top1, score.top5, score.pictures) == (alone.top1, alone.top5, NUMBERED)
+        assert (score.top1, score.top5, score.images) == (alone.top1, alone.top5, NUMBERED)
         assert score.loss == pytest.approx(alone.loss, rel=1e-6)
         assert score.confusion == alone.confusion
 
@@ -207,17 +207,17 @@ def test_a_score_as_plain_values() -> None:
         "top1": 50.0,
         "top5": 75.0,
         "loss": 1.25,
-        "pictures": 8,
+        "images": 8,
         "skipped": 2,
         "images_per_second": 2.0,
         "per_class": [
-            {"label": 0, "name": "crane", "top1": 75.0, "pictures": 4},
-            {"label": 2, "name": "crane", "top1": 50.0, "pictures": 4},
+            {"label": 0, "name": "crane", "top1": 75.0, "images": 4},
+            {"label": 2, "name": "crane", "top1": 50.0, "images": 4},
         ],
     }
 
 
-# The confusion's picture
+# The confusion's image
 
 
 def test_confusion_is_drawn(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_confusion_is_drawn(tmp_path: Path) -> None:
 
 
 def test_confusion_of_some_classes_among_many(tmp_path: Path) -> None:
-    """A thousand classes of which two have pictures make a small picture."""
+    """A thousand classes of which two have images make a small image."""
     confusion = torch.zeros(1000, 1000, dtype=torch.int64)
     confusion[3, 3], confusion[3, 500], confusion[900, 900] = 2, 2, 1
     names = [str(i) for i in range(1000)]

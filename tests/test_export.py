@@ -25,18 +25,18 @@ from training import PLAIN, run, small_disk
 import hvt
 from hvt.cli import build_parser
 from hvt.data.evaluation import eval_transform
-from hvt.data.sample import drawn_pictures, sample_pictures
+from hvt.data.sample import drawn_images, sample_images
 from hvt.data.sources import open_eval
 from hvt.deploy.calibrate import (
     Calibration,
-    balanced,
     calibrate,
     input_ranges,
+    layers_kept_fp32,
     linear_layers,
     rounded,
     rounded_weight,
-    sensitive,
     sensitivities,
+    smoothquant,
 )
 from hvt.deploy.export import MAX_ERROR, TOLERANCE, export, to_onnx, write
 from hvt.deploy.quantise import linear_nodes, quantise
@@ -62,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(folder / "run", epochs=12, **PLAIN, overrides={"depth": 2})
     shutil.copy(folder / "run/model.safetensors", folder / "model.safetensors")
     model = hvt.load(folder / "model.safetensors")
-    images = sample_pictures("digits", eval_transform(model), 128)
+    images = sample_images("digits", eval_transform(model), 128)
     result = {form: export(model, folder / name, form, images) for form, name in FORMS.items()}
     (folder / "found.json").write_text(json.dumps({k: v.to_dict() for k, v in result.items()}))
     return folder
@@ -151,7 +151,7 @@ def test_logits_at_every_batch_size(tmp_path: Path, config: hvt.HVTConfig) -> No
 @pytest.mark.parametrize("name", hvt.list_models())
 def test_models_in_their_own_size(tmp_path: Path, name: str) -> None:
     model = hvt.create_model(name).eval()
-    images = drawn_pictures(2, 3, model.config.image)
+    images = drawn_images(2, 3, model.config.image)
     with torch.inference_mode():
         expected = model(images)
     calibrations = {"onnx": None, "int8": plainly(model, images)}
@@ -162,11 +162,11 @@ def test_models_in_their_own_size(tmp_path: Path, name: str) -> None:
 
 
 def test_power_drops_tokens_in_every_form(tmp_path: Path, build: Build) -> None:
-    """Which tokens are kept depends on the picture: one graph must choose for each of a batch."""
+    """Which tokens are kept depends on the image: one graph must choose for each of a batch."""
     model = build("deit_ti_power", depth=2)
     assert model.config.retention is not None
     assert model.config.tokens[-1] < model.config.tokens[0]
-    images = drawn_pictures(5, 3, (64, 64))
+    images = drawn_images(5, 3, (64, 64))
     with torch.inference_mode():
         expected = model(images)
         _, attention = model.blocks[0].attn.with_weights(  # type: ignore[union-attr]
@@ -224,8 +224,8 @@ def test_the_comparison(trained: Path) -> None:
     for form, name in FORMS.items():
         assert result[form]["bytes"] == (trained / name).stat().st_size
         # int8 is compared on those that it was not calibrated on.
-        pictures = 64 if form == "int8" else 128
-        assert (result[form]["real"], result[form]["pictures"]) == (True, pictures)
+        images = 64 if form == "int8" else 128
+        assert (result[form]["real"], result[form]["images"]) == (True, images)
 
 
 # Where a checkpoint is taken
@@ -329,7 +329,7 @@ def test_every_linear_layer_is_found_in_the_graph(name: str, fields: dict[str, A
 
 def assert_fusing_changes_nothing(graph: onnx.ModelProto, model: hvt.HVT) -> None:
     config = model.config
-    ranges = input_ranges(model, drawn_pictures(2, config.in_chans, config.image))
+    ranges = input_ranges(model, drawn_images(2, config.in_chans, config.image))
     spared = ("blocks.1.attn.qkv", "blocks.0.mlp.fc1")
     fused = quantise(graph, ranges, spared, config.num_heads)
     assert [n.op_type for n in fused.graph.node].count("QAttention") == config.depth - 1
@@ -355,7 +355,7 @@ def assert_fusing_changes_nothing(graph: onnx.ModelProto, model: hvt.HVT) -> Non
 def test_balancing_changes_rounding_alone(build: Build, name: str, fields: dict[str, Any]) -> None:
     model = build(name, **fields)
     model.blocks[0].norm1.weight.data[3] *= 50  # a channel that leaves the others little precision
-    images = drawn_pictures(6, 3, model.config.image)
+    images = drawn_images(6, 3, model.config.image)
     even = smoothquant(model, images)
     with torch.inference_mode():
         truth, same = model(images), even(images)
@@ -369,7 +369,7 @@ def test_balancing_changes_rounding_alone(build: Build, name: str, fields: dict[
 
 def test_int8_of_layers_without_a_bias(tmp_path: Path, build: Build) -> None:
     model = build("deit_ti", depth=2, qkv_bias=False)
-    images = drawn_pictures(4, 3, model.config.image)
+    images = drawn_images(4, 3, model.config.image)
     with torch.inference_mode():
         expected = model(images)
     write(model, tmp_path / "int8.onnx", "int8", plainly(model, images))
@@ -380,7 +380,7 @@ def test_int8_of_layers_without_a_bias(tmp_path: Path, build: Build) -> None:
 def test_rounding_is_onnx_runtimes(tmp_path: Path, build: Build) -> None:
     """What decides on the layers to spare stands for what they will do."""
     model = build("hvt_ti_1", depth=1)
-    images = drawn_pictures(4, 3, (64, 64))
+    images = drawn_images(4, 3, (64, 64))
     ranges = input_ranges(model, images)
     write(model, tmp_path / "int8.onnx", "int8", Calibration(model, ranges))
     images *= 1.5  # some values are outside of their ranges
@@ -400,7 +400,7 @@ def test_rounding_is_onnx_runtimes(tmp_path: Path, build: Build) -> None:
 
 def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
     model = build("hvt_ti_2", depth=2)
-    images = drawn_pictures(4, 3, (64, 64))
+    images = drawn_images(4, 3, (64, 64))
     broken = model.blocks[1].attn.proj  # type: ignore[union-attr]
     before = model.state_dict()["blocks.1.attn.proj.weight"].clone()
     with torch.no_grad():
@@ -422,7 +422,7 @@ def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
 
 def test_int8_answers_do_not_depend_on_company(tmp_path: Path, build: Build) -> None:
     model = build("hvt_ti_1", depth=1).requires_grad_(False)  # as `export` does
-    images = drawn_pictures(16, 3, (64, 64))
+    images = drawn_images(16, 3, (64, 64))
     write(model, tmp_path / "int8.onnx", "int8", calibrate(model, images[:8]))
     exported = OnnxModel(tmp_path / "int8.onnx", threads=1)
     mine = images[8:]
@@ -470,7 +470,7 @@ def test_an_int8_file_above_the_ceiling_is_not_written(
 
 def test_int8_is_not_calibrated_on_what_is_not_there(tmp_path: Path, build: Build) -> None:
     model = build("hvt_ti_1", depth=1)
-    images = drawn_pictures(32, 3, (64, 64))
+    images = drawn_images(32, 3, (64, 64))
     for calibration, message in (
         (None, r"at least 32 with --data .* not 0"),
         (images[:31], "at least 32 with --data .* not 31"),
@@ -495,7 +495,7 @@ def test_the_command(command: Command, build: Build, tmp_path: Path) -> None:
     assert lines[0].split()[0] == "MB"
     assert [line.split()[0] for line in lines[1:3]] == ["PyTorch", "ONNX"]
     assert "100.0 %" in lines[2]
-    assert "on 16 drawn pictures" in said
+    assert "on 16 drawn images" in said
     assert "--data" in said
     assert out.is_file()
 
@@ -506,7 +506,7 @@ def test_the_command_in_int8_as_json(command: Command, build: Build, tmp_path: P
     code, out, err = command("export", *words, "--json")
     assert (code, err) == (0, "")
     said = json.loads(out)
-    assert (said["form"], said["real"], said["pictures"]) == ("int8", True, 64)
+    assert (said["form"], said["real"], said["images"]) == ("int8", True, 64)
     assert OnnxModel(tmp_path / "m.onnx").int8
 
 
@@ -522,7 +522,7 @@ def test_refused_before_anything_is_written(
         ((checkpoint, tmp_path / "model.bin"), "model.bin should end in .onnx, as model.onnx does"),
         ((checkpoint, tmp_path / "m.onnx", "--to", "torch"), "should end in .pt2, as m.pt2 does"),
         ((checkpoint, tmp_path / "m.pt2", "--int8"), "--int8 is for ONNX"),
-        ((checkpoint, tmp_path / "m.onnx", "--int8"), "calibrated on pictures: name some with"),
+        ((checkpoint, tmp_path / "m.onnx", "--int8"), "calibrated on images: name some with"),
         ((checkpoint, tmp_path / "m.onnx", "--max-error", "1"), "--max-error is for --int8"),
         (
             (checkpoint, tmp_path / "m.onnx", "--int8", "--data", "digits", "--max-error", "nan"),
@@ -710,20 +710,20 @@ def test_archives_that_are_refused(trained: Path, tmp_path: Path) -> None:
         hvt.load(short)
 
 
-# Pictures to try a model on
+# Images to try a model on
 
 
-def test_sampled_pictures_are_spread_over_the_training_part(build: Build) -> None:
+def test_sampled_images_are_spread_over_the_training_part(build: Build) -> None:
     model = build("hvt_ti_1", img_size=8, patch_size=1)
-    images = sample_pictures("digits", eval_transform(model), 20)
+    images = sample_images("digits", eval_transform(model), 20)
     assert images.shape == (20, 3, 8, 8)
     assert len({tuple(image.flatten().tolist()) for image in images}) == 20
-    torch.testing.assert_close(images, sample_pictures("digits", eval_transform(model), 20))
+    torch.testing.assert_close(images, sample_images("digits", eval_transform(model), 20))
 
 
 @pytest.mark.parametrize("count", [3, 4, 7, 11, 12, 20])
-def test_a_sample_of_few_pictures_has_every_class(count: int, build: Build, tmp_path: Path) -> None:
-    """A folder's pictures are in order of class, and each is as grey as its place says."""
+def test_a_sample_of_few_images_has_every_class(count: int, build: Build, tmp_path: Path) -> None:
+    """A folder's images are in order of class, and each is as grey as its place says."""
     for place in range(12):
         path = tmp_path / f"class {place // 4}/{place:02}.png"
         path.parent.mkdir(exist_ok=True)
@@ -731,7 +731,7 @@ def test_a_sample_of_few_pictures_has_every_class(count: int, build: Build, tmp_
     transform = eval_transform(build("hvt_ti_1", img_size=8, patch_size=1))
 
     def places() -> list[int]:
-        means = sample_pictures(tmp_path, transform, count).mean((1, 2, 3))
+        means = sample_images(tmp_path, transform, count).mean((1, 2, 3))
         black, step = (
             transform(Image.new("RGB", (8, 8), (value,) * 3)).mean() for value in (0, 20)
         )
@@ -743,7 +743,7 @@ def test_a_sample_of_few_pictures_has_every_class(count: int, build: Build, tmp_
     assert {place // 4 for place in whole} == {0, 1, 2}
     # One that cannot be read is made up for by another, as long as there are any.
     broken = whole[1]
-    (tmp_path / f"class {broken // 4}/{broken:02}.png").write_bytes(b"no picture")
+    (tmp_path / f"class {broken // 4}/{broken:02}.png").write_bytes(b"no image")
     others = places()
     assert others == sorted(set(others) - {broken})
     assert len(others) == min(count, 11)
@@ -751,11 +751,11 @@ def test_a_sample_of_few_pictures_has_every_class(count: int, build: Build, tmp_
 
 
 @pytest.mark.parametrize("size", [(8, 8), (3, 5), (64, 48), (1, 1)])
-def test_drawn_pictures(size: tuple[int, int]) -> None:
-    images = drawn_pictures(3, 2, size)
+def test_drawn_images(size: tuple[int, int]) -> None:
+    images = drawn_images(3, 2, size)
     assert images.shape == (3, 2, *size)
     assert images.isfinite().all()
-    torch.testing.assert_close(images, drawn_pictures(3, 2, size))
+    torch.testing.assert_close(images, drawn_images(3, 2, size))
 
 
 # The documentation

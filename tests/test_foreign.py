@@ -367,7 +367,7 @@ def test_transformers_config_tells_heads_classes_and_preprocessing(tmp_path: Pat
     assert ours.pretrained_cfg["crop_mode"] == "center"
 
 
-def test_transformers_without_a_crop_use_the_whole_picture(tmp_path: Path) -> None:
+def test_transformers_without_a_crop_use_the_whole_image(tmp_path: Path) -> None:
     folder = transformers_directory(tmp_path / "vit", timm_vit())
     processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 224}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
@@ -493,7 +493,7 @@ def test_what_a_processor_leaves_out_is_as_in_transformers() -> None:
     assert (deit["interpolation"], deit["crop_pct"]) == ("bicubic", 224 / 256)
 
 
-def test_transformers_tell_the_shape_of_their_pictures(tmp_path: Path) -> None:
+def test_transformers_tell_the_shape_of_their_images(tmp_path: Path) -> None:
     theirs = timm_vit(img_size=(32, 128), depth=1)
     for size in ([32, 128], 7):  # one that does not fit is not believed
         folder = transformers_directory(tmp_path / "vit", theirs, image_size=size)

@@ -292,11 +292,11 @@ def test_its_pipeline_answers_as_the_predictor(
 ) -> None:
     model.save_pretrained(tmp_path)
     pixels = torch.randint(256, (40, 50, 3), dtype=torch.uint8)
-    picture = Image.fromarray(pixels.numpy())
-    theirs = transformers.pipeline("image-classification", model=str(tmp_path))(picture)
+    image = Image.fromarray(pixels.numpy())
+    theirs = transformers.pipeline("image-classification", model=str(tmp_path))(image)
     with torch.no_grad():
         transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-        probabilities = model(transform(picture)[None]).softmax(1)[0]
+        probabilities = model(transform(image)[None]).softmax(1)[0]
     assert {row["label"] for row in theirs} == {"one", "two", "three"}
     for row in theirs:
         index = model.class_names.index(row["label"])

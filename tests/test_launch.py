@@ -241,7 +241,7 @@ def test_a_batch_that_processes_cannot_share_is_refused_at_once(
         launch.resume(single.folder, processes=7)
     assert started == []
     launch.resume(single.folder, processes=2)
-    # One of more than the 1294 pictures is fitted to them.
+    # One of more than the 1294 images is fitted to them.
     launch.train(tiny(tmp_path, batch_size=2000, processes=7))
     assert started == [2, 7]
 
@@ -277,10 +277,10 @@ def test_torchrun_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         # A process that fails takes the other along, whose own error says nothing.
         (
-            {0: ("failed", "Connection closed"), 1: ("refused", "no pictures")},
+            {0: ("failed", "Connection closed"), 1: ("refused", "no images")},
             launch._Ended(codes={1: 2, 0: 1}),
             HVTError,
-            "no pictures",
+            "no images",
         ),
         (
             {0: ("interrupted", "stopped after step 3"), 1: ("failed", "Connection closed")},

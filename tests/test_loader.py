@@ -28,11 +28,11 @@ from timm.data import Mixup, create_transform
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from hvt.data.arrays import ArrayPictures
+from hvt.data.arrays import ArrayImages
 from hvt.data.augment import BatchAugment, normalise
-from hvt.data.folders import FilePictures
+from hvt.data.folders import FileImages
+from hvt.data.images import UnreadableImageError
 from hvt.data.loader import Batch, EvalBatches, TrainBatches, rows_of_share
-from hvt.data.pictures import UnreadableImageError
 from hvt.data.sources import open_data, open_eval
 from hvt.errors import HVTError
 from hvt.training.engine import train
@@ -41,32 +41,32 @@ from hvt.training.recipe import load_recipe
 SIDE = 16
 
 
-def arrays(count: int) -> ArrayPictures:
-    """Picture i is noise and has the label i, so that a batch tells which pictures it has."""
+def arrays(count: int) -> ArrayImages:
+    """Image i is noise and has the label i, so that a batch tells which images it has."""
     pixels = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8)
-    return ArrayPictures(pixels, torch.arange(count))
+    return ArrayImages(pixels, torch.arange(count))
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> FilePictures:
+def files(tmp_path_factory: pytest.TempPathFactory) -> FileImages:
     """Twenty noisy PNG files; file i has the label i."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     draw = np.random.default_rng(0)
     paths = [folder / f"{number:02}.png" for number in range(20)]
     for path in paths:
         Image.fromarray(draw.integers(0, 256, (24, 20, 3), dtype=np.uint8)).save(path)
-    return FilePictures(paths, range(20))
+    return FileImages(paths, range(20))
 
 
 @pytest.fixture(scope="module")
-def some_broken(files: FilePictures, tmp_path_factory: pytest.TempPathFactory) -> FilePictures:
-    """The same pictures, of which 3, 4 and 11 cannot be read."""
+def some_broken(files: FileImages, tmp_path_factory: pytest.TempPathFactory) -> FileImages:
+    """The same images, of which 3, 4 and 11 cannot be read."""
     folder = tmp_path_factory.mktemp("broken")
     paths = files.paths
     for number in (3, 4, 11):
         paths[number] = folder / f"{number:02}.png"
-        paths[number].write_bytes(b"not a picture")
-    return FilePictures(paths, files.labels)
+        paths[number].write_bytes(b"not an image")
+    return FileImages(paths, files.labels)
 
 
 def timm_training() -> Any:
@@ -103,7 +103,7 @@ def labels(batches: Any) -> list[int]:
 # The order
 
 
-def test_each_epoch_has_every_picture_in_another_order() -> None:
+def test_each_epoch_has_every_image_in_another_order() -> None:
     batches = TrainBatches(arrays(40), lively(), batch_size=8, seed=1)
     orders = [batches.order(epoch).tolist() for epoch in range(4)]
     assert all(sorted(order) == list(range(40)) for order in orders)
@@ -132,16 +132,16 @@ def test_repeats_that_do_not_divide() -> None:
 
 
 def test_an_epoch_is_its_order() -> None:
-    pictures = arrays(23)
-    batches = TrainBatches(pictures, lively(), batch_size=6, seed=5)
-    assert batches.steps == 3  # five pictures do not fill a batch
+    images = arrays(23)
+    batches = TrainBatches(images, lively(), batch_size=6, seed=5)
+    assert batches.steps == 3  # five images do not fill a batch
     got = list(batches.epoch(2))
     assert [len(batch.labels) for batch in got] == [6, 6, 6]
     assert labels(got) == batches.order(2)[:18].tolist()
     assert not same(got, list(batches.epoch(3)))
 
 
-def test_copies_of_a_picture_differ() -> None:
+def test_copies_of_an_image_differ() -> None:
     batch = next(TrainBatches(arrays(12), lively(), batch_size=12, repeats=3).epoch(0))
     first, second, third = batch.images[:3]
     assert len(set(batch.labels[:3].tolist())) == 1
@@ -186,11 +186,11 @@ def test_mixup_of_shares_is_mixup_of_the_batch(shares: int, seed: int) -> None:
 
 @pytest.mark.parametrize(("processes", "pieces"), [(2, 1), (1, 3), (3, 2)])
 def test_processes_and_pieces_see_what_one_would(processes: int, pieces: int) -> None:
-    pictures, shares = arrays(30), processes * pieces
-    whole = list(TrainBatches(pictures, lively(), batch_size=12, repeats=3).epoch(1))
+    images, shares = arrays(30), processes * pieces
+    whole = list(TrainBatches(images, lively(), batch_size=12, repeats=3).epoch(1))
     for rank in range(processes):
         share_of = (rank * pieces, pieces, shares)
-        own = TrainBatches(pictures, lively(), batch_size=12, repeats=3, share_of=share_of)
+        own = TrainBatches(images, lively(), batch_size=12, repeats=3, share_of=share_of)
         got = list(own.epoch(1))
         assert own.steps == len(whole) == 2
         assert len(got) == 2 * pieces
@@ -201,7 +201,7 @@ def test_processes_and_pieces_see_what_one_would(processes: int, pieces: int) ->
             assert torch.equal(batch.labels, whole[step].labels[rows])
 
 
-def test_files_in_shares_too(files: FilePictures) -> None:
+def test_files_in_shares_too(files: FileImages) -> None:
     whole = list(TrainBatches(files, timm_training(), batch_size=8).epoch(0))
     for rank in range(2):
         own = TrainBatches(files, timm_training(), batch_size=8, share_of=(rank, 1, 2))
@@ -215,16 +215,16 @@ def test_files_in_shares_too(files: FilePictures) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 3, 4])
-def test_the_middle_of_an_epoch_is_its_tail(files: FilePictures, start: int) -> None:
-    for pictures, augment in ((arrays(20), lively()), (files, timm_training())):
-        batches = TrainBatches(pictures, augment, batch_size=4, share_of=(0, 2, 2))
+def test_the_middle_of_an_epoch_is_its_tail(files: FileImages, start: int) -> None:
+    for images, augment in ((arrays(20), lively()), (files, timm_training())):
+        batches = TrainBatches(images, augment, batch_size=4, share_of=(0, 2, 2))
         whole = list(batches.epoch(3))
         assert len(whole) == 10  # five steps of two pieces
         assert same(list(batches.epoch(3, start)), whole[2 * start :])
     assert list(batches.epoch(3, 5)) == []
 
 
-def test_workers_change_nothing(files: FilePictures) -> None:
+def test_workers_change_nothing(files: FileImages) -> None:
     def epoch(workers: int, number: int) -> list[Batch]:
         batches = TrainBatches(files, timm_training(), batch_size=4, repeats=3, workers=workers)
         torch.manual_seed(workers)  # nor does the state of the generators
@@ -237,9 +237,9 @@ def test_workers_change_nothing(files: FilePictures) -> None:
 
 
 def test_a_thread_ahead_changes_nothing() -> None:
-    pictures = arrays(40)
-    plain = TrainBatches(pictures, lively(), batch_size=4)
-    ahead = TrainBatches(pictures, lively(), batch_size=4, prefetch=True)
+    images = arrays(40)
+    plain = TrainBatches(images, lively(), batch_size=4)
+    ahead = TrainBatches(images, lively(), batch_size=4, prefetch=True)
     assert same(list(ahead.epoch(0)), list(plain.epoch(0)))
     assert same(list(ahead.epoch(0, 7)), list(plain.epoch(0, 7)))
     partly = ahead.epoch(0)
@@ -256,7 +256,7 @@ def test_an_error_ahead_arrives() -> None:
         next(batches)
 
 
-def test_signals_leave_reading_processes_alone(files: FilePictures) -> None:
+def test_signals_leave_reading_processes_alone(files: FileImages) -> None:
     """Ctrl-C reaches all of a group; a run that saves itself still needs its batches."""
     batches = TrainBatches(files, timm_training(), batch_size=2, workers=1)
     whole = list(batches.epoch(0))
@@ -287,15 +287,15 @@ def to_tensor(image):
 
 if __name__ == "__main__":
     import torch
-    from hvt.data.folders import FilePictures
+    from hvt.data.folders import FileImages
     from hvt.data.loader import EvalBatches
-    path, picture = Path(sys.argv[1]), sys.argv[2]
+    path, image = Path(sys.argv[1]), sys.argv[2]
     fork = multiprocessing.get_context("fork")
     fork.Process(target=child, args=(path,), daemon=True).start()
     while not (path.exists() and path.read_text()):
         time.sleep(0.01)
-    pictures = FilePictures([picture] * 64, [0] * 64)
-    reading = iter(EvalBatches(pictures, to_tensor, batch_size=1, workers=1))
+    images = FileImages([image] * 64, [0] * 64)
+    reading = iter(EvalBatches(images, to_tensor, batch_size=1, workers=1))
     next(reading)
     keep = [reading]
     keep.append(keep)  # still reading as the program ends
@@ -303,7 +303,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of this kind are POSIX's")
-def test_at_exit_only_reading_processes_are_killed(files: FilePictures, tmp_path: Path) -> None:
+def test_at_exit_only_reading_processes_are_killed(files: FileImages, tmp_path: Path) -> None:
     script = tmp_path / "host.py"
     script.write_text(HOST)
     command = [sys.executable, str(script), str(tmp_path / "word"), str(files.path(0))]
@@ -313,7 +313,7 @@ def test_at_exit_only_reading_processes_are_killed(files: FilePictures, tmp_path
     assert (tmp_path / "word").read_text() == "tidied up"
 
 
-def test_evaluation_leaves_the_generators_alone(files: FilePictures) -> None:
+def test_evaluation_leaves_the_generators_alone(files: FileImages) -> None:
     random.seed(7)
     np.random.seed(7)
     before = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
@@ -329,10 +329,10 @@ def test_evaluation_leaves_the_generators_alone(files: FilePictures) -> None:
     [
         (10, 7, (0, 1, 1), r"batch_size=7 must be a multiple of 2 \(2 × processes × accumulate\)"),
         (99, 12, (0, 2, 8), r"batch_size=12 must be a multiple of 16"),
-        (10, 12, (0, 1, 1), "batch_size=12 is more than the 10 training pictures: use at most 10"),
-        (11, 16, (0, 2, 4), "batch_size=16 is more than the 11 training pictures: use at most 8"),
-        (7, 16, (0, 1, 4), "7 training pictures are too few for 4 shares"),
-        (1, 2, (0, 1, 1), "1 training pictures are too few for 1 shares"),
+        (10, 12, (0, 1, 1), "batch_size=12 is more than the 10 training images: use at most 10"),
+        (11, 16, (0, 2, 4), "batch_size=16 is more than the 11 training images: use at most 8"),
+        (7, 16, (0, 1, 4), "7 training images are too few for 4 shares"),
+        (1, 2, (0, 1, 1), "1 training images are too few for 1 shares"),
     ],
 )
 def test_batches_that_do_not_fit(
@@ -342,23 +342,23 @@ def test_batches_that_do_not_fit(
         TrainBatches(arrays(count), lively(), batch_size=batch, share_of=share_of)
 
 
-# Broken pictures
+# Broken images
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_picture_stops_by_one_sentence(some_broken: FilePictures, workers: int) -> None:
+def test_a_broken_image_stops_by_one_sentence(some_broken: FileImages, workers: int) -> None:
     train = TrainBatches(some_broken, timm_training(), batch_size=4, workers=workers)
     val = EvalBatches(some_broken, timm_eval(), batch_size=4, workers=workers)
     for batches in (train.epoch(0), iter(val)):
         with pytest.raises(UnreadableImageError) as caught:
             list(batches)
-        assert str(caught.value).endswith("cannot be read as a picture: its content is not in a "
-                                          "picture format")  # fmt: skip
+        assert str(caught.value).endswith("cannot be read as an image: its content is not in a "
+                                          "image format")  # fmt: skip
         assert caught.value.path in map(str, some_broken.paths)
         assert "\n" not in str(caught.value)
 
 
-def test_skipped_pictures_are_replaced_and_counted(some_broken: FilePictures) -> None:
+def test_skipped_images_are_replaced_and_counted(some_broken: FileImages) -> None:
     def epoch(workers: int) -> list[Batch]:
         batches = TrainBatches(
             some_broken, timm_training(), batch_size=4, workers=workers, skip_broken=True
@@ -372,21 +372,21 @@ def test_skipped_pictures_are_replaced_and_counted(some_broken: FilePictures) ->
     assert same(epoch(2), got)
 
 
-def test_pictures_that_are_too_much_work_are_skipped_and_counted(tmp_path: Path) -> None:
+def test_images_that_are_too_much_work_are_skipped_and_counted(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.jpg" for number in range(4)]
     for number, path in enumerate(paths):
         Image.new("RGB", (24, 24)).save(path.with_suffix(".tif" if number == 2 else ".jpg"))
     paths[2] = paths[2].with_suffix(".tif")  # decoded in a process of its own
     paths[1].write_bytes(repeated_scans(20_000, (6928, 6928)))
-    pictures = FilePictures(paths, range(4))
-    got = list(EvalBatches(pictures, timm_eval(), batch_size=4, workers=2, skip_broken=True))
+    images = FileImages(paths, range(4))
+    got = list(EvalBatches(images, timm_eval(), batch_size=4, workers=2, skip_broken=True))
     assert (labels(got), [batch.broken for batch in got]) == ([0, 2, 3], [1])
-    batches = TrainBatches(pictures, timm_training(), batch_size=4, skip_broken=True)
+    batches = TrainBatches(images, timm_training(), batch_size=4, skip_broken=True)
     assert [batch.broken for batch in batches.epoch(0)] == [1]
     with pytest.raises(
-        UnreadableImageError, match=r"1\.jpg cannot be read as a picture: .* 500 scans"
+        UnreadableImageError, match=r"1\.jpg cannot be read as an image: .* 500 scans"
     ):
-        list(EvalBatches(pictures, timm_eval(), batch_size=4))
+        list(EvalBatches(images, timm_eval(), batch_size=4))
 
 
 def test_skipping_ends_somewhere(tmp_path: Path) -> None:
@@ -394,16 +394,16 @@ def test_skipping_ends_somewhere(tmp_path: Path) -> None:
     for path in paths:
         path.write_bytes(b"")
     batches = TrainBatches(
-        FilePictures(paths, range(6)), timm_training(), batch_size=2, skip_broken=True
+        FileImages(paths, range(6)), timm_training(), batch_size=2, skip_broken=True
     )
     with pytest.raises(
-        UnreadableImageError, match=r"6 pictures in a row are unreadable, lastly .*empty"
+        UnreadableImageError, match=r"6 images in a row are unreadable, lastly .*empty"
     ):
         next(batches.epoch(0))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_leaves_skipped_pictures_out(some_broken: FilePictures, workers: int) -> None:
+def test_evaluation_leaves_skipped_images_out(some_broken: FileImages, workers: int) -> None:
     got = list(
         EvalBatches(some_broken, timm_eval(), batch_size=2, workers=workers, skip_broken=True)
     )
@@ -411,10 +411,10 @@ def test_evaluation_leaves_skipped_pictures_out(some_broken: FilePictures, worke
     assert [batch.broken for batch in got] == [0, 1, 1, 0, 0, 1, 0, 0, 0, 0]
 
 
-def test_a_batch_may_lose_all_its_pictures(tmp_path: Path) -> None:
+def test_a_batch_may_lose_all_its_images(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(b"")
     (batch,) = EvalBatches(
-        FilePictures([tmp_path / "0.png"], [0]), timm_eval(), batch_size=4, skip_broken=True
+        FileImages([tmp_path / "0.png"], [0]), timm_eval(), batch_size=4, skip_broken=True
     )
     assert (len(batch.labels), batch.broken) == (0, 1)
 
@@ -423,19 +423,19 @@ def test_a_batch_may_lose_all_its_pictures(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 6))
-def test_evaluation_counts_every_picture_once(count: int, batch: int, size: int) -> None:
-    pictures = ArrayPictures(torch.zeros(count, 2, 2, 3, dtype=torch.uint8), torch.arange(count))
+def test_evaluation_counts_every_image_once(count: int, batch: int, size: int) -> None:
+    images = ArrayImages(torch.zeros(count, 2, 2, 3, dtype=torch.uint8), torch.arange(count))
     transform = partial(normalise, mean=(0.5,) * 3, std=(0.5,) * 3)
     seen = []
     for rank in range(size):
-        own = list(EvalBatches(pictures, transform, batch_size=batch, rank=rank, world_size=size))
+        own = list(EvalBatches(images, transform, batch_size=batch, rank=rank, world_size=size))
         assert all(1 <= len(b.labels) <= batch for b in own)
         seen += labels(own)
     assert sorted(seen) == list(range(count))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_evaluation_of_files(files: FilePictures, workers: int) -> None:
+def test_evaluation_of_files(files: FileImages, workers: int) -> None:
     transform = timm_eval()
     seen: dict[int, Tensor] = {}
     for rank in range(3):
@@ -451,12 +451,12 @@ def test_evaluation_of_files(files: FilePictures, workers: int) -> None:
 
 
 def test_arrays_are_evaluated_as_files_are() -> None:
-    """What is in memory as a whole gives what timm makes of the single pictures."""
-    pictures = arrays(5)
+    """What is in memory as a whole gives what timm makes of the single images."""
+    images = arrays(5)
     normal = {"mean": (0.4,) * 3, "std": (0.2,) * 3}
-    (batch,) = EvalBatches(pictures, partial(normalise, size=SIDE, **normal), batch_size=5)
+    (batch,) = EvalBatches(images, partial(normalise, size=SIDE, **normal), batch_size=5)
     one = create_transform((3, SIDE, SIDE), is_training=False, crop_pct=1.0, **normal)
-    expected = torch.stack([one(pictures[i][0]) for i in range(5)])
+    expected = torch.stack([one(images[i][0]) for i in range(5)])
     torch.testing.assert_close(batch.images, expected, rtol=0, atol=1e-6)
 
 
@@ -464,7 +464,7 @@ def test_arrays_are_evaluated_as_files_are() -> None:
 
 
 class Numbers(IterableDataset[Any]):
-    """Grey pictures, one of each shade; the shade is the label."""
+    """Grey images, one of each shade; the shade is the label."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -479,7 +479,7 @@ class Numbers(IterableDataset[Any]):
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """WebDataset: 24 training pictures in four shards, 7 for validation in two of unequal size."""
+    """WebDataset: 24 training images in four shards, 7 for validation in two of unequal size."""
     pytest.importorskip("webdataset")
     folder = tmp_path_factory.mktemp("shards")
     parts = {"train": (6, 6, 6, 6), "validation": (2, 5)}
@@ -508,9 +508,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_shards_for_training(shards: Path, workers: int) -> None:
-    pictures = open_data(f"wds/{shards}").train
-    next(iter(pictures))  # type: ignore[call-overload]  # a stream that somebody has begun to read
-    batches = TrainBatches(pictures, timm_training(), batch_size=8, workers=workers, seed=3)
+    images = open_data(f"wds/{shards}").train
+    next(iter(images))  # type: ignore[call-overload]  # a stream that somebody has begun to read
+    batches = TrainBatches(images, timm_training(), batch_size=8, workers=workers, seed=3)
     assert batches.steps == 3
     first, second = list(batches.epoch(0)), list(batches.epoch(1))
     assert sorted(labels(first)) == sorted(labels(second)) == list(range(24))
@@ -522,15 +522,15 @@ def test_shards_for_training(shards: Path, workers: int) -> None:
 
 
 def test_more_workers_than_shards_lose_nothing(shards: Path) -> None:
-    """A worker without a file of its own would leave its share of the pictures unread."""
-    pictures = open_data(f"wds/{shards}").train
-    batches = TrainBatches(pictures, timm_training(), batch_size=8, workers=6)
+    """A worker without a file of its own would leave its share of the images unread."""
+    images = open_data(f"wds/{shards}").train
+    batches = TrainBatches(images, timm_training(), batch_size=8, workers=6)
     assert sorted(labels(batches.epoch(0))) == list(range(24))
 
 
 def test_a_single_shard_is_shuffled_anew_in_each_epoch(shards: Path) -> None:
-    pictures = open_data(f"wds/{shards}", train_split="train-0.tar|6").train
-    batches = TrainBatches(pictures, timm_training(), batch_size=6)
+    images = open_data(f"wds/{shards}", train_split="train-0.tar|6").train
+    batches = TrainBatches(images, timm_training(), batch_size=6)
     orders = [labels(batches.epoch(epoch)) for epoch in range(4)]
     assert all(sorted(order) == list(range(6)) for order in orders)
     assert len({tuple(order) for order in orders}) == 4
@@ -538,10 +538,10 @@ def test_a_single_shard_is_shuffled_anew_in_each_epoch(shards: Path) -> None:
 
 
 def test_shards_for_several_processes(shards: Path) -> None:
-    pictures = open_data(f"wds/{shards}").train
+    images = open_data(f"wds/{shards}").train
     seen = []
     for rank in range(2):
-        own = TrainBatches(pictures, timm_training(), batch_size=8, share_of=(2 * rank, 2, 4))
+        own = TrainBatches(images, timm_training(), batch_size=8, share_of=(2 * rank, 2, 4))
         got = list(own.epoch(0))
         assert [len(batch.labels) for batch in got] == [2] * 6  # three steps of two pieces
         seen += labels(got)
@@ -549,11 +549,11 @@ def test_shards_for_several_processes(shards: Path) -> None:
     # The files go round: in another epoch a process gets others.
     assert len({frozenset(labels(own.epoch(epoch))) for epoch in range(5)}) > 1
     for rank in range(8):
-        own = TrainBatches(pictures, timm_training(), batch_size=16, share_of=(rank, 1, 8))
+        own = TrainBatches(images, timm_training(), batch_size=16, share_of=(rank, 1, 8))
         if rank < 4:
             assert len(list(own.epoch(0))) == 1
         else:
-            with pytest.raises(HVTError, match=r"no picture for process \d of 8: use no more"):
+            with pytest.raises(HVTError, match=r"no image for process \d of 8: use no more"):
                 list(own.epoch(0))
 
 
@@ -575,14 +575,14 @@ def test_a_training_on_shards(shards: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_shards_for_evaluation_count_every_picture_once(
+def test_shards_for_evaluation_count_every_image_once(
     shards: Path, workers: int, size: int
 ) -> None:
-    pictures = open_eval(f"wds/{shards}").val
+    images = open_eval(f"wds/{shards}").val
     seen = []
     for rank in range(size):
         batches = EvalBatches(
-            pictures, timm_eval(), batch_size=2, rank=rank, world_size=size, workers=workers
+            images, timm_eval(), batch_size=2, rank=rank, world_size=size, workers=workers
         )
         seen += labels(batches)
         assert labels(batches) == labels(batches)  # once more is the same
@@ -617,7 +617,7 @@ def test_a_stream_in_processes_without_files_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_picture_of_a_stream(workers: int) -> None:
+def test_a_broken_image_of_a_stream(workers: int) -> None:
     class Torn(Numbers):
         def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
             yield from super().__iter__()
@@ -627,5 +627,5 @@ def test_a_broken_picture_of_a_stream(workers: int) -> None:
     with pytest.raises(UnreadableImageError) as caught:
         list(batches)
     assert str(caught.value) == (
-        "a picture of the stream cannot be read as a picture: image file is truncated"
+        "an image of the stream cannot be read as an image: image file is truncated"
     )

@@ -58,12 +58,12 @@ def test_the_models_are_those_of_the_cpu_protocol(protocol: Protocol) -> None:
             assert long.training(protocol, part, row).config == short.config
 
 
-def test_a_part_of_the_pictures_is_a_smaller_epoch(protocol: Protocol) -> None:
+def test_a_part_of_the_images_is_a_smaller_epoch(protocol: Protocol) -> None:
     row = get_row(get_table("pooling_stages"), "M=2")
     few = long.training(protocol, long.PARTS["C"], row)
     all_of_them = long.training(protocol, long.PARTS["B"], row)
-    assert few.pictures == 5_000 // 128 * 128
-    assert all_of_them.pictures == 50_000 // 128 * 128
+    assert few.images == 5_000 // 128 * 128
+    assert all_of_them.images == 50_000 // 128 * 128
 
 
 def test_no_two_trainings_share_a_name(protocol: Protocol) -> None:

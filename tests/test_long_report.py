@@ -251,7 +251,7 @@ def test_predictions_say_how_many_seeds_there_are(
     assert PREDICTIONS[0].outcome(unknown)[1] == "not decided"
 
 
-def test_curves_that_are_flat_and_pictures_that_are_not_learned(
+def test_curves_that_are_flat_and_images_that_are_not_learned(
     tmp_path: Path, cpu: Protocol, protocol: Protocol
 ) -> None:
     write_long(tmp_path, protocol, "A", PAPER_A, gain=1.4)
@@ -277,7 +277,7 @@ def test_claims_by_regime(as_predicted: Path, cpu: Protocol, protocol: Protocol)
     assert reported[("5a", "C")] == "holds"
     assert reported[("8a", "A")] == "holds, not clearly"
     by_test = {(test.number, test.group): verdict(test, result).outcomes for test in TESTS}
-    # The paper's differences: on ImageNet where capacity limits, on CIFAR-100 where pictures do.
+    # The paper's differences: on ImageNet where capacity limits, on CIFAR-100 where images do.
     assert by_test[("3", "A")][0].paper == pytest.approx(72.42 - 72.20)
     assert by_test[("5b", "A")][0].paper == pytest.approx(72.42 - 69.64)
     assert by_test[("5a", "C")][1].paper == pytest.approx(75.43 - 71.99)
@@ -386,10 +386,10 @@ def test_one_line_for_each_claim(as_predicted: Path, cpu: Protocol, protocol: Pr
     assert lines["5a"].endswith("| – | – | – | does not hold | holds for two and four stages |")
     assert "| holds for one stage (+2.50; paper +2.78) | holds |" in lines["5b"]
     assert lines["9"].endswith("| – | – | – | – | – |")
-    assert "300 epochs of 5,000 pictures with 0.4 M parameters" in legend
+    assert "300 epochs of 5,000 images with 0.4 M parameters" in legend
 
 
-def test_the_command_writes_page_and_picture(
+def test_the_command_writes_page_and_image(
     as_predicted: Path, tmp_path: Path, capsys: Captured, cpu: Protocol, protocol: Protocol
 ) -> None:
     page = tmp_path / "page.md"
@@ -402,8 +402,8 @@ def test_the_command_writes_page_and_picture(
     reported = capsys.readouterr()
     assert str(tmp_path / "page" / "gap.png") in reported.out.splitlines()
     assert f"1 trainings belong to no row of this protocol, such as {other.key}" in reported.err
-    with Image.open(tmp_path / "page" / "gap.png") as picture:
-        assert picture.format == "PNG"
+    with Image.open(tmp_path / "page" / "gap.png") as image:
+        assert image.format == "PNG"
     text = page.read_text()
     assert "## Verdicts" in text
     assert "(page/gap.png)" in text

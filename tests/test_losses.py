@@ -101,7 +101,7 @@ def test_hard_distillation(checkpoint: Path, student: hvt.HVT, images: Tensor) -
     assert teacher.loss(logits, images).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_teacher_of_our_own_sees_the_picture_at_its_size(
+def test_a_teacher_of_our_own_sees_the_image_at_its_size(
     checkpoint: Path, student: hvt.HVT, images: Tensor
 ) -> None:
     teacher = find_teacher(str(checkpoint), student, "soft", 1.0)
@@ -236,5 +236,5 @@ def test_a_teacher_says_what_it_is() -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4))
     normal = ((0.5,) * 3, (0.5,) * 3)
     teacher = Teacher(model, "soft", 2.0, (2, 2), normal, normal)
-    pictures = torch.randn(5, 3, 2, 2)
-    assert torch.equal(teacher(pictures), model(pictures))
+    images = torch.randn(5, 3, 2, 2)
+    assert torch.equal(teacher(images), model(images))

@@ -65,7 +65,7 @@ def paper(state: dict[str, Tensor], config: HVTConfig, images: Tensor) -> Tensor
         return linear(torch.cat(heads, dim=2), f"{name}.proj"), sum(matrices)
 
     def extract(x: Tensor, weights: Tensor, keep: int) -> Tensor:
-        """PoWER, picture by picture: the class token and the patches that most is paid to."""
+        """PoWER, image by image: the class token and the patches that most is paid to."""
         rows = []
         for tokens, matrix in zip(x, weights, strict=True):
             received = matrix.clone().fill_diagonal_(0).sum(dim=0)[1:].tolist()
@@ -90,9 +90,9 @@ def paper(state: dict[str, Tensor], config: HVTConfig, images: Tensor) -> Tensor
         if config.stages and i % (config.depth // config.stages) == 0:  # first of its stage
             channels = x.transpose(1, 2)
             if config.pool_dims == 2:
-                picture = F.max_pool2d(channels.unflatten(2, (rows, cols)), 3, 2, padding=1)
-                rows, cols = picture.shape[2:]
-                channels = picture.flatten(2)
+                image = F.max_pool2d(channels.unflatten(2, (rows, cols)), 3, 2, padding=1)
+                rows, cols = image.shape[2:]
+                channels = image.flatten(2)
             else:
                 channels = F.max_pool1d(channels, kernel_size=3, stride=2)
             x = channels.transpose(1, 2) + state[f"blocks.{i}.pos_embed"]
@@ -286,14 +286,14 @@ def test_autocast(model: HVT, dtype: torch.dtype) -> None:
     assert model.pos_embed.grad.isfinite().all()
 
 
-def test_pictures_may_lie_channels_last(model: HVT) -> None:
+def test_images_may_lie_channels_last(model: HVT) -> None:
     images = random_images(model)
     with torch.no_grad():
         want = model(images)
         torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), want)
 
 
-def test_one_picture_gives_what_it_gives_in_a_batch(model: HVT) -> None:
+def test_one_image_gives_what_it_gives_in_a_batch(model: HVT) -> None:
     images = random_images(model, batch=3)
     with torch.no_grad():
         torch.testing.assert_close(model(images[1:2]), model(images)[1:2], rtol=1e-4, atol=1e-4)

@@ -24,7 +24,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> str:
+def image(tmp_path: Path) -> str:
     Image.new("RGB", (40, 40), "red").save(tmp_path / "cat.png")
     return str(tmp_path / "cat.png")
 
@@ -43,14 +43,14 @@ def test_a_built_in_name_is_a_checkpoint(name: str) -> None:
 
 
 def test_a_built_in_model_that_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: str, capsys: Captured
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, capsys: Captured
 ) -> None:
     """One sentence from every command, and a list of models without it."""
     monkeypatch.setitem(BUILT_IN, "flowers", "flowers")
     monkeypatch.chdir(tmp_path)
     for words in (
-        ["predict", "flowers", picture],
-        ["see", "tokens", "flowers", picture],
+        ["predict", "flowers", image],
+        ["see", "tokens", "flowers", image],
         ["see", "cost", "flowers"],
         ["export", "flowers", "out.onnx"],
         ["serve", "flowers", "--port", "0"],
@@ -73,19 +73,19 @@ def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_default
-def test_predict_takes_a_built_in_name(picture: str, capsys: Captured) -> None:
-    assert main(["predict", picture, "--json"]) == 0
+def test_predict_takes_a_built_in_name(image: str, capsys: Captured) -> None:
+    assert main(["predict", image, "--json"]) == 0
     default = json.loads(capsys.readouterr().out)
-    assert main(["predict", DEFAULT, picture, "--json"]) == 0
+    assert main(["predict", DEFAULT, image, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == default
-    assert main(["predict", "cifar100", picture, "--json"]) == 0
+    assert main(["predict", "cifar100", image, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) != default
 
 
-def test_swapped_arguments_of_predict_are_recognised(picture: str, capsys: Captured) -> None:
+def test_swapped_arguments_of_predict_are_recognised(image: str, capsys: Captured) -> None:
     for model in ("cifar100", "model.onnx"):
-        assert main(["predict", picture, model]) == 2
-        line = f"{model} is a model, and the model comes first: use hvt predict {model} {picture}"
+        assert main(["predict", image, model]) == 2
+        line = f"{model} is a model, and the model comes first: use hvt predict {model} {image}"
         assert line in capsys.readouterr().err
 
 
@@ -178,8 +178,8 @@ def test_a_built_in_file_is_float16_with_names_and_origin(
     model, trained = (hvt.load(tmp_path / f"{n}.safetensors") for n in ("out", "trained"))
     assert model.class_names == ("great white shark", "crane (bird)", "crane (machine)")
     assert model.pretrained_cfg["origin"] == {"source": "a source", "license": "Apache-2.0"}
-    picture = torch.randn(1, 3, 32, 32)
-    assert torch.allclose(model(picture), trained(picture), atol=0.05)
+    image = torch.randn(1, 3, 32, 32)
+    assert torch.allclose(model(image), trained(image), atol=0.05)
 
 
 @pytest.mark.parametrize(

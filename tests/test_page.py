@@ -1,4 +1,4 @@
-"""The page's files and headers, its explanation against `hvt.see`, and its sample pictures."""
+"""The page's files and headers, its explanation against `hvt.see`, and its sample images."""
 
 import concurrent.futures
 import importlib
@@ -218,7 +218,7 @@ def test_seen_part_is_where_the_transform_looks(
     model = build("hvt_ti_1", img_size=image)
     black = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
     model.pretrained_cfg |= {"crop_mode": mode, "crop_pct": share, **black}
-    # Red grows to the right, green downwards; what is not the picture has the mean, which is black.
+    # Red grows to the right, green downwards; what is not the image has the mean, which is black.
     x, y = (np.linspace(55, 255, side).astype(np.uint8) for side in size)
     across, down = np.broadcast_arrays(x, y[:, None])
     ramps = np.stack((across, down, np.full_like(across, 255)), axis=-1)
@@ -236,13 +236,13 @@ def test_seen_part_is_where_the_transform_looks(
 
 def test_tracing_watches_its_own_run_alone(build: Callable[..., hvt.HVT]) -> None:
     model = build("hvt_ti_2")
-    pictures = torch.randn(6, 3, 64, 64)
-    alone = [token_sources(model, picture)[-1].origins for picture in pictures]
+    images = torch.randn(6, 3, 64, 64)
+    alone = [token_sources(model, image)[-1].origins for image in images]
     with torch.inference_mode():
-        answers = model(pictures)
+        answers = model(images)
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        traces = [pool.submit(token_sources, model, picture) for picture in pictures]
-        runs = [pool.submit(torch.inference_mode()(model), pictures) for _ in range(6)]
+        traces = [pool.submit(token_sources, model, image) for image in images]
+        runs = [pool.submit(torch.inference_mode()(model), images) for _ in range(6)]
         together = [trace.result() for trace in traces]
         assert all(torch.allclose(run.result(), answers) for run in runs)
     assert [len(trace) for trace in together] == [2] * 6
@@ -266,7 +266,7 @@ def test_explain(client: TestClient, checkpoint: Path) -> None:
     assert result.milliseconds > 0
     assert result.seen.width == pytest.approx(1 - 2 * result.seen.left)
     assert result.seen.left > 0
-    form = client.post("/explain", files={"pictures": ("a.png", png(), "image/png")}).json()
+    form = client.post("/explain", files={"images": ("a.png", png(), "image/png")}).json()
     assert form | {"milliseconds": 0} == response.json() | {"milliseconds": 0}
 
 
@@ -285,15 +285,15 @@ def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoin
 @pytest.mark.parametrize(
     ("request_", "status", "words"),
     [
-        ({"content": b"no picture"}, 415, "is not in a known format"),
+        ({"content": b"no image"}, 415, "is not in a known format"),
         ({"content": b""}, 422, "is empty"),
         ({"content": png()[:-90]}, 422, "is damaged"),
-        ({"files": [("pictures", ("a.png", b"GIF"))]}, 415, "the picture 'a.png'"),
+        ({"files": [("images", ("a.png", b"GIF"))]}, 415, "the image 'a.png'"),
         ({"content": b"{}", "headers": {"Content-Type": "application/json"}}, 415, "type"),
         ({"content": bytes(40_000)}, 413, "bytes"),
         ({"content": png(400, 10)}, 413, "400 × 10 pixels"),
         ({"content": repeated_scans(600, (48, 48))}, 413, "500 scans"),
-        ({"files": [("pictures", png(8, 8)), ("pictures", png(8, 8))]}, 413, "send one"),
+        ({"files": [("images", png(8, 8)), ("images", png(8, 8))]}, 413, "send one"),
     ],
 )
 def test_refusals_are_those_of_predict(
@@ -308,11 +308,11 @@ def test_refusals_are_those_of_predict(
 
 
 def test_limits_of_time_and_number(serve: Callable[..., TestClient]) -> None:
-    with serve(queue=1, max_pictures=1, timeout=0.001) as client:
+    with serve(queue=1, max_images=1, timeout=0.001) as client:
         assert client.post("/explain", content=png()).status_code == 504
         control = client.app.state.admission_control  # type: ignore[attr-defined]
         assert control.held == 0
-        control.acquire(pictures=1)
+        control.acquire(images=1)
         response: httpx.Response = client.post("/explain", content=png())
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 
@@ -322,11 +322,11 @@ def test_described(client: TestClient) -> None:
     operation = description["paths"]["/explain"]["post"]
     assert {"200", "413", "415", "422", "503", "504"} <= set(operation["responses"])
     form = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
-    assert form["properties"]["pictures"]["maxItems"] == 1
+    assert form["properties"]["images"]["maxItems"] == 1
     assert "/" not in description["paths"]
 
 
-# The sample pictures
+# The sample images
 
 
 @pytest.fixture(scope="module")

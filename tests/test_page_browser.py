@@ -186,8 +186,8 @@ def test_a_sample_is_answered_and_explained(page: Page) -> None:
     assert len(page.all("#chart rect.ghost")) == 5
 
 
-def test_stages_are_drawn_from_the_picture(page: Page) -> None:
-    """The first stage is the picture itself; later ones are darker where less is kept."""
+def test_stages_are_drawn_from_the_image(page: Page) -> None:
+    """The first stage is the image itself; later ones are darker where less is kept."""
     page.sample("sea")
     light = page.run(
         """return [...document.querySelectorAll('#strip canvas')].map(canvas => {
@@ -232,7 +232,7 @@ def test_averaged_tokens_have_their_patches_average_colour(chromium: Any, tmp_pa
                  canvas => [1, 3, 5, 7].map(row => red(canvas, row)))"""
         )
         assert first == pytest.approx([0, 255, 0, 255], abs=8)
-        # Three quarters are the average of both rows, a quarter is the picture.
+        # Three quarters are the average of both rows, a quarter is the image.
         assert second == pytest.approx([96, 159, 96, 159], abs=8)
         page.one("#strip figure:last-child canvas").send_keys(" ", "\ue014")  # the right arrow
         assert "token 1 of 8 is the average of 2 patches" in page.text("detail").lower()
@@ -258,9 +258,9 @@ def test_a_file_from_the_disk(page: Page, tmp_path: Path) -> None:
     exif[0x0112] = 6  # to be turned by 90°
     page.one("#file").send_keys(str(jpeg(tmp_path / "turned.jpg", 300, 200, exif=exif)))
     page.answered()
-    size = page.run("const c = document.getElementById('picture'); return [c.width, c.height]")
+    size = page.run("const c = document.getElementById('image'); return [c.width, c.height]")
     assert size == [200, 300]
-    assert page.one("#picture").get_attribute("aria-label") == "Your picture: turned.jpg"
+    assert page.one("#image").get_attribute("aria-label") == "Your image: turned.jpg"
     assert "framed part" in page.text("view")
     assert len(page.all("#top li")) == 5
 
@@ -286,7 +286,7 @@ def test_a_large_photograph_is_made_smaller_first(page: Page, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("way", ["drop", "paste"])
-def test_dropped_and_pasted_pictures(page: Page, way: str, tmp_path: Path) -> None:
+def test_dropped_and_pasted_images(page: Page, way: str, tmp_path: Path) -> None:
     content = base64.b64encode(jpeg(tmp_path / "a.jpg", 64, 64).read_bytes()).decode()
     page.run(
         """const bytes = Uint8Array.from(atob(arguments[0]), c => c.charCodeAt(0));
@@ -300,7 +300,7 @@ def test_dropped_and_pasted_pictures(page: Page, way: str, tmp_path: Path) -> No
         way,
     )
     page.answered()
-    assert page.one("#picture").get_attribute("aria-label") == "Your picture: given.jpg"
+    assert page.one("#image").get_attribute("aria-label") == "Your image: given.jpg"
 
 
 def test_keyboard_alone(page: Page) -> None:
@@ -358,9 +358,9 @@ def test_pointing_at_a_token(page: Page) -> None:
 def test_a_broken_file_is_answered_in_words(page: Page, tmp_path: Path) -> None:
     good = jpeg(tmp_path / "a.jpg", 64, 64).read_bytes()
     for name, content, words in (
-        ("cut.jpg", good[:-100], "That picture is damaged."),
-        ("words.jpg", b"not a picture at all", "not a picture of a kind the service knows"),
-        ("empty.jpg", b"", "That picture is damaged. (the picture is empty)"),
+        ("cut.jpg", good[:-100], "That image is damaged."),
+        ("words.jpg", b"not an image at all", "not an image of a kind the service knows"),
+        ("empty.jpg", b"", "That image is damaged. (the image is empty)"),
     ):
         (tmp_path / name).write_bytes(content)
         page.one("#file").send_keys(str(tmp_path / name))
@@ -371,7 +371,7 @@ def test_a_broken_file_is_answered_in_words(page: Page, tmp_path: Path) -> None:
     assert page.text("status").startswith("apple")
 
 
-def test_a_newer_picture_leaves_nothing_of_an_older_one(page: Page, tmp_path: Path) -> None:
+def test_a_newer_image_leaves_nothing_of_an_older_one(page: Page, tmp_path: Path) -> None:
     """The older one is given up while its explanation's body is on the way."""
     page.run(
         """
@@ -390,7 +390,7 @@ def test_a_newer_picture_leaves_nothing_of_an_older_one(page: Page, tmp_path: Pa
     )
     page.one("[data-sample=sea]").click()
     page.until(lambda: page.run("return window.waits"))
-    (tmp_path / "words.jpg").write_bytes(b"not a picture at all")
+    (tmp_path / "words.jpg").write_bytes(b"not an image at all")
     page.one("#file").send_keys(str(tmp_path / "words.jpg"))
     page.until(lambda: page.shown("problem"))
     assert not page.shown("stages")
@@ -499,7 +499,7 @@ def test_what_a_screen_reader_is_told(page: Page) -> None:
     assert [json.dumps(node) for node in controls if not name(node)] == []
     assert [n for n in named("button") if n in ("apple", "sea")] == ["apple", "sea"]
     assert named("slider") == ["Tokens at first", "Tokens after block 0", "Tokens after block 3"]
-    assert named("heading")[:2] == ["hvt", "Picture"]
+    assert named("heading")[:2] == ["hvt", "Image"]
     assert "64 → 16 → 4 tokens" in named("heading")
     assert any("29.9 M" in text for text in named("image") + named("img"))
     assert any(node["role"]["value"] == "status" for node in nodes)
@@ -508,7 +508,7 @@ def test_what_a_screen_reader_is_told(page: Page) -> None:
     assert page.run("return document.documentElement.lang") == "en"
 
 
-def test_pictures_of_other_forms_are_read(page: Page, tmp_path: Path) -> None:
+def test_images_of_other_forms_are_read(page: Page, tmp_path: Path) -> None:
     """A TIFF, which Chromium cannot show, is answered all the same."""
     stream = io.BytesIO()
     Image.new("RGB", (64, 64), (10, 90, 200)).save(stream, "TIFF")

@@ -260,8 +260,8 @@ def test_budgets(cpu: Protocol) -> None:
 
 def test_training_macs_are_three_forward_passes(cpu: Protocol) -> None:
     training = trained("main", "HVT-Ti-1", cpu)
-    pictures = 50_000 // training.recipe.batch_size * training.recipe.batch_size
-    passes = training.recipe.epochs * pictures
+    images = 50_000 // training.recipe.batch_size * training.recipe.batch_size
+    passes = training.recipe.epochs * images
     assert training.training_macs == 3 * hvt.cost(training.config).macs * passes
 
 
@@ -297,11 +297,11 @@ def test_a_key_follows_what_is_learned_and_nothing_else(tiny: Protocol) -> None:
 
 def test_a_batch_that_the_data_cannot_fill_is_lowered_as_a_run_lowers_it(tiny: Protocol) -> None:
     (data,) = tiny.recipes
-    pictures = round(SOURCES[data][1] * (1 - tiny.recipes[data].holdout))
+    images = round(SOURCES[data][1] * (1 - tiny.recipes[data].holdout))
     large = Protocol(tiny.name, {data: tiny.recipes[data].replace(batch_size=2**20)})
     for budget in BUDGETS:
         bought = plan(large, a_row("main", "HVT-Ti-1"), budget, data)
-        assert bought.training.pictures == pictures // 2 * 2
+        assert bought.training.images == images // 2 * 2
         assert bought.ratio == pytest.approx(1, abs=0.01)
 
 
@@ -453,7 +453,7 @@ def test_other_tables_have_what_they_share(here: Here, capsys: Captured) -> None
     assert "to do" in out
 
 
-def test_pictures_of_another_size_are_resized(here: Here, tmp_path: Path) -> None:
+def test_images_of_another_size_are_resized(here: Here, tmp_path: Path) -> None:
     place = run.Place(tmp_path / "results", tmp_path / "runs", {})
     for name, side in (("160", 6), ("320", 12)):
         row = get_table("resolution")
@@ -504,9 +504,9 @@ def test_an_interrupted_row_goes_on(here: Here, tmp_path: Path) -> None:
     assert again.seconds is None
     # Nor does the speed of a few steps at the end tell, which had an evaluation among them.
     last = run._train(job, place, Console(quiet=True))
-    pictures = job.training.epochs * job.training.pictures
-    for part, expected in ((0.05, None), (0.5, pytest.approx(pictures / 100))):
-        some = dataclasses.replace(last, images_per_second=100.0, seconds=part * pictures / 100)
+    images = job.training.epochs * job.training.images
+    for part, expected in ((0.05, None), (0.5, pytest.approx(images / 100))):
+        some = dataclasses.replace(last, images_per_second=100.0, seconds=part * images / 100)
         assert run._seconds(some, job.training) == expected
 
 
@@ -1056,8 +1056,8 @@ def test_figures(here: Here, tmp_path: Path) -> None:
     written = figures.draw(tmp_path / "both", here.protocol, known)
     assert [path.name for path in written] == ["figure1.png", "figure4.png"]
     for path in written:
-        with Image.open(path) as picture:
-            assert picture.format == "PNG"
+        with Image.open(path) as image:
+            assert image.format == "PNG"
     first = tmp_path / "none/figure1.png"
     assert first.read_bytes() != written[0].read_bytes()
     page = render(here.protocol, known, tmp_path / "both")

@@ -42,7 +42,7 @@ def configs(space: Space, one: Priced, count: int) -> list[tuple[tuple[int, int,
         (
             (p, q, w),
             space.config(
-                space.widths[w], one.depth, one.lengths.pictures[q], one.lengths.poolings[q],
+                space.widths[w], one.depth, one.lengths.images[q], one.lengths.poolings[q],
                 one.places[p],
             ),
         )
@@ -87,7 +87,7 @@ def test_the_space_has_every_kind_of_choice() -> None:
     assert {len(after) for after in one.places} == {0, 1, 2, 3, 4}
     assert (0, 3, 6, 9) in one.places
     assert {(5,), (6, 8), (2, 3, 4)} <= set(one.places)
-    assert len({picture.patch for picture in one.lengths.pictures}) > 3
+    assert len({image.patch for image in one.lengths.images}) > 3
 
 
 def test_training_memory_is_near_what_was_measured() -> None:
@@ -334,7 +334,7 @@ def test_a_plan_for_upcycling(command: Command, tmp_path: Path, build: Any) -> N
         assert (choice.config.width, choice.config.depth) == (24, 4)
         assert choice.config.pool_blocks
         assert choice.gflops <= limit(0.6 * whole)
-    assert planned.deit is not None  # the source itself on smaller pictures
+    assert planned.deit is not None  # the source itself on smaller images
     assert not planned.deit.config.pool_blocks
     code, out, err = command(
         "plan", "--gflops", 0.6 * whole, "--from", tmp_path / "deit.safetensors"

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hvt.lengths import KINDS, padding, pooled_length
 from hvt.pooling import (
     Pool,
-    as_picture,
+    as_image,
     as_tokens,
     max_sources,
     pool_tokens,
@@ -135,13 +135,13 @@ def test_prefix_tokens_are_left_alone(case: Case) -> None:
 
 
 @given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(1, 8))
-def test_a_picture_is_a_view(batch: int, rows: int, cols: int, width: int) -> None:
+def test_an_image_is_a_view(batch: int, rows: int, cols: int, width: int) -> None:
     x = torch.randn(batch, rows * cols, width)
-    picture = as_picture(x, (rows, cols))
-    assert picture.shape == (batch, width, rows, cols)
-    assert picture.data_ptr() == x.data_ptr()
-    assert picture.is_contiguous(memory_format=torch.channels_last)
-    back = as_tokens(picture)
+    image = as_image(x, (rows, cols))
+    assert image.shape == (batch, width, rows, cols)
+    assert image.data_ptr() == x.data_ptr()
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    back = as_tokens(image)
     assert torch.equal(back, x)
     assert back.data_ptr() == x.data_ptr()
 
@@ -203,17 +203,17 @@ def test_to_grid_has_the_grids_shape_and_keeps_constants(
     batch: int, length: int, rows: int, cols: int
 ) -> None:
     constant = torch.randn(batch, 1, 5)
-    picture = to_grid(constant.expand(-1, length, -1), (rows, cols))
-    assert picture.shape == (batch, 5, rows, cols)
+    image = to_grid(constant.expand(-1, length, -1), (rows, cols))
+    assert image.shape == (batch, 5, rows, cols)
     torch.testing.assert_close(
-        picture, constant.transpose(1, 2).unsqueeze(3).expand(-1, -1, rows, cols)
+        image, constant.transpose(1, 2).unsqueeze(3).expand(-1, -1, rows, cols)
     )
 
 
 @given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6))
 def test_to_grid_of_a_full_sequence_lays_it_row_by_row(batch: int, rows: int, cols: int) -> None:
     x = torch.randn(batch, rows * cols, 4)
-    torch.testing.assert_close(to_grid(x, (rows, cols)), as_picture(x, (rows, cols)))
+    torch.testing.assert_close(to_grid(x, (rows, cols)), as_image(x, (rows, cols)))
 
 
 def test_to_grid_keeps_the_order_of_the_sequence() -> None:

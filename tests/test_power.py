@@ -614,7 +614,7 @@ def test_search_retrain_eval_and_predict(
     assert "2/2" not in run("train", "--resume", folder)  # nothing is left to do
 
     score = json.loads(run("eval", folder / "model.safetensors", "--data", "digits", "--json"))
-    assert score["pictures"] == 359
+    assert score["images"] == 359
     with (folder / "metrics.csv").open() as file:
         *_, last = csv.DictReader(file)
     assert score["top1"] == pytest.approx(max(float(last["val_top1"]), float(last["ema_top1"])))

@@ -1,4 +1,4 @@
-"""A predictor answers for any picture, as an evaluation would, and a broken one stops nothing."""
+"""A predictor answers for any image, as an evaluation would, and a broken one stops nothing."""
 
 import io
 import itertools
@@ -27,11 +27,11 @@ from PIL import Image
 import hvt
 from hvt.builtin import is_checkpoint
 from hvt.data.evaluation import eval_transform
-from hvt.data.folders import FilePictures
+from hvt.data.folders import FileImages
+from hvt.data.images import UnreadableImageError
 from hvt.data.loader import EvalBatches
-from hvt.data.pictures import UnreadableImageError
-from hvt.data.sources import ArrayPictures, open_digits, open_eval
-from hvt.deploy.inputs import find_pictures, open_picture
+from hvt.data.sources import ArrayImages, open_digits, open_eval
+from hvt.deploy.inputs import find_images, open_image
 from hvt.deploy.predict import Answer, Predictor, find_device
 from hvt.deploy.runtime import NOT_FINITE
 from hvt.errors import HVTError
@@ -44,7 +44,7 @@ NAMES = ("ant", "bee", "cat", "dog", "emu", "fox", "gnu", "hen", "ibex", "jay")
 
 @pytest.fixture
 def model(build: Build) -> hvt.HVT:
-    """A small model of ten classes with names, for pictures of 64 pixels taken whole."""
+    """A small model of ten classes with names, for images of 64 pixels taken whole."""
     made = build("hvt_ti_2", depth=2)
     made.pretrained_cfg.update(label_names=NAMES, crop_pct=1.0)
     return made
@@ -57,12 +57,12 @@ def test_a_strip_that_would_become_a_giant_stops_nothing(model: hvt.HVT, tmp_pat
     assert strip.error is not None
     assert "too long a strip" in strip.error
     assert other.error is None
-    model.pretrained_cfg["crop_mode"] = "squash"  # which makes no picture larger than the input
+    model.pretrained_cfg["crop_mode"] = "squash"  # which makes no image larger than the input
     assert hvt.Predictor(model, "cpu")(str(tmp_path / "a.png")).error is None
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> list[str]:
+def images(tmp_path: Path) -> list[str]:
     draw = np.random.default_rng(0)
     paths = [str(tmp_path / f"{number}.png") for number in range(7)]
     for number, path in enumerate(paths):
@@ -82,28 +82,28 @@ def odds(answer: Answer) -> tuple[float, ...]:
 # Answers
 
 
-def test_three_lines(tmp_path: Path, model: hvt.HVT, pictures: list[str]) -> None:
+def test_three_lines(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
     hvt.save(model, tmp_path / "model.safetensors")
     predictor = hvt.Predictor(tmp_path / "model.safetensors")
-    answer = predictor(pictures[0])
+    answer = predictor(images[0])
     assert isinstance(answer, Answer)
     assert (answer.label, answer.name) == (NAMES.index(answer.name), names(answer)[0])
     assert answer.probability == odds(answer)[0]
-    assert answer.source == pictures[0]
+    assert answer.source == images[0]
     assert len(names(answer)) == len(odds(answer)) == 5
     assert set(names(answer)) < set(NAMES)
     assert list(odds(answer)) == sorted(odds(answer), reverse=True)
     assert answer.error is None
-    # A model that is in memory already does as well, and so does a picture.
+    # A model that is in memory already does as well, and so does an image.
     other = Predictor(model)
-    assert other(pictures[0]) == answer
-    with Image.open(pictures[0]) as image:
+    assert other(images[0]) == answer
+    with Image.open(images[0]) as image:
         assert other(image) == answer
 
 
-def test_probabilities_are_the_models(model: hvt.HVT, pictures: list[str]) -> None:
-    (answer,) = Predictor(model, top=10)([pictures[2]])
-    with Image.open(pictures[2]) as image, torch.inference_mode():
+def test_probabilities_are_the_models(model: hvt.HVT, images: list[str]) -> None:
+    (answer,) = Predictor(model, top=10)([images[2]])
+    with Image.open(images[2]) as image, torch.inference_mode():
         expected = model(eval_transform(model)(image)[None]).softmax(1)[0]
     assert dict(zip(names(answer), odds(answer), strict=True)) == pytest.approx(
         dict(zip(NAMES, expected.tolist(), strict=True))
@@ -111,11 +111,11 @@ def test_probabilities_are_the_models(model: hvt.HVT, pictures: list[str]) -> No
     assert sum(odds(answer)) == pytest.approx(1)
 
 
-def test_answers_are_those_of_an_evaluation(model: hvt.HVT, pictures: list[str]) -> None:
+def test_answers_are_those_of_an_evaluation(model: hvt.HVT, images: list[str]) -> None:
     labels = [0, 3, 5, 5, 1, 9, 3]
-    batches = EvalBatches(FilePictures(pictures, labels), eval_transform(model), batch_size=3)
+    batches = EvalBatches(FileImages(images, labels), eval_transform(model), batch_size=3)
     score = evaluate(model, batches, 10)
-    answers = Predictor(model, top=10)(pictures)
+    answers = Predictor(model, top=10)(images)
     confusion: Counter[tuple[int, int]] = Counter()
     loss = 0.0
     for answer, label in zip(answers, labels, strict=True):
@@ -135,49 +135,49 @@ def test_digits_in_files_are_digits_in_memory(tmp_path: Path, build: Build) -> N
         some[number][0].save(tmp_path / f"{number:02}.png")
     batches = EvalBatches(some, eval_transform(model, arrays=True), batch_size=5)
     logits = torch.cat([model(batch.images) for batch in batches])
-    for answer, row in zip(Predictor(model)(find_pictures([str(tmp_path)])), logits, strict=True):
+    for answer, row in zip(Predictor(model)(find_images([str(tmp_path)])), logits, strict=True):
         best = row.softmax(0).topk(5)
         assert names(answer) == tuple(map(str, best.indices.tolist()))
         assert odds(answer) == pytest.approx(best.values.tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 64])
-def test_the_batch_changes_nothing(model: hvt.HVT, pictures: list[str], batch_size: int) -> None:
-    expected = [Predictor(model, top=10)(picture) for picture in pictures]
+def test_the_batch_changes_nothing(model: hvt.HVT, images: list[str], batch_size: int) -> None:
+    expected = [Predictor(model, top=10)(image) for image in images]
     for got, one in zip(
-        Predictor(model, top=10, batch_size=batch_size)(pictures), expected, strict=True
+        Predictor(model, top=10, batch_size=batch_size)(images), expected, strict=True
     ):
         assert (got.source, names(got)) == (one.source, names(one))
         assert odds(got) == pytest.approx(odds(one), rel=1e-4)
 
 
-def test_top_is_at_most_all_classes(model: hvt.HVT, pictures: list[str]) -> None:
-    assert sorted(names(Predictor(model, top=50)(pictures[0]))) == sorted(NAMES)
-    assert len(names(Predictor(model, top=1)(pictures[0]))) == 1
+def test_top_is_at_most_all_classes(model: hvt.HVT, images: list[str]) -> None:
+    assert sorted(names(Predictor(model, top=50)(images[0]))) == sorted(NAMES)
+    assert len(names(Predictor(model, top=1)(images[0]))) == 1
 
 
-def test_classes_without_names_are_numbers(build: Build, pictures: list[str]) -> None:
-    answer = Predictor(build("hvt_ti_2"), top=10)(pictures[0])
+def test_classes_without_names_are_numbers(build: Build, images: list[str]) -> None:
+    answer = Predictor(build("hvt_ti_2"), top=10)(images[0])
     assert sorted(names(answer)) == [str(i) for i in range(10)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_in_half_precision(
-    tmp_path: Path, model: hvt.HVT, pictures: list[str], dtype: torch.dtype
+    tmp_path: Path, model: hvt.HVT, images: list[str], dtype: torch.dtype
 ) -> None:
-    expected = Predictor(model)(pictures[0])
+    expected = Predictor(model)(images[0])
     hvt.save(model.to(dtype), tmp_path / "half.safetensors")
     predictor = Predictor(tmp_path / "half.safetensors")
     assert predictor.model.pos_embed.dtype == torch.float32
-    assert names(predictor(pictures[0]))[0] == expected.name
-    assert Predictor(model)(pictures[0]).error is None  # and as it is
+    assert names(predictor(images[0]))[0] == expected.name
+    assert Predictor(model)(images[0]).error is None  # and as it is
 
 
 def test_nothing_gives_nothing(model: hvt.HVT) -> None:
     assert Predictor(model)([]) == []
 
 
-# Pictures of all kinds
+# Images of all kinds
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_nothing_gives_nothing(model: hvt.HVT) -> None:
     ],
 )  # fmt: skip
 def test_all_modes_work(tmp_path: Path, model: hvt.HVT, mode: str, ending: str) -> None:
-    """From a file and from memory alike, and alike to the same picture in RGB where it is one."""
+    """From a file and from memory alike, and alike to the same image in RGB where it is one."""
     ramp = np.linspace(0, 255, 64 * 64).reshape(64, 64)
     if mode == "I;16":
         image = Image.fromarray((ramp * 257).astype(np.uint16))
@@ -197,7 +197,7 @@ def test_all_modes_work(tmp_path: Path, model: hvt.HVT, mode: str, ending: str) 
         image = Image.merge("LAB", [Image.fromarray(ramp.astype(np.uint8))] * 3)
     else:
         image = Image.fromarray(ramp.astype(np.uint8)).convert("RGB").convert(mode)
-    path = tmp_path / f"picture.{ending}"
+    path = tmp_path / f"image.{ending}"
     image.save(path)
     predictor = Predictor(model, top=10)
     answer = predictor(str(path))
@@ -210,25 +210,23 @@ def test_all_modes_work(tmp_path: Path, model: hvt.HVT, mode: str, ending: str) 
         assert odds(answer) == pytest.approx(odds(plain), abs=0.02)
 
 
-def test_a_grey_model(tmp_path: Path, build: Build, pictures: list[str]) -> None:
+def test_a_grey_model(tmp_path: Path, build: Build, images: list[str]) -> None:
     model = build("hvt_ti_1", in_chans=1)
     assert len(model.pretrained_cfg["mean"]) == 3  # the colours', of which grey takes the average
     predictor = Predictor(model)
-    answer = predictor(pictures[0])
+    answer = predictor(images[0])
     assert answer.error is None
-    with Image.open(pictures[0]) as image:
+    with Image.open(images[0]) as image:
         assert odds(predictor(image.convert("L"))) == odds(answer)
 
 
-def test_a_turned_photo_is_seen_upright(
-    tmp_path: Path, model: hvt.HVT, pictures: list[str]
-) -> None:
-    with Image.open(pictures[0]) as image:
+def test_a_turned_photo_is_seen_upright(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
+    with Image.open(images[0]) as image:
         exif = Image.Exif()
         exif[0x0112] = 6  # taken with the camera on its side
         image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
     predictor = Predictor(model, top=10)
-    expected = predictor(pictures[0])
+    expected = predictor(images[0])
     for seen in (str(tmp_path / "turned.png"), Image.open(tmp_path / "turned.png")):
         answer = predictor(seen)
         assert names(answer) == names(expected)
@@ -257,7 +255,7 @@ def test_a_large_photo_before_a_small_model(tmp_path: Path, model: hvt.HVT) -> N
         assert predictor.transform(image).shape == (3, 64, 64)
 
 
-def test_how_a_picture_is_cropped_is_the_checkpoints_to_say(tmp_path: Path, model: hvt.HVT) -> None:
+def test_how_an_image_is_cropped_is_the_checkpoints_to_say(tmp_path: Path, model: hvt.HVT) -> None:
     stripes = np.zeros((64, 128, 3), np.uint8)
     stripes[:, :32] = 255  # what a crop of the middle leaves out
     Image.fromarray(stripes).save(tmp_path / "stripes.png")
@@ -273,10 +271,10 @@ def test_how_a_picture_is_cropped_is_the_checkpoints_to_say(tmp_path: Path, mode
     assert (seen["squash"][:, :, :14] > seen["center"].max()).all()
 
 
-# Broken pictures
+# Broken images
 
 
-def test_a_picture_that_is_too_much_work_is_broken(tmp_path: Path, model: hvt.HVT) -> None:
+def test_an_image_that_is_too_much_work_is_broken(tmp_path: Path, model: hvt.HVT) -> None:
     path = tmp_path / "scans.jpg"
     path.write_bytes(repeated_scans(20_000, (6928, 6928)))
     with pytest.raises(UnreadableImageError, match="more than the 500 scans that a JPEG may have"):
@@ -285,24 +283,22 @@ def test_a_picture_that_is_too_much_work_is_broken(tmp_path: Path, model: hvt.HV
     assert answer.error == "it has more than the 500 scans that a JPEG may have"
 
 
-def test_a_broken_picture_stops_nothing(
-    tmp_path: Path, model: hvt.HVT, pictures: list[str]
-) -> None:
+def test_a_broken_image_stops_nothing(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
     text, cut, empty = (tmp_path / name for name in ("text.jpg", "cut.png", "empty.png"))
-    text.write_text("not a picture")
-    cut.write_bytes(Path(pictures[0]).read_bytes()[:4000])
+    text.write_text("not an image")
+    cut.write_bytes(Path(images[0]).read_bytes()[:4000])
     empty.touch()
     content = cut.read_bytes()
-    listed: list[Any] = [pictures[0], text, cut, pictures[1], empty, content, b""]
+    listed: list[Any] = [images[0], text, cut, images[1], empty, content, b""]
     opened = Image.open(cut)
     predictor = Predictor(model, batch_size=3)
-    answers = predictor([*listed, opened, pictures[2]])
+    answers = predictor([*listed, opened, images[2]])
     paths = [*map(str, listed[:5]), None, None]
-    assert [answer.source for answer in answers] == [*paths, str(cut), pictures[2]]
+    assert [answer.source for answer in answers] == [*paths, str(cut), images[2]]
     good = [i for i, answer in enumerate(answers) if answer.error is None]
     assert good == [0, 3, 8]
-    assert [names(answers[i]) for i in good] == [names(predictor(p)) for p in pictures[:3]]
-    assert answers[1].error == "its content is not in a picture format"
+    assert [names(answers[i]) for i in good] == [names(predictor(p)) for p in images[:3]]
+    assert answers[1].error == "its content is not in an image format"
     assert answers[4].error == "the file is empty"
     assert answers[6].error == "the file is empty"
     assert answers[2].error == answers[5].error == answers[7].error
@@ -314,23 +310,23 @@ def test_a_broken_picture_stops_nothing(
     assert answers[0].to_dict()["error"] is None
 
 
-def test_one_broken_picture_raises(tmp_path: Path, model: hvt.HVT, pictures: list[str]) -> None:
+def test_one_broken_image_raises(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
     """Who asks for one answer has none otherwise to look for an error in."""
     predictor, cut = Predictor(model), tmp_path / "cut.png"
-    cut.write_bytes(Path(pictures[0]).read_bytes()[:4000])
+    cut.write_bytes(Path(images[0]).read_bytes()[:4000])
     for broken in (cut, str(cut), cut.read_bytes(), io.BytesIO(cut.read_bytes()), Image.open(cut)):
         with pytest.raises(
-            UnreadableImageError, match=r"(cut\.png|the picture) cannot be read as a pic"
+            UnreadableImageError, match=r"(cut\.png|the image) cannot be read as a pic"
         ):
             predictor(broken)
     for empty in (b"", io.BytesIO()):
         with pytest.raises(
-            UnreadableImageError, match="the picture cannot be read as a picture: the fi"
+            UnreadableImageError, match="the image cannot be read as an image: the fi"
         ):
             predictor(empty)
     with pytest.raises(UnreadableImageError, match="it has no pixels"):
         predictor(Image.new("RGB", (0, 5)))
-    closed = io.BytesIO(Path(pictures[0]).read_bytes())
+    closed = io.BytesIO(Path(images[0]).read_bytes())
     closed.close()
     with pytest.raises(UnreadableImageError, match="closed file"):
         predictor(closed)
@@ -338,10 +334,10 @@ def test_one_broken_picture_raises(tmp_path: Path, model: hvt.HVT, pictures: lis
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_an_answer_that_is_not_finite_is_an_error(
-    value: float, model: hvt.HVT, pictures: list[str]
+    value: float, model: hvt.HVT, images: list[str]
 ) -> None:
-    """The model computes no number for two of the pictures; the others are answered as ever."""
-    expected, seen = Predictor(model)(pictures), iter(range(7))
+    """The model computes no number for two of the images; the others are answered as ever."""
+    expected, seen = Predictor(model)(images), iter(range(7))
 
     def damage(_: Any, inputs: Any, logits: torch.Tensor) -> torch.Tensor:
         for row in logits:
@@ -350,23 +346,23 @@ def test_an_answer_that_is_not_finite_is_an_error(
         return logits
 
     model.register_forward_hook(damage)
-    answers = Predictor(model, batch_size=4)(pictures)
+    answers = Predictor(model, batch_size=4)(images)
     for place in (2, 5):
-        assert answers[place] == Answer(pictures[place], error=NOT_FINITE)
+        assert answers[place] == Answer(images[place], error=NOT_FINITE)
         json.dumps(answers[place].to_dict(), allow_nan=False)
         expected[place] = answers[place]
     assert [names(answer) for answer in answers] == [names(answer) for answer in expected]
     seen = itertools.repeat(2)
     with pytest.raises(HVTError, match=r"0\.png has no answer: the model's answer is not a finite"):
-        Predictor(model)(pictures[0])
+        Predictor(model)(images[0])
 
 
 def test_the_command_says_that_an_answer_is_not_finite(
-    command: Command, tmp_path: Path, model: hvt.HVT, pictures: list[str]
+    command: Command, tmp_path: Path, model: hvt.HVT, images: list[str]
 ) -> None:
     torch.nn.init.constant_(model.head.weight, 3e38)  # finite, but not what comes of it
     hvt.save(model, tmp_path / "model.safetensors")
-    words = ("predict", tmp_path / "model.safetensors", pictures[0], "--device", "cpu")
+    words = ("predict", tmp_path / "model.safetensors", images[0], "--device", "cpu")
     code, out, _ = command(*words)
     assert code == 1
     assert "the model's answer is not a finite number" in " ".join(out.split())
@@ -375,23 +371,23 @@ def test_the_command_says_that_an_answer_is_not_finite(
     assert (code, json.loads(out)[0]["error"]) == (1, NOT_FINITE)
 
 
-# What is taken for a picture
+# What is taken for an image
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_16_bits_are_the_same_from_a_path_and_from_a_picture(channels: int, tmp_path: Path) -> None:
-    """A dark picture stays dark: the range is the format's, not that of its values."""
+def test_16_bits_are_the_same_from_a_path_and_from_an_image(channels: int, tmp_path: Path) -> None:
+    """A dark image stays dark: the range is the format's, not that of its values."""
     values = (4 * np.arange(64)).astype(">u2")
     (tmp_path / "dark.pgm").write_bytes(b"P5 8 8 65535\n" + values.tobytes())
-    expected = np.asarray(open_picture(str(tmp_path / "dark.pgm"), channels))
+    expected = np.asarray(open_image(str(tmp_path / "dark.pgm"), channels))
     assert expected.max() == 1
     with Image.open(tmp_path / "dark.pgm") as opened:
-        np.testing.assert_array_equal(np.asarray(open_picture(opened, channels)), expected)
+        np.testing.assert_array_equal(np.asarray(open_image(opened, channels)), expected)
 
 
-def test_every_kind_of_picture_gives_one_answer(model: hvt.HVT, pictures: list[str]) -> None:
+def test_every_kind_of_image_gives_one_answer(model: hvt.HVT, images: list[str]) -> None:
     """One in, one out, and the same answer whatever it came as."""
-    predictor, path = Predictor(model, top=10, batch_size=1), Path(pictures[0])
+    predictor, path = Predictor(model, top=10, batch_size=1), Path(images[0])
     expected = predictor(str(path))
     pixels, content = np.asarray(Image.open(path)), path.read_bytes()
     tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
@@ -405,11 +401,11 @@ def test_every_kind_of_picture_gives_one_answer(model: hvt.HVT, pictures: list[s
             "bytes": content, "bytearray": bytearray(content), "memoryview": memoryview(content),
             "file": file, "BytesIO": written, "pipe": pipe,
         }  # fmt: skip
-        answers = {kind: predictor(picture) for kind, picture in kinds.items()}
+        answers = {kind: predictor(image) for kind, image in kinds.items()}
         file.seek(0)
         kinds.pop("pipe")  # which is read
         listed = predictor(list(kinds.values()))
-        generated = predictor(picture for picture in kinds.values())
+        generated = predictor(image for image in kinds.values())
     assert listed == generated == [answers[kind] for kind in kinds]
     for kind, answer in answers.items():
         named = kind in ("path", "image", "file")
@@ -438,65 +434,65 @@ def test_grey_arrays_and_tensors(build: Build, model: hvt.HVT) -> None:
 
 
 @pytest.mark.parametrize(
-    ("picture", "message"),
+    ("image", "message"),
     [
-        (np.zeros((8, 8, 3), np.float32), "an array of float32 is not a picture: give uint8"),
-        (np.zeros((8, 8, 3), np.int64), "an array of int64 is not a picture"),
-        (np.zeros((8, 8, 3), bool), "an array of bool is not a picture"),
-        (np.array(["a.png"]), "an array of <U5 is not a picture"),
-        (np.zeros((8, 8), np.uint8), r"\(8, 8\) is not a picture: give \(H, W, C\), also for"),
+        (np.zeros((8, 8, 3), np.float32), "an array of float32 is not an image: give uint8"),
+        (np.zeros((8, 8, 3), np.int64), "an array of int64 is not an image"),
+        (np.zeros((8, 8, 3), bool), "an array of bool is not an image"),
+        (np.array(["a.png"]), "an array of <U5 is not an image"),
+        (np.zeros((8, 8), np.uint8), r"\(8, 8\) is not an image: give \(H, W, C\), also for"),
         (np.zeros((2, 8, 8, 3), np.uint8), r"\(2, 8, 8, 3\) .*, and a batch as list\(batch\)"),
         (np.zeros((3, 8, 8), np.uint8), r"\(3, 8, 8\) .* with C = 3 for RGB or C = 1 for grey"),
         (np.zeros((8, 8, 4), np.uint8), r"\(8, 8, 4\) .* with C = 3 for RGB"),
         (np.zeros((0, 8, 3), np.uint8), r"\(0, 8, 3\) .* with pixels in it"),
-        (torch.zeros(3, 8, 8, dtype=torch.int64), "a tensor of torch.int64 is not a picture"),
+        (torch.zeros(3, 8, 8, dtype=torch.int64), "a tensor of torch.int64 is not an image"),
         (torch.zeros(3, 8, 8, dtype=torch.complex64), "a tensor of torch.complex64"),
-        (torch.zeros(8, 8), r"a tensor of shape \(8, 8\) is not a picture: give \(C, H, W\), also"),
+        (torch.zeros(8, 8), r"a tensor of shape \(8, 8\) is not an image: give \(C, H, W\), also"),
         (torch.zeros(2, 3, 8, 8), r"and a batch as list\(batch\)"),
         (torch.zeros(8, 8, 3), r"\(8, 8, 3\) .*\(C, H, W\) with C = 3"),
         (torch.zeros(3, 0, 8), "with pixels in it"),
-        (torch.full((3, 8, 8), 255.0), "a float tensor from 255 to 255 is not a picture: its val"),
-        (torch.full((3, 8, 8), -0.1), "a float tensor from -0.1 to -0.1 is not a picture"),
-        (torch.full((3, 8, 8), math.nan), "a float tensor from nan to nan is not a picture"),
-        (torch.zeros(3, 8, 8).to_sparse(), "a sparse or meta tensor is not a picture"),
-        (torch.zeros(3, 8, 8, device="meta"), "a sparse or meta tensor is not a picture"),
+        (torch.full((3, 8, 8), 255.0), "a float tensor from 255 to 255 is not an image: its val"),
+        (torch.full((3, 8, 8), -0.1), "a float tensor from -0.1 to -0.1 is not an image"),
+        (torch.full((3, 8, 8), math.nan), "a float tensor from nan to nan is not an image"),
+        (torch.zeros(3, 8, 8).to_sparse(), "a sparse or meta tensor is not an image"),
+        (torch.zeros(3, 8, 8, device="meta"), "a sparse or meta tensor is not an image"),
         (io.StringIO("text"), "the file is open as text: open it with 'rb'"),
-        (None, "a value of type NoneType is not a picture: give a path, a folder"),
-        (7, "a value of type int is not a picture"),
-        ({"picture": "a.png"}, "a value of type dict is not a picture"),
-        ({"a.png", "b.png"}, "a value of type set is not a picture"),
-        ([[0, 1], [2, 3]], "a value of type list is not a picture"),
-        (range(3), "a value of type int is not a picture"),
-        ((number for number in range(3)), "a value of type int is not a picture"),
+        (None, "a value of type NoneType is not an image: give a path, a folder"),
+        (7, "a value of type int is not an image"),
+        ({"image": "a.png"}, "a value of type dict is not an image"),
+        ({"a.png", "b.png"}, "a value of type set is not an image"),
+        ([[0, 1], [2, 3]], "a value of type list is not an image"),
+        (range(3), "a value of type int is not an image"),
+        ((number for number in range(3)), "a value of type int is not an image"),
         ("", "there is no file ''"),
         ("none.png", "there is no file none.png"),
         (Path("none.png"), "there is no file none.png"),
         ("http://example.org/cat.jpg", "there is no file http://example.org/cat.jpg"),
         ("x" * 5000, "there is no file x{300} …"),
         ("a\0b.png", "there is no file a\0b.png"),
-        ("[x]" * 5000, "no picture matches"),
+        ("[x]" * 5000, "no image matches"),
         ("~nobody-of-this-name/a.png", "there is no file ~nobody"),
-        ("*.none", r"no picture matches \*\.none"),
+        ("*.none", r"no image matches \*\.none"),
         (["none.png"], "there is no file none.png"),
         (iter(["none.png"]), "there is no file none.png"),
     ],
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
 )  # fmt: skip
-def test_what_is_not_a_picture(picture: Any, message: str, model: hvt.HVT) -> None:
+def test_what_is_not_an_image(image: Any, message: str, model: hvt.HVT) -> None:
     """A sentence, never an answer for each row of pixels."""
     predictor = Predictor(model)
     with pytest.raises(HVTError, match=message):
-        predictor(picture)
-    if isinstance(picture, np.ndarray | torch.Tensor):
+        predictor(image)
+    if isinstance(image, np.ndarray | torch.Tensor):
         with pytest.raises(HVTError, match=message):
-            predictor([picture])
+            predictor([image])
 
 
 def test_a_missing_file_among_many_raises_before_any_answer(
-    model: hvt.HVT, pictures: list[str]
+    model: hvt.HVT, images: list[str]
 ) -> None:
     with pytest.raises(HVTError, match=r"there is no file no\.png"):
-        Predictor(model).stream([*pictures, "no.png"])
+        Predictor(model).stream([*images, "no.png"])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
@@ -504,55 +500,55 @@ def test_a_fifo_is_not_read(tmp_path: Path, model: hvt.HVT) -> None:
     os.mkfifo(tmp_path / "fifo.png")
     with pytest.raises(HVTError, match=r"fifo\.png is neither a file nor a folder"):
         Predictor(model)(tmp_path / "fifo.png")
-    with pytest.raises(HVTError, match="has no pictures in it"):
+    with pytest.raises(HVTError, match="has no images in it"):
         Predictor(model)(tmp_path)
 
 
-def test_folders_and_globs_give_an_answer_for_each_picture(
-    tmp_path: Path, model: hvt.HVT, pictures: list[str]
+def test_folders_and_globs_give_an_answer_for_each_image(
+    tmp_path: Path, model: hvt.HVT, images: list[str]
 ) -> None:
     predictor = Predictor(model, batch_size=1)
-    expected = predictor(pictures)
-    assert [answer.source for answer in expected] == pictures
+    expected = predictor(images)
+    assert [answer.source for answer in expected] == images
     assert predictor(tmp_path) == predictor(str(tmp_path)) == expected
     assert predictor(f"{tmp_path}/*.png") == expected
     assert predictor(tmp_path / "[01].png") == expected[:2]
     assert predictor(tmp_path / "0*.png") == expected[:1]  # a pattern gives a list
-    mixed = predictor([pictures[6], tmp_path, Image.open(pictures[1])])
-    assert [a.source for a in mixed] == [pictures[6], *pictures, pictures[1]]
+    mixed = predictor([images[6], tmp_path, Image.open(images[1])])
+    assert [a.source for a in mixed] == [images[6], *images, images[1]]
 
 
-def test_top_of_one_call(model: hvt.HVT, pictures: list[str]) -> None:
+def test_top_of_one_call(model: hvt.HVT, images: list[str]) -> None:
     predictor = Predictor(model, top=2)
-    assert [len(predictor(pictures[0], top=top).top) for top in (1, 3, 50)] == [1, 3, 10]
-    assert [len(answer.top) for answer in predictor(pictures, top=np.int64(3))] == [3] * 7
-    assert len(predictor(pictures[0]).top) == 2  # as before
+    assert [len(predictor(images[0], top=top).top) for top in (1, 3, 50)] == [1, 3, 10]
+    assert [len(answer.top) for answer in predictor(images, top=np.int64(3))] == [3] * 7
+    assert len(predictor(images[0]).top) == 2  # as before
     for top in (0, -1, 2.0, "3", True):
         with pytest.raises(HVTError, match=f"top={top!r} must be a whole number of at least 1"):
-            predictor(pictures[0], top=top)
+            predictor(images[0], top=top)
         with pytest.raises(HVTError, match=f"top={top!r} must be a whole number of at least 1"):
             Predictor(model, top=top)
 
 
-def test_a_generator_is_read_a_batch_at_a_time(model: hvt.HVT, pictures: list[str]) -> None:
+def test_a_generator_is_read_a_batch_at_a_time(model: hvt.HVT, images: list[str]) -> None:
     read: list[str] = []
-    answers = Predictor(model, batch_size=2).stream(read.append(p) or p for p in pictures)
+    answers = Predictor(model, batch_size=2).stream(read.append(p) or p for p in images)
     assert read == []
     next(answers)
-    assert read == pictures[:2]
+    assert read == images[:2]
 
 
-def test_answers_as_a_table(tmp_path: Path, model: hvt.HVT, pictures: list[str]) -> None:
+def test_answers_as_a_table(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
     """In one line, with the words that the command and the service use."""
-    (tmp_path / "broken.png").write_text("no picture")
+    (tmp_path / "broken.png").write_text("no image")
     answers = Predictor(model, top=2)(tmp_path)
     table = pandas.DataFrame(answers)
     assert list(table) == ["source", "label", "name", "probability", "top", "error"]
-    assert list(table.source) == [*pictures, str(tmp_path / "broken.png")]
+    assert list(table.source) == [*images, str(tmp_path / "broken.png")]
     good = table[table.error.isna()]
     assert list(good.label) == [answer.label for answer in answers[:-1]]
     assert [NAMES[int(label)] for label in good.label] == list(good.name)
-    assert table.error.iloc[-1] == "its content is not in a picture format"
+    assert table.error.iloc[-1] == "its content is not in an image format"
     every = pandas.json_normalize([answer.to_dict() for answer in answers], "top", "source")
     assert list(every) == ["label", "name", "probability", "source"]
     assert len(every) == 14
@@ -587,9 +583,9 @@ def test_wrong_numbers_and_devices(model: hvt.HVT) -> None:
 
 
 @needs_default
-def test_the_default_model(pictures: list[str]) -> None:
+def test_the_default_model(images: list[str]) -> None:
     predictor = Predictor(top=2000)
-    answer = predictor(pictures[0])
+    answer = predictor(images[0])
     assert len(names(answer)) == 1000
     assert {"tench", "great white shark", "crane (bird)", "Granny Smith"} < set(names(answer))
     assert not [name for name in names(answer) if "_" in name]
@@ -601,9 +597,9 @@ def test_the_default_model(pictures: list[str]) -> None:
     assert "DeiT-Tiny" in model.pretrained_cfg["origin"]["source"]
 
 
-def test_the_cifar100_model(pictures: list[str]) -> None:
+def test_the_cifar100_model(images: list[str]) -> None:
     predictor = Predictor("cifar100", top=200)
-    answer = predictor(pictures[0])
+    answer = predictor(images[0])
     assert len(names(answer)) == 100
     assert {"apple", "maple_tree", "willow_tree", "worm"} < set(names(answer))
     assert predictor.model.config.image[0] <= 64
@@ -613,13 +609,13 @@ def test_the_cifar100_model(pictures: list[str]) -> None:
 
 @pytest.mark.slow
 def test_the_built_in_model_knows_its_classes(tmp_path: Path) -> None:
-    """On CIFAR-100's first 400 test pictures it is as good as docs/built-in.md says of all."""
+    """On CIFAR-100's first 400 test images it is as good as docs/built-in.md says of all."""
     unpack = real_data("unpack.py")
     subprocess.run([sys.executable, unpack, tmp_path], check=True, capture_output=True)
     test = open_eval("cifar100", root=tmp_path).val
-    assert isinstance(test, ArrayPictures)
+    assert isinstance(test, ArrayImages)
     predictor = Predictor("cifar100", top=1)
-    answers = predictor([Image.fromarray(picture) for picture in test.images[:400].numpy()])
+    answers = predictor([Image.fromarray(image) for image in test.images[:400].numpy()])
     named = [predictor.class_names.index(answer.name) for answer in answers]
     right = (torch.tensor(named) == test.labels[:400]).float().mean()
     page = (DOCS / "built-in.md").read_text()
@@ -637,7 +633,7 @@ def test_what_is_a_checkpoint(tmp_path: Path) -> None:
     assert is_checkpoint(str(tmp_path))
 
 
-# Which pictures
+# Which images
 
 
 @pytest.fixture
@@ -675,36 +671,36 @@ def test_paths_folders_and_globs(
     if absolute:
         patterns = [str(album.parent / pattern) for pattern in patterns]
     start = str(album.parent) + "/" if absolute else ""
-    assert find_pictures(patterns) == [f"{start}album/{name}" for name in expected]
+    assert find_images(patterns) == [f"{start}album/{name}" for name in expected]
 
 
 def test_links_in_a_circle_end(album: Path) -> None:
     for name in ("round", "about", "again"):
         (album / name).symlink_to(album, target_is_directory=True)
     results = [f"album/{name}" for name in ("a.png", "odd[1].png")]
-    assert find_pictures(["album/**/*.png"]) == results
-    assert {"album/a.png", "album/more/deep/d.gif"} < set(find_pictures(["album"]))
+    assert find_images(["album/**/*.png"]) == results
+    assert {"album/a.png", "album/more/deep/d.gif"} < set(find_images(["album"]))
 
 
 def test_links_to_folders_are_followed(album: Path) -> None:
     (album.parent / "elsewhere").mkdir()
     (album / "a.png").rename(album.parent / "elsewhere/e.png")
     (album / "more/link").symlink_to(album.parent / "elsewhere", target_is_directory=True)
-    assert "album/more/link/e.png" in find_pictures(["album"])
+    assert "album/more/link/e.png" in find_images(["album"])
     (album / "more/up").symlink_to(album.parent, target_is_directory=True)
     with pytest.raises(HVTError, match=r"more/up is a link to .*, a folder above it"):
-        find_pictures(["album"])
+        find_images(["album"])
 
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
         ("album/none.png", r"there is no file album/none\.png"),
-        ("album/empty", "the folder album/empty has no pictures in it"),
-        ("album/*.tiff", r"no picture matches album/\*\.tiff"),
-        ("album/empty/*", r"no picture matches album/empty/\*"),
+        ("album/empty", "the folder album/empty has no images in it"),
+        ("album/*.tiff", r"no image matches album/\*\.tiff"),
+        ("album/empty/*", r"no image matches album/empty/\*"),
     ],
 )
 def test_nothing_to_look_at(album: Path, pattern: str, message: str) -> None:
     with pytest.raises(HVTError, match=message):
-        find_pictures(["album/a.png", pattern])
+        find_images(["album/a.png", pattern])

@@ -33,7 +33,7 @@ def test_nothing_changes_where_the_grid_does_not(family: str) -> None:
     for stage in range(len(config.tokens)):
         embedding = positions(config, stage)
         assert resize_positions(embedding, config, config, stage) is embedding
-        # twice the picture in patches of twice the size is the same grid
+        # twice the image in patches of twice the size is the same grid
         finer = config.replace(img_size=128, patch_size=16)
         assert resize_positions(embedding, config, finer, stage) is embedding
 
@@ -98,7 +98,7 @@ def test_the_class_token_keeps_its_position(config: HVTConfig, stage: int) -> No
     torch.testing.assert_close(moved[:, 1:], rest)
 
 
-def test_turning_the_picture_turns_the_grid_but_not_the_sequence() -> None:
+def test_turning_the_image_turns_the_grid_but_not_the_sequence() -> None:
     tall, wide = (SEQUENCE.replace(img_size=s) for s in ((32, 128), (128, 32)))
     first, pooled = positions(tall, 0), positions(tall, 1)
     assert not torch.equal(resize_positions(first, tall, wide, 0), first)

@@ -275,10 +275,10 @@ def test_a_second_ctrl_c_means_now(
 def test_reading_processes_do_not_get_in_the_way(tmp_path: Path) -> None:
     for label, colour in (("dark", 20), ("light", 220)):
         for index in range(40):
-            path = tmp_path / "pictures" / label / f"{index}.png"
+            path = tmp_path / "images" / label / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (12, 12), (colour, colour, index)).save(path)
-    values = {"data": str(tmp_path / "pictures"), "holdout": 0.0, "batch_size": 12, "workers": 1}
+    values = {"data": str(tmp_path / "images"), "holdout": 0.0, "batch_size": 12, "workers": 1}
     values |= {"rand_augment": "rand-m9-mstd0.5-inc1", "erase": 0.25}  # timm's, by key
     whole = train(lively(tmp_path / "whole", **values), console=quiet())
     folder = tmp_path / "run"

@@ -41,7 +41,7 @@ from hvt.training.recipe import Recipe
 
 optuna = pytest.importorskip("optuna", reason="the search extra is not installed")
 
-# One step of a few pictures: what is searched is as small as can be.
+# One step of a few images: what is searched is as small as can be.
 TINY: dict[str, Any] = {
     "epochs": 0.9, "workers": 0, "device": "cpu", "train_fraction": 0.1, "batch_size": 32,
     "img_size": 8, "depth": 2, "threads": 1,
@@ -227,13 +227,13 @@ def test_results_are_not_written_over_by_another_study_of_the_same_name(
     assert not (tmp_path / "other.db").exists()
 
 
-def test_a_study_knows_its_pictures_again(found: Any) -> None:
+def test_a_study_knows_its_images_again(found: Any) -> None:
     settings = _settings(found)
     storage = default_storage(found.folder)
-    earlier = {name: value for name, value in settings.items() if name != "pictures"}
-    pictures = settings["pictures"] | {"list of training pictures": "another"}
-    with pytest.raises(hvt.HVTError, match=r"other settings \(another list of training pictures\)"):
-        open_study("digits", storage, settings | {"pictures": pictures})
+    earlier = {name: value for name, value in settings.items() if name != "images"}
+    images = settings["images"] | {"list of training images": "another"}
+    with pytest.raises(hvt.HVTError, match=r"other settings \(another list of training images\)"):
+        open_study("digits", storage, settings | {"images": images})
     open_study("digits", storage, settings)
     assert differences(earlier, settings) == ""  # a study of an earlier version has none
 
@@ -262,7 +262,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
-def test_the_command_to_train_the_best_has_its_pictures() -> None:
+def test_the_command_to_train_the_best_has_its_images() -> None:
     given = {"root": "MY DATA", "download": True, "batch_size": 8}
     command = _train_command("cifar100-cpu", given, Path("my runs"))
     expected = "hvt train cifar100-cpu --root 'MY DATA' --download --model 'my runs/best.json'"

@@ -49,7 +49,7 @@ def image() -> Tensor:
 @pytest.fixture(scope="session")
 def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A photograph, 640 × 427, that comes with scikit-learn."""
-    path = tmp_path_factory.mktemp("pictures") / "flower.png"
+    path = tmp_path_factory.mktemp("images") / "flower.png"
     Image.fromarray(load_sample_image("flower.jpg")).save(path)
     return path
 
@@ -72,9 +72,9 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 
 def read(path: Path) -> np.ndarray:
-    with Image.open(path) as picture:
-        assert picture.format == "PNG"
-        return np.asarray(picture.convert("RGB"))
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB"))
 
 
 # ── feature maps ────────────────────────────────────────────────────────────────────────────────
@@ -201,10 +201,10 @@ def test_looking_changes_nothing(build: Build, image: Tensor) -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_the_strongest_channels_vary_over_the_picture() -> None:
+def test_the_strongest_channels_vary_over_the_image() -> None:
     values = torch.zeros(4, 10, 10)
     values[1] = torch.arange(100.0).view(10, 10)
-    values[2, 0, 0] = 1e6  # one odd token says nothing about the picture
+    values[2, 0, 0] = 1e6  # one odd token says nothing about the image
     values[3] = 2 * torch.arange(100.0).view(10, 10)
     assert strongest(values, 2).equal(values[[3, 1]])
     assert strongest(values, 9).shape == (4, 10, 10)
@@ -373,17 +373,17 @@ def test_what_has_no_sources(
 
 def test_features_are_drawn(tmp_path: Path) -> None:
     if Version(version("matplotlib")) < Version("3.11"):
-        pytest.skip("earlier versions draw some pixels of a picture one place off")
-    picture = torch.rand(46, 46, 3)
+        pytest.skip("earlier versions draw some pixels of an image one place off")
+    image = torch.rand(46, 46, 3)
     steps = torch.linspace(0, 1, 4).view(1, 2, 2)
     maps = [FeatureMap("block 0", "4 tokens", steps), FeatureMap("block 1", "4 tokens", -steps)]
-    one, two = FeatureView("one", picture, maps), FeatureView("two $x_", picture, maps[:1])
+    one, two = FeatureView("one", image, maps), FeatureView("two $x_", image, maps[:1])
     draw_features(tmp_path / "f.png", [one, two], channels=1, dpi=72)
     drawn = read(tmp_path / "f.png")
     assert drawn.shape == (2 * (40 + 138 + 12), 12 + 3 * (138 + 12), 3)
     for top in (40, 40 + 190):
         shown = drawn[top : top + 138, 12 : 12 + 138] / 255
-        expected = picture.repeat_interleave(3, 0).repeat_interleave(3, 1)
+        expected = image.repeat_interleave(3, 0).repeat_interleave(3, 1)
         assert np.abs(shown - expected.numpy()).max() < 0.5 / 63 + 1 / 255
     quarters = [drawn[40 + y, 162 + x].astype(int) for y in (34, 103) for x in (34, 103)]
     brightness = [int(colour.sum()) for colour in quarters]
@@ -537,9 +537,9 @@ def test_see_tokens_of_averages(
     code, out, err = run("see", "tokens", "small.safetensors", flower, "--dpi", 72)
     assert (code, out, err) == (0, "flower-tokens.png\n", "")
     steps = 2 if "merge" in overrides else 1
-    picture = read(tmp_path / "flower-tokens.png")
-    assert picture.shape == (44 + 160 + 12, 12 + (1 + steps) * 172, 3)
-    shown = picture[44:204, 184:344].astype(int)
+    image = read(tmp_path / "flower-tokens.png")
+    assert image.shape == (44 + 160 + 12, 12 + (1 + steps) * 172, 3)
+    shown = image[44:204, 184:344].astype(int)
     white = (shown == 255).all(axis=2)
     if steps == 1:  # 8 × 8 patches of 20 pixels: lines after every second row and every column
         assert white[40].all()
@@ -566,33 +566,33 @@ def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -
     ("line", "words"),
     [
         ("see feature", "unknown command 'feature': did you mean features?"),
-        ("see features", "required: MODEL… PICTURE"),
-        ("see features hvt_ti_1", "no picture is given: use hvt see features hvt_ti_1 PICTURE"),
-        ("see tokens old.pth", "no picture is given: use hvt see tokens old.pth PICTURE"),
-        ("see features hvt_ti_1 none.png", "none.png cannot be read as a picture: there is no"),
-        ("see tokens hvt_ti_1 cut.png", "cut.png cannot be read as a picture"),
-        ("see tokens hvt_ti_1 strip.png", "strip.png cannot be read as a picture: it has 1 × 9999"),
-        ("see tokens hvt_ti_1 .", ". cannot be read as a picture"),
-        ("see features hvt_s4 PICTURE", "'hvt_s4' is neither a model nor a checkpoint: did you"),
-        ("see features renset50 PICTURE", "did you mean resnet50"),
-        ("see features timm:renset50 PICTURE", "'timm:renset50' is neither"),
-        ("see features zzzz PICTURE", "known: deit_b, "),
-        ("see features test_resnet.zzz PICTURE", "timm cannot build test_resnet.zzz ("),
-        ("see features none.pth PICTURE", "cannot read none.pth"),
-        ("see features runs/none PICTURE", "cannot read runs/none"),
-        ("see features cut.png PICTURE", "cut.png is neither a safetensors nor a PyTorch file"),
-        ("see features hvt_ti_1 PICTURE --channels 0", "channels='0' must be a whole number of"),
-        ("see features hvt_ti_1 PICTURE --channels many", "channels='many' must be a whole number"),
-        ("see features hvt_ti_1 PICTURE --dpi 10", "dpi='10' must be a whole number from 40 to"),
-        ("see features hvt_ti_1 PICTURE --seed -1", "seed=-1 must be a whole number from 0"),
-        ("see features hvt_ti_1 PICTURE --ouput a.png", "unknown flag '--ouput': did you mean"),
-        ("see features hvt_ti_1 PICTURE --output a.pdf", "only PNG is, so name it a.png"),
-        ("see tokens hvt_ti_1 PICTURE --output no/a.png", "the folder no does not exist"),
-        ("see tokens hvt_ti_1 PICTURE --output PICTURE", "is the picture itself"),
-        ("see tokens hvt_ti_1 hvt_ti_2 PICTURE", "'hvt_ti_2' is one model too many"),
-        ("see tokens deit_ti PICTURE", "has no pooling"),
-        ("see features deit_ti_power PICTURE", "have lost their places in the picture"),
-        ("see tokens test_resnet PICTURE", "ResNet is not a model of this family"),
+        ("see features", "required: MODEL… IMAGE"),
+        ("see features hvt_ti_1", "no image is given: use hvt see features hvt_ti_1 IMAGE"),
+        ("see tokens old.pth", "no image is given: use hvt see tokens old.pth IMAGE"),
+        ("see features hvt_ti_1 none.png", "none.png cannot be read as an image: there is no"),
+        ("see tokens hvt_ti_1 cut.png", "cut.png cannot be read as an image"),
+        ("see tokens hvt_ti_1 strip.png", "strip.png cannot be read as an image: it has 1 × 9999"),
+        ("see tokens hvt_ti_1 .", ". cannot be read as an image"),
+        ("see features hvt_s4 IMAGE", "'hvt_s4' is neither a model nor a checkpoint: did you"),
+        ("see features renset50 IMAGE", "did you mean resnet50"),
+        ("see features timm:renset50 IMAGE", "'timm:renset50' is neither"),
+        ("see features zzzz IMAGE", "known: deit_b, "),
+        ("see features test_resnet.zzz IMAGE", "timm cannot build test_resnet.zzz ("),
+        ("see features none.pth IMAGE", "cannot read none.pth"),
+        ("see features runs/none IMAGE", "cannot read runs/none"),
+        ("see features cut.png IMAGE", "cut.png is neither a safetensors nor a PyTorch file"),
+        ("see features hvt_ti_1 IMAGE --channels 0", "channels='0' must be a whole number of"),
+        ("see features hvt_ti_1 IMAGE --channels many", "channels='many' must be a whole number"),
+        ("see features hvt_ti_1 IMAGE --dpi 10", "dpi='10' must be a whole number from 40 to"),
+        ("see features hvt_ti_1 IMAGE --seed -1", "seed=-1 must be a whole number from 0"),
+        ("see features hvt_ti_1 IMAGE --ouput a.png", "unknown flag '--ouput': did you mean"),
+        ("see features hvt_ti_1 IMAGE --output a.pdf", "only PNG is, so name it a.png"),
+        ("see tokens hvt_ti_1 IMAGE --output no/a.png", "the folder no does not exist"),
+        ("see tokens hvt_ti_1 IMAGE --output IMAGE", "is the image itself"),
+        ("see tokens hvt_ti_1 hvt_ti_2 IMAGE", "'hvt_ti_2' is one model too many"),
+        ("see tokens deit_ti IMAGE", "has no pooling"),
+        ("see features deit_ti_power IMAGE", "have lost their places in the image"),
+        ("see tokens test_resnet IMAGE", "ResNet is not a model of this family"),
         ("see cost hvt_s_44", "'hvt_s_44' is neither a model nor a checkpoint: did"),
         ("see cost resnet50", "resnet50 is timm's, and only models of this family are priced"),
         ("see cost none.pth", "cannot read none.pth"),
@@ -604,7 +604,7 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     (tmp_path / "cut.png").write_bytes(flower.read_bytes()[:300])
     Image.new("L", (1, 9999)).save(tmp_path / "strip.png")
-    code, out, err = run(*shlex.split(line.replace("PICTURE", str(flower))))
+    code, out, err = run(*shlex.split(line.replace("IMAGE", str(flower))))
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
@@ -632,7 +632,7 @@ def test_help(run: Run, flower: Path, tmp_path: Path) -> None:
     for line in examples:
         for values, quicker in (("resnet50", "test_resnet"), ("hvt_s", "hvt_ti")):
             line = line.replace(values, quicker)
-        words = shlex.split(line.replace("PICTURE", str(flower)))[1:]
+        words = shlex.split(line.replace("IMAGE", str(flower)))[1:]
         assert run(*words, "--dpi", 50)[0] == 0
     made = {path.name for path in tmp_path.iterdir()}
     assert made == {"flower-features.png", "flower-tokens.png", "cost.png"}
@@ -645,16 +645,16 @@ PAGE = Path(__file__).parents[1] / "docs" / "see.md"
 
 @pytest.mark.skipif(not PAGE.exists(), reason="a source distribution has no docs/")
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Python runs, and its pictures are there, small, and each made by a command on it."""
+    """Its Python runs, and its images are there, small, and each made by a command on it."""
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S):
         exec(compile(block, "see.md", "exec"), scope := {"__name__": "page"})
     assert scope["stages"][-1].origins.shape == (48, 192)
     assert {"features.png", "tokens.png"} < {path.name for path in tmp_path.iterdir()}
-    pictures = re.findall(r"\]\((see-\w+\.png)\)", text)
-    assert len(pictures) == 5
-    assert all(read(PAGE.parent / name).size for name in pictures)
-    assert all((PAGE.parent / name).stat().st_size <= 150_000 for name in pictures)
+    images = re.findall(r"\]\((see-\w+\.png)\)", text)
+    assert len(images) == 5
+    assert all(read(PAGE.parent / name).size for name in images)
+    assert all((PAGE.parent / name).stat().st_size <= 150_000 for name in images)
     commands = re.findall(r"^hvt see .* --output (see-\w+\.png)$", text, flags=re.M)
-    assert commands == pictures
+    assert commands == images

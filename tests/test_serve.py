@@ -107,7 +107,7 @@ def test_raw_and_multipart_answer_as_predict_does(
                 assert answer["source"] is None
                 assert len(answer["top"]) == 3
                 assert_same(answer, content, predictor)
-            files = [("pictures", (f"{kind}.é", content)) for kind, content in strange.items()]
+            files = [("images", (f"{kind}.é", content)) for kind, content in strange.items()]
             many = (await to.post("/predict", files=files)).json()["answers"]
             assert [answer["source"] for answer in many] == [f"{kind}.é" for kind in strange]
             for answer, content in zip(many, strange.values(), strict=True):
@@ -118,7 +118,7 @@ def test_raw_and_multipart_answer_as_predict_does(
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [(32, 32), (33, 20), (7, 90), (300, 200)])
-def test_pictures_are_prepared_bit_for_bit_as_by_predict(
+def test_images_are_prepared_bit_for_bit_as_by_predict(
     channels: int, size: tuple[int, int]
 ) -> None:
     model = hvt.create_model("hvt_ti_1", **SMALL | FEW | {"in_chans": channels})
@@ -145,32 +145,32 @@ def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> 
 
 
 def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(max_pictures=7))
+    app = create_app(engine=engine(max_images=7))
     result = ask(app, "GET", "/model").json()
     assert result["class_names"] == NAMES
     assert result["image"] == [3, 32, 32]
-    assert result["limits"]["max_pictures"] == 7
+    assert result["limits"]["max_images"] == 7
     assert result["precision"] == "float32"
     assert hvt.HVTConfig.from_dict(result["config"]) == app.state.engine.config
     described = ask(app, "GET", "/openapi.json").json()
     predict = described["paths"]["/predict"]["post"]
     assert {"200", "413", "415", "422", "503", "504"} <= set(predict["responses"])
     form = predict["requestBody"]["content"]["multipart/form-data"]["schema"]
-    assert form["properties"]["pictures"]["maxItems"] == 7
+    assert form["properties"]["images"]["maxItems"] == 7
     assert predict["parameters"][0]["schema"]["maximum"] == 10
 
 
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────
 
 FORM = {"content-type": "multipart/form-data; boundary=b"}
-GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="pictures"\r\n\r\n'
+GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="images"\r\n\r\n'
 
 
 @pytest.mark.parametrize(
     ("request_", "status", "words"),
     [
         ({"content": b""}, 422, "empty"),
-        ({"content": b"no picture"}, 415, "a known format: use JPEG"),
+        ({"content": b"no image"}, 415, "a known format: use JPEG"),
         ({"content": encoded_image()[:60]}, 422, "damaged"),
         ({"content": png(60_000, 60_000)}, 413, "pixels"),
         ({"content": png(1, 500_000)}, 413, "too long a strip"),
@@ -178,18 +178,18 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="pictures"\r\n\r\n'
         ({"content": repeated_scans(600)}, 413, "more than the 500 scans"),
         ({"content": bytes(200_001)}, 413, "200001 bytes, more than the 200000"),
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "image/*"),
-        ({"files": [("picture", encoded_image())]}, 422, "unknown field 'picture'"),
-        ({"files": [("pictures", encoded_image())] * 5}, 413, "more than the 4 pictures"),
+        ({"files": [("image", encoded_image())]}, 422, "unknown field 'image'"),
+        ({"files": [("images", encoded_image())] * 5}, 413, "more than the 4 images"),
         (
-            {"files": [("pictures", ("a.png", encoded_image())), ("pictures", ("b.png", b"GIF"))]},
+            {"files": [("images", ("a.png", encoded_image())), ("images", ("b.png", b"GIF"))]},
             415,
-            "the picture 'b.png'",
+            "the image 'b.png'",
         ),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 422, "boundary"),
         ({"content": b"", "headers": FORM}, 422, "cut short"),
         ({"content": b"nonsense", "headers": FORM}, 422, "multipart body is damaged"),
         ({"content": GOOD_PART + encoded_image()[:50], "headers": FORM}, 422, "cut short"),
-        ({"content": b"--b--\r\n", "headers": FORM}, 422, "no picture"),
+        ({"content": b"--b--\r\n", "headers": FORM}, 422, "no image"),
         ({"content": encoded_image(), "params": {"top": 0}}, 422, "top"),
         ({"content": encoded_image(), "params": {"top": 11}}, 422, "top"),
         ({"content": encoded_image(), "params": {"top": "x"}}, 422, "top"),
@@ -198,7 +198,7 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="pictures"\r\n\r\n'
 def test_what_cannot_be_answered_is_refused_by_a_sentence(
     engine: Callable[..., Engine], request_: dict[str, Any], status: int, words: str
 ) -> None:
-    app = create_app(engine=engine(max_body=200_000, max_pictures=4))
+    app = create_app(engine=engine(max_body=200_000, max_images=4))
     response = ask(app, "POST", "/predict", **request_)
     assert response.status_code == status, response.text
     detail = response.json()["detail"]
@@ -236,7 +236,7 @@ def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) ->
     assert app.state.admission_control.held == 0
 
 
-def test_a_picture_that_takes_too_long_is_given_up_and_others_are_answered(
+def test_an_image_that_takes_too_long_is_given_up_and_others_are_answered(
     engine: Callable[..., Engine], predictor: hvt.Predictor
 ) -> None:
     app = create_app(engine=engine(decoders=1, decode_timeout=3, timeout=60))
@@ -307,13 +307,13 @@ def test_without_a_temporary_folder_there_is_a_sentence(
 
 
 def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(queue=2, max_pictures=2))
+    app = create_app(engine=engine(queue=2, max_images=2))
 
     async def call() -> None:
         async with client(app) as to:
-            app.state.admission_control.acquire(pictures=1)
-            two = await to.post("/predict", files=[("pictures", encoded_image())] * 2)
-            app.state.admission_control.acquire(pictures=1)
+            app.state.admission_control.acquire(images=1)
+            two = await to.post("/predict", files=[("images", encoded_image())] * 2)
+            app.state.admission_control.acquire(images=1)
             one = await to.post("/predict", content=encoded_image())
             for response in (one, two):
                 assert response.status_code == 503
@@ -366,7 +366,7 @@ def test_slow_uploads_give_way_to_others(engine: Callable[..., Engine]) -> None:
             while control.size < 45_000:
                 await asyncio.sleep(0.01)
             two = await to.post("/predict", content=bytes(40_000))
-            assert two.status_code == 415  # it was read, and is not a picture
+            assert two.status_code == 415  # it was read, and is not an image
             assert (await one).status_code == 408
             assert "others needed the room" in (await one).json()["detail"]
 
@@ -388,9 +388,9 @@ def test_large_forms_are_parsed_beside_the_event_loop(
 
     monkeypatch.setattr(body, "_parts", watched)
     app = create_app(engine=engine())
-    files = [("pictures", encoded(Image.effect_noise((400, 400), 90), "PNG"))]
+    files = [("images", encoded(Image.effect_noise((400, 400), 90), "PNG"))]
     assert ask(app, "POST", "/predict", files=files).status_code == 200
-    assert ask(app, "POST", "/predict", files=[("pictures", encoded_image())]).status_code == 200
+    assert ask(app, "POST", "/predict", files=[("images", encoded_image())]).status_code == 200
     main = threading.main_thread()
     assert [thread is main for thread in threads] == [False, True]
 
@@ -418,7 +418,7 @@ def test_middleware_of_a_user_sees_every_route(engine: Callable[..., Engine]) ->
                 content = encoded_image()
                 assert (await to.post(path, content=content)).status_code == 401
                 headers = {"x-key": "right", "origin": origin}
-                files = [("pictures", content)]
+                files = [("images", content)]
                 for body in ({"content": content}, {"files": files}):
                     answer = await to.post(path, headers=headers, **body)
                     assert answer.status_code == 200, answer.text
@@ -440,7 +440,7 @@ def test_other_names_are_not_served(engine: Callable[..., Engine]) -> None:
 
 
 def blinded(onnx: Path, path: Path, over_zero: float, grey: float = 1.0) -> Path:
-    """The same model, but that a picture with anything brighter than grey gets `over_zero` / 0."""
+    """The same model, but that an image with anything brighter than grey gets `over_zero` / 0."""
     import onnx as onnx_package
     from onnx import TensorProto, helper
 
@@ -469,7 +469,7 @@ def blinded(onnx: Path, path: Path, over_zero: float, grey: float = 1.0) -> Path
 def test_an_answer_that_is_not_a_number_is_an_error(
     over_zero: float, onnx: Path, tmp_path: Path, predictor: hvt.Predictor
 ) -> None:
-    """It is one for its own picture alone, also where others shared its batch."""
+    """It is one for its own image alone, also where others shared its batch."""
     model = blinded(onnx, tmp_path / "blind.onnx", over_zero)
     app = create_app(engine=Engine(model, Settings(runs=1, max_batch=2, max_wait_ms=1000)))
     dark, bright = (encoded(Image.new("RGB", (32, 32), (level,) * 3), "PNG") for level in (40, 250))
@@ -492,7 +492,7 @@ def test_an_answer_that_is_not_a_number_is_an_error(
 
 def test_a_model_without_any_answer_is_not_served(onnx: Path, tmp_path: Path) -> None:
     model = blinded(onnx, tmp_path / "blind.onnx", 1.0, grey=-100.0)
-    with pytest.raises(HVTError, match=r"blind\.onnx answers 1 pictures with NaN or infinity: exp"):
+    with pytest.raises(HVTError, match=r"blind\.onnx answers 1 images with NaN or infinity: exp"):
         Engine(model, Settings(runs=1))
 
 
@@ -558,7 +558,7 @@ def test_requests_that_arrive_together_share_a_batch(
 
     async def call() -> str:
         async with client(app) as to:
-            two = [("pictures", contents[3]), ("pictures", contents[0])]
+            two = [("images", contents[3]), ("images", contents[0])]
             responses = await asyncio.gather(
                 *[to.post("/predict", content=content) for content in contents],
                 to.post("/predict", files=two),
@@ -572,10 +572,10 @@ def test_requests_that_arrive_together_share_a_batch(
             return (await to.get("/metrics")).text
 
     text = asyncio.run(call())
-    assert metric(text, "hvt_batch_pictures_count") == 1
-    assert metric(text, "hvt_batch_pictures_sum") == 6
-    assert metric(text, "hvt_pictures_total") == 6
-    assert metric(text, "hvt_queue_pictures") == 0
+    assert metric(text, "hvt_batch_images_count") == 1
+    assert metric(text, "hvt_batch_images_sum") == 6
+    assert metric(text, "hvt_images_total") == 6
+    assert metric(text, "hvt_queue_images") == 0
     assert metric(text, 'hvt_requests_total{path="/predict",status="200"}') == 5
     assert metric(text, 'hvt_requests_total{path="/predict",status="422"}') == 1
     assert metric(text, 'hvt_requests_total{path="other",status="404"}') == 1
@@ -604,7 +604,7 @@ def test_the_batcher_fills_waits_skips_and_passes_errors_on() -> None:
         rows = [await future for place, future in enumerate(futures) if place != 4]
         assert [values for values, _ in rows] == [[0], [1, 1], [2], [3, 3], [5, 5], [6]]
         assert batches == [[0, 1, 2], [3, 5, 6]]
-        # A lone picture has waited for others.
+        # A lone image has waited for others.
         start = asyncio.get_running_loop().time()
         assert (await send(7))[0] == [7]
         assert asyncio.get_running_loop().time() - start >= 0.009
@@ -638,7 +638,7 @@ def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Eng
         ({"timeout": float("nan")}, "timeout=nan"),
         ({"timeout": float("inf")}, "timeout=inf"),
         ({"max_pixels": 10**9}, "max_pixels"),
-        ({"queue": 8, "max_pictures": 9}, "queue=8"),
+        ({"queue": 8, "max_images": 9}, "queue=8"),
         ({"max_body": 8, "max_buffered_bytes": 7}, "max_buffered_bytes=7"),
         ({"allow_host": ("https://a.example",)}, "allow_host='https://a.example'"),
     ],
@@ -675,12 +675,12 @@ def test_the_command_refuses_in_one_sentence(
 def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> None:
     """Schemathesis, with all its checks: what is described is accepted, all else refused."""
     config = tmp_path / "schemathesis.toml"
-    # What is not a picture is refused by other codes than what is not a number.
+    # What is not an image is refused by other codes than what is not a number.
     config.write_text('[checks.negative_data_rejection]\nexpected-statuses = ["4xx"]\n')
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent / "src")])
     environment = os.environ | {"SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": path}
-    app = create_app(engine=Engine(onnx, Settings(runs=1, max_pictures=4, max_wait_ms=0)))
+    app = create_app(engine=Engine(onnx, Settings(runs=1, max_images=4, max_wait_ms=0)))
     with live(app) as url:
         command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
         options = [
@@ -702,7 +702,7 @@ def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> Non
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_hostile_pictures_harm_nothing(onnx: Path, predictor: hvt.Predictor) -> None:
+def test_hostile_images_harm_nothing(onnx: Path, predictor: hvt.Predictor) -> None:
     app = create_app(engine=Engine(onnx, Settings(runs=1, max_wait_ms=0)))
     with live(app) as url:
         statuses = harass(url, 160)
@@ -715,11 +715,11 @@ def test_hostile_pictures_harm_nothing(onnx: Path, predictor: hvt.Predictor) -> 
 
 
 def harass(url: str, count: int, seed: int = 0) -> dict[int, int]:
-    """Send hostile pictures, raw and multipart, and count the answers by their status."""
+    """Send hostile images, raw and multipart, and count the answers by their status."""
     statuses: dict[int, int] = {}
     with httpx.Client(base_url=url, timeout=60) as to:
         for place, (kind, content) in enumerate(hostile(count, seed)):
-            files = {"pictures": (f"{kind}.png", content)}
+            files = {"images": (f"{kind}.png", content)}
             as_form = place % 3 == 0
             response = to.post(
                 "/predict", **({"files": files} if as_form else {"content": content})
@@ -800,7 +800,7 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(
             assert_same(service.ask(content), content, predictor)
         with urllib.request.urlopen(f"{service.url}/metrics", timeout=60) as response:
             text = response.read().decode()
-        assert metric(text, "hvt_pictures_total") == 8  # also of the one that is gone
+        assert metric(text, "hvt_images_total") == 8  # also of the one that is gone
         end = time.monotonic() + 60
         while len(workers()) < 2 and time.monotonic() < end:
             time.sleep(0.05)
@@ -813,7 +813,7 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_thousands_of_hostile_pictures_leave_no_trace(onnx: Path, predictor: hvt.Predictor) -> None:
+def test_thousands_of_hostile_images_leave_no_trace(onnx: Path, predictor: hvt.Predictor) -> None:
     good = encoded_image(5)
     with Service(onnx) as service:
         harass(service.url, 500, seed=1)  # what the first of each kind needs, such as imports

@@ -27,13 +27,13 @@ from timm.data import IterableImageDataset
 from torchvision.transforms.functional import pil_to_tensor
 
 from hvt.data.check import check
-from hvt.data.factory import FactoryPictures, check_labels, read_names
+from hvt.data.factory import FactoryImages, check_labels, read_names
+from hvt.data.images import UnreadableImageError
 from hvt.data.loader import EvalBatches, TrainBatches
-from hvt.data.pictures import UnreadableImageError
 from hvt.data.sources import (
-    ArrayPictures,
+    ArrayImages,
     Data,
-    FilePictures,
+    FileImages,
     open_data,
     open_eval,
     open_parts,
@@ -82,7 +82,7 @@ def sentence(error: pytest.ExceptionInfo[HVTError]) -> str:
 def test_split_properties(labels: list[int], fraction: float, seed: int) -> None:
     counts = Counter(labels)
     if max(counts.values()) < 2:
-        with pytest.raises(HVTError, match="not enough pictures"):
+        with pytest.raises(HVTError, match="not enough images"):
             split_stratified(labels, fraction, seed)
         return
     train, val = split_stratified(labels, fraction, seed)
@@ -115,7 +115,7 @@ def test_classes_are_split_apart(labels: list[int], seed: int) -> None:
     st.integers(0, 9),
 )
 def test_thinning_empties_no_class(labels: list[int], fraction: float, seed: int) -> None:
-    """It is the second part of a split, and the only picture of a class beside."""
+    """It is the second part of a split, and the only image of a class beside."""
     kept = subsample(labels, fraction, seed)
     assert {labels[index] for index in kept} == set(labels)
     alone = {index for index, label in enumerate(labels) if labels.count(label) == 1}
@@ -124,10 +124,10 @@ def test_thinning_empties_no_class(labels: list[int], fraction: float, seed: int
     assert kept == sorted(kept)
 
 
-def test_a_part_of_the_training_pictures_has_all_classes(tmp_path: Path) -> None:
+def test_a_part_of_the_training_images_has_all_classes(tmp_path: Path) -> None:
     classes(tmp_path, cat=20, dog=20, emu=2)
     data = open_data(tmp_path, train_fraction=0.9)
-    assert isinstance(data.train, FilePictures)
+    assert isinstance(data.train, FileImages)
     assert Counter(data.train.labels) == {0: 16, 1: 16, 2: 1}
 
 
@@ -155,8 +155,8 @@ def test_digits() -> None:
     assert (len(data.train), len(data.val)) == (1438, 359)
     assert data.class_names == tuple("0123456789")
     assert (data.image_size, data.held_out, data.name) == (8, False, "digits")
-    assert isinstance(data.train, ArrayPictures)
-    assert isinstance(data.val, ArrayPictures)
+    assert isinstance(data.train, ArrayImages)
+    assert isinstance(data.val, ArrayImages)
     assert data.train.images.dtype == torch.uint8
     assert data.train.images.shape == (1438, 8, 8, 3)
     assert (data.train.images.min(), data.train.images.max()) == (0, 255)
@@ -168,15 +168,15 @@ def test_digits() -> None:
 
 def test_digits_split_does_not_depend_on_the_seed() -> None:
     first, other = open_data("digits"), open_data("digits", seed=5, val_fraction=0.5)
-    assert isinstance(first.val, ArrayPictures)
-    assert isinstance(other.val, ArrayPictures)
+    assert isinstance(first.val, ArrayImages)
+    assert isinstance(other.val, ArrayImages)
     assert torch.equal(first.val.images, other.val.images)
 
 
 def test_grey_digits() -> None:
     grey, colour = open_data("digits", in_chans=1).val, open_data("digits").val
-    assert isinstance(grey, ArrayPictures)
-    assert isinstance(colour, ArrayPictures)
+    assert isinstance(grey, ArrayImages)
+    assert isinstance(colour, ArrayImages)
     assert grey.images.shape == (359, 8, 8, 1)
     assert torch.equal(grey.images.expand(-1, -1, -1, 3), colour.images)
     assert grey[0][0].mode == "L"
@@ -187,14 +187,14 @@ def test_holdout_never_touches_the_official_split() -> None:
     whole, held = open_data("digits"), open_data("digits", holdout=0.25, seed=3)
     assert held.held_out
     assert len(held.train) + len(held.val) == len(whole.train)
-    assert isinstance(held.val, ArrayPictures)
-    assert isinstance(held.train, ArrayPictures)
-    assert isinstance(whole.train, ArrayPictures)
+    assert isinstance(held.val, ArrayImages)
+    assert isinstance(held.train, ArrayImages)
+    assert isinstance(whole.train, ArrayImages)
     both = torch.cat([held.train.images, held.val.images]).flatten(1)
     ours, official = (sorted(map(bytes, x.numpy())) for x in (both, whole.train.images.flatten(1)))
     assert ours == official
     other = open_data("digits", holdout=0.25, seed=4).val
-    assert isinstance(other, ArrayPictures)
+    assert isinstance(other, ArrayImages)
     assert not torch.equal(other.images, held.val.images)
 
 
@@ -209,8 +209,8 @@ def test_digits_labels_follow_the_models_classes() -> None:
 
 def test_cifar100(cifar: Path) -> None:
     data = open_data("cifar100", root=cifar)
-    assert isinstance(data.train, ArrayPictures)
-    assert isinstance(data.val, ArrayPictures)
+    assert isinstance(data.train, ArrayImages)
+    assert isinstance(data.val, ArrayImages)
     assert data.train.images.shape == (50000, 32, 32, 3)
     assert data.val.images.shape == (10000, 32, 32, 3)
     assert data.train.images.is_contiguous()
@@ -265,8 +265,8 @@ def test_folder_with_train_and_val(tmp_path: Path) -> None:
     classes(tmp_path / "train", cat=3, dog=4)
     classes(tmp_path / "val", dog=2)
     data = open_data(str(tmp_path))
-    assert isinstance(data.train, FilePictures)
-    assert isinstance(data.val, FilePictures)
+    assert isinstance(data.train, FileImages)
+    assert isinstance(data.val, FileImages)
     assert data.class_names == ("cat", "dog")
     assert data.train.labels == [0] * 3 + [1] * 4
     assert data.val.labels == [1, 1]
@@ -295,15 +295,15 @@ def test_val_goes_before_test(tmp_path: Path) -> None:
 def test_folder_of_class_folders(tmp_path: Path) -> None:
     classes(tmp_path, cat=20, dog=10, emu=2, fox=1)
     data = open_data(tmp_path, val_fraction=0.2)
-    assert isinstance(data.train, FilePictures)
-    assert isinstance(data.val, FilePictures)
+    assert isinstance(data.train, FileImages)
+    assert isinstance(data.val, FileImages)
     assert Counter(data.val.labels) == {0: 4, 1: 2, 2: 1}
     assert Counter(data.train.labels) == {0: 16, 1: 8, 2: 1, 3: 1}
     assert not set(data.train.paths) & set(data.val.paths)
     assert data.held_out
     again, other = (open_data(tmp_path, val_fraction=0.2, seed=s) for s in (0, 1))
-    assert isinstance(again.val, FilePictures)
-    assert isinstance(other.val, FilePictures)
+    assert isinstance(again.val, FileImages)
+    assert isinstance(other.val, FileImages)
     assert again.val.paths == data.val.paths != other.val.paths
 
 
@@ -333,7 +333,7 @@ def test_a_train_folder_beside_other_classes_may_be_either(tmp_path: Path, name:
     assert open_data(tmp_path).class_names == ("diesel", "steam")
 
 
-def test_what_lies_beside_train_without_pictures_does_not_matter(tmp_path: Path) -> None:
+def test_what_lies_beside_train_without_images_does_not_matter(tmp_path: Path) -> None:
     classes(tmp_path / "train", steam=4, diesel=4)
     text_file(tmp_path / "notes" / "read me.txt")
     save_image(tmp_path / "notes" / ".thumbnails" / "a.png")
@@ -345,15 +345,15 @@ def test_holdout_of_a_folder_leaves_val_alone(tmp_path: Path) -> None:
     classes(tmp_path / "train", cat=10, dog=10)
     classes(tmp_path / "val", cat=3, dog=3)
     data = open_data(tmp_path, holdout=0.2)
-    assert isinstance(data.val, FilePictures)
+    assert isinstance(data.val, FileImages)
     assert (len(data.train), len(data.val), data.held_out) == (16, 4, True)
     assert all(path.parent.parent.name == "train" for path in data.val.paths)
 
 
 @pytest.mark.parametrize("target", ["..", "../..", "/"])
 def test_a_link_to_a_folder_above_is_refused(tmp_path: Path, target: str) -> None:
-    """Or every picture of the other classes would be of this one, too."""
-    folder = classes(tmp_path / "pictures", cat=2, dog=2)
+    """Or every image of the other classes would be of this one, too."""
+    folder = classes(tmp_path / "images", cat=2, dog=2)
     (folder / "cat" / "all").symlink_to(target, target_is_directory=True)
     with pytest.raises(
         HVTError, match=r"cat/all is a link to .* of the class cat: remove"
@@ -364,20 +364,20 @@ def test_a_link_to_a_folder_above_is_refused(tmp_path: Path, target: str) -> Non
 
 @pytest.mark.parametrize("target", [".", "..", "/"])
 def test_a_class_that_links_to_a_folder_above_is_refused(tmp_path: Path, target: str) -> None:
-    folder = classes(tmp_path / "pictures", cat=2, dog=2)
+    folder = classes(tmp_path / "images", cat=2, dog=2)
     (folder / "all").symlink_to(target, target_is_directory=True)
     with pytest.raises(HVTError, match=r"all is a link to .* of the class all: remove") as error:
         open_parts(folder)
     sentence(error)
 
 
-def test_a_link_to_itself_is_a_broken_picture(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_a_broken_image(tmp_path: Path) -> None:
     folder = classes(tmp_path, cat=1, dog=1)
     (folder / "cat" / "me.png").symlink_to("me.png")
     (folder / "cat" / "notes").symlink_to("notes")
     (folder / "bird").symlink_to("bird")
     parts = open_parts(folder)
-    assert isinstance(parts.train, FilePictures)
+    assert isinstance(parts.train, FileImages)
     assert parts.class_names == ("cat", "dog")
     assert sorted(Path(path).name for path in parts.ignored) == ["bird", "notes"]
     with pytest.raises(UnreadableImageError, match=r"me\.png cannot be read .* symbolic links"):
@@ -388,7 +388,7 @@ def test_folders_that_link_to_each_other_are_read_once(tmp_path: Path) -> None:
     """There are 12! ways through them."""
     names = [f"part{number:02}" for number in range(12)]
     for name in names:
-        save_image(tmp_path / "cat" / name / "picture.png")
+        save_image(tmp_path / "cat" / name / "image.png")
         for other in names:
             (tmp_path / "cat" / name / f"to-{other}").symlink_to(f"../{other}")
     assert open_parts(tmp_path).train.labels == [0] * len(names)  # type: ignore[union-attr]
@@ -402,7 +402,7 @@ def test_folders_may_be_nested_deeper_than_python_recurses(tmp_path: Path) -> No
         below = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = below
-    os.close(os.open("picture.png", os.O_CREAT, dir_fd=here))
+    os.close(os.open("image.png", os.O_CREAT, dir_fd=here))
     os.close(here)
     try:
         assert len(open_parts(tmp_path).train) == 2  # type: ignore[arg-type]
@@ -411,12 +411,12 @@ def test_folders_may_be_nested_deeper_than_python_recurses(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_pipes_and_devices_are_broken_pictures(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_broken_images(tmp_path: Path) -> None:
     folder = classes(tmp_path, cat=1, dog=1)
     os.mkfifo(folder / "cat" / "pipe.png")
     (folder / "dog" / "zero.png").symlink_to("/dev/zero")
     parts = open_parts(folder)
-    assert isinstance(parts.train, FilePictures)
+    assert isinstance(parts.train, FileImages)
     with pytest.raises(UnreadableImageError, match=r"pipe\.png .*: it is a named pipe, not a file"):
         parts.train[1]
     with pytest.raises(UnreadableImageError, match=r"zero\.png .*: it is a device, not a file"):
@@ -443,7 +443,7 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     for name in (b"caf\xe9", b"dog"):
         save_image(tmp_path / os.fsdecode(name) / os.fsdecode(b"\xff.png"))
     parts = open_parts(tmp_path)
-    assert isinstance(parts.train, FilePictures)
+    assert isinstance(parts.train, FileImages)
     assert parts.class_names == ("caf\\xe9", "dog")
     assert parts.train[0][0].size == (5, 4)
     empty = parts.train.path(0)
@@ -457,21 +457,21 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
         open_parts(tmp_path)
 
 
-def test_what_counts_as_a_picture(tmp_path: Path) -> None:
+def test_what_counts_as_an_image(tmp_path: Path) -> None:
     folder = classes(tmp_path, cat=1, dog=1)
     save_image(folder / "cat" / "UPPER.PNG")
     save_image(folder / "cat" / "deep" / "er" / "nested.jpeg")
     save_image(folder / "cat" / ".hidden.png")
-    save_image(folder / "cat" / ".hidden" / "picture.png")
-    save_image(folder / ".cache" / "picture.png")
+    save_image(folder / "cat" / ".hidden" / "image.png")
+    save_image(folder / ".cache" / "image.png")
     save_image(folder / "loose.png")
-    (folder / "cat" / "notes.txt").write_text("not a picture")
+    (folder / "cat" / "notes.txt").write_text("not an image")
     (folder / "dog" / "linked.png").symlink_to(folder / "cat" / "000.png")
     (folder / "dog" / "more").symlink_to(folder / "cat" / "deep", target_is_directory=True)
     (folder / "dog" / "round").symlink_to(folder / "dog", target_is_directory=True)
     (folder / "dog" / "nowhere.png").symlink_to(folder / "gone.png")
     parts = open_parts(folder)
-    assert isinstance(parts.train, FilePictures)
+    assert isinstance(parts.train, FileImages)
     assert [str(path.relative_to(folder)) for path in parts.train.paths] == [
         "cat/000.png",
         "cat/UPPER.PNG",
@@ -492,19 +492,19 @@ def test_paths_may_have_any_letters(tmp_path: Path) -> None:
     path = save_image(tmp_path / "großes Äffchen [1]" / "bild 猫.png")
     save_image(tmp_path / "b" / "b.png")
     parts = open_parts(tmp_path)
-    assert isinstance(parts.train, FilePictures)
+    assert isinstance(parts.train, FileImages)
     assert parts.train.paths[1] == path
     assert parts.train[1][1] == 1
 
 
-def test_broken_picture_is_named_in_a_worker(tmp_path: Path) -> None:
+def test_broken_image_is_named_in_a_worker(tmp_path: Path) -> None:
     classes(tmp_path, cat=2, dog=2)
     (tmp_path / "cat" / "001.png").write_bytes(b"")
     parts = open_parts(tmp_path)
-    assert isinstance(parts.train, FilePictures)
+    assert isinstance(parts.train, FileImages)
     copy = pickle.loads(pickle.dumps(parts.train))
     with pytest.raises(
-        UnreadableImageError, match=r"001\.png cannot be read as a picture: the file is"
+        UnreadableImageError, match=r"001\.png cannot be read as an image: the file is"
     ):
         copy[1]
 
@@ -599,14 +599,14 @@ def text_file(path: Path) -> Path:
         (lambda p: p / "gone", "gone does not exist: give a folder"),
         (lambda p: p, "is empty: expected class folders such as"),
         (lambda p: text_file(p / "words.txt"), "words.txt is not a folder: give the folder"),
-        (lambda p: save_image(p / "a.png").parent, "has pictures but no class folders: put"),
+        (lambda p: save_image(p / "a.png").parent, "has images but no class folders: put"),
         (lambda p: text_file(p / "a.txt").parent, "is empty: expected class folders"),
         (lambda p: classes(p, cat=9), "has the single class 'cat': .* at least two class folders"),
         (
             lambda p: text_file(classes(p, cat=2) / "dog" / "a.txt").parents[1],
-            "dog has no pictures: add some or remove the folder",
+            "dog has no images: add some or remove the folder",
         ),
-        (lambda p: classes(p, cat=1, dog=1), "not enough pictures to split"),
+        (lambda p: classes(p, cat=1, dog=1), "not enough images to split"),
         (
             lambda p: classes(classes(p / "train", cat=2, dog=2).parent / "val", dug=1).parent,
             "dug is a class that the training data does not have: .*; did you mean dog?",
@@ -615,7 +615,7 @@ def text_file(path: Path) -> Path:
             lambda p: save_image(
                 classes(p / "train", cat=2, dog=2).parent / "val" / "a.png"
             ).parents[1],
-            "val has pictures but no class folders: put",
+            "val has images but no class folders: put",
         ),
     ],
 )
@@ -679,7 +679,7 @@ def test_missing_package(name: str, module: str, package: str) -> None:
 
 @pytest.fixture
 def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data set as the `datasets` package reads it: a folder of pictures, and a card about it."""
+    """A data set as the `datasets` package reads it: a folder of images, and a card about it."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
     sizes, folder = {"train": 6, "validation": 4}, tmp_path / "hub"
@@ -746,7 +746,7 @@ def test_torchvision_through_timm(cifar: Path) -> None:
     assert (image.mode, image.size) == ("L", (32, 32))
     assert data.val.labels[0] == label  # type: ignore[union-attr]
     turned = open_eval("torch/cifar100", root=cifar, class_names=data.class_names[::-1])
-    assert turned.val[0][1] == 99 - 49  # the first test picture is of class 49, a mountain
+    assert turned.val[0][1] == 99 - 49  # the first test image is of class 49, a mountain
 
 
 def test_unknown_torchvision_name(tmp_path: Path) -> None:
@@ -823,10 +823,10 @@ def test_names_may_end_with_empty_lines(tmp_path: Path) -> None:
 
 
 def test_a_label_that_has_no_name() -> None:
-    pictures = FactoryPictures(Numbered([0, 2, 1]), "mine")
-    check_labels("torch/mine", pictures, 3)
+    images = FactoryImages(Numbered([0, 2, 1]), "mine")
+    check_labels("torch/mine", images, 3)
     with pytest.raises(HVTError, match="torch/mine has the label 2 and names 2 classes: name them"):
-        check_labels("torch/mine", pictures, 2)
+        check_labels("torch/mine", images, 2)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -840,7 +840,7 @@ def test_a_label_of_a_stream_that_has_no_name(workers: int) -> None:
 
 
 class Numbered:
-    """Pictures without names for their labels, of torchvision's kind and as a timm reader."""
+    """Images without names for their labels, of torchvision's kind and as a timm reader."""
 
     def __init__(self, labels: list[int]) -> None:
         self.targets = labels
@@ -871,12 +871,12 @@ def test_torchvisions_folder_without_a_validation_part_is_split(
     measured = open_eval(name, root=tmp_path, class_names=["dog", "cat"])
     assert (len(measured.val), measured.validation_part) == (20, False)
     assert measured.val[0][1] == 1
-    with pytest.raises(HVTError, match=r"has no folder mine apart from its training pictures"):
+    with pytest.raises(HVTError, match=r"has no folder mine apart from its training images"):
         open_data(name, root=tmp_path, val_split="mine")
 
 
-def files_of(pictures: Any) -> list[str]:
-    return [pictures.dataset.samples[index][0] for index in pictures.indices]
+def files_of(images: Any) -> list[str]:
+    return [images.dataset.samples[index][0] for index in images.indices]
 
 
 @FOLDERS
@@ -893,7 +893,7 @@ def test_torchvisions_validation_classes_go_by_name(tmp_path: Path, name: str) -
 
 
 def test_a_folder_called_val_beside_classes_is_one_of_them(tmp_path: Path) -> None:
-    """Its pictures are training pictures too, so they can validate nothing; as in our own."""
+    """Its images are training images too, so they can validate nothing; as in our own."""
     classes(tmp_path, cat=4, dog=4)
     classes(tmp_path / "val", cat=2, dog=2)
     for data in (open_data("torch/folder", root=tmp_path), open_data(tmp_path)):
@@ -912,6 +912,6 @@ def test_torchvisions_folders_are_read_within_our_bounds(tmp_path: Path) -> None
     data = open_data("torch/image_folder", root=tmp_path)
     assert data.train[0][0].size == (8, 8)
     with pytest.raises(
-        UnreadableImageError, match=r"1\.jpg cannot be read as a picture: .* 500 scans"
+        UnreadableImageError, match=r"1\.jpg cannot be read as an image: .* 500 scans"
     ):
         data.train[1]

@@ -15,7 +15,7 @@ from torch import nn
 import hvt
 from hvt.checkpoint.timm_vit import from_timm, is_timm_name, named_config
 
-# One small model of each family: fewer blocks, small pictures, random weights.
+# One small model of each family: fewer blocks, small images, random weights.
 FAMILIES: dict[str, dict[str, Any]] = {
     "deit_tiny_patch16_224": {},
     "deit_tiny_distilled_patch16_224": {},
@@ -116,7 +116,7 @@ def test_arguments_of_a_hub_directory_are_heeded_or_refused(
         hvt.load(tmp_path)
 
 
-def test_a_hub_directory_tells_the_shape_of_its_pictures(tmp_path: Any) -> None:
+def test_a_hub_directory_tells_the_shape_of_its_images(tmp_path: Any) -> None:
     """64 patches may be a square, and are 4 × 16 here."""
     fields = {"img_size": (64, 256), "num_classes": 3}
     theirs = timm.create_model("test_vit", **fields).eval()

@@ -52,7 +52,7 @@ QUICK: dict[str, Any] = FIXED | {
 def small(**fields: Any) -> HVT:
     torch.manual_seed(0)
     model = HVT(SMALL.replace(**fields)).eval()
-    for name, parameter in model.named_parameters():  # so that pictures differ in their answers
+    for name, parameter in model.named_parameters():  # so that images differ in their answers
         norm = "norm" in name and name.endswith("weight")
         torch.nn.init.normal_(parameter, mean=float(norm), std=0.3)
     return model
@@ -147,7 +147,7 @@ def test_an_unpooled_student_is_its_target() -> None:
     )
 
 
-def test_targets_are_averages_of_the_pictures_parts() -> None:
+def test_targets_are_averages_of_the_images_parts() -> None:
     source = small()
     config = source.config.replace(pool_after=(1,), pool_dims=2, pool_kernel=2, pool="avg")
     x = torch.randn(1, 65, 16)
@@ -302,11 +302,11 @@ def test_the_held_out_part_is_stable(place: Path, tmp_path: Path) -> None:
 
 
 def test_source_and_student_see_the_same_crop(place: Path) -> None:
-    with Image.open(place / "photos/a/1.png") as picture:
+    with Image.open(place / "photos/a/1.png") as image:
         crops = Crops(((64, 64), (48, 48)), 0.3, "bicubic")
-        flat = transform_by_key(crops, picture, 7)
-        assert torch.equal(flat, transform_by_key(crops, picture, 7))
-        assert not torch.equal(flat, transform_by_key(crops, picture, 8))
+        flat = transform_by_key(crops, image, 7)
+        assert torch.equal(flat, transform_by_key(crops, image, 7))
+        assert not torch.equal(flat, transform_by_key(crops, image, 8))
     large, little = unpack(flat[None], 3, crops.sizes)
     shrunk = torch.nn.functional.interpolate(
         large.float(), (48, 48), mode="bilinear", antialias=True
@@ -658,11 +658,9 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
     run_flags = ["--run-folder", str(tmp_path / "run"), "--device", "cpu", "--workers", "0"]
     (tmp_path / "empty").mkdir()
     common = ["--gflops", "0.0005", *run_flags]
-    assert "has no pictures" in refused(
-        capsys, vit, out, "--data", str(tmp_path / "empty"), *common
-    )
+    assert "has no images" in refused(capsys, vit, out, "--data", str(tmp_path / "empty"), *common)
     text = refused(capsys, vit, out, "--data", photos + "/photos/a", "--batch-size", "64", *common)
-    assert "20 pictures, of which 16" in text
+    assert "20 images, of which 16" in text
     assert "too few for a batch of 64" in text
     run_flags += ["--batch-size", "8"]
     text = refused(capsys, vit, out, "--data", photos, *run_flags, "--gflops", "0.00000001")
@@ -743,7 +741,7 @@ def test_help_has_the_settings(capsys: Any) -> None:
 
 
 def test_without_pooling_the_class_token_ends_alone(place: Path, tmp_path: Path) -> None:
-    """It costs less, and answers as the source does on such pictures."""
+    """It costs less, and answers as the source does on such images."""
     values = {"pool_after": (), "pool": None, "pool_dims": None}
     result = run(place, tmp_path, quiet(), epochs=0.0, img_size=48, **values)
     model = hvt.load(result.path)

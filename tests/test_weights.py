@@ -303,7 +303,7 @@ def test_no_classes_leave_the_features(saved: Path) -> None:
 def test_one_channel_sums_the_filters_of_three(saved: Path) -> None:
     model, grey = hvt.load(saved), hvt.load(saved, in_chans=1)
     image = torch.randn(2, 1, 16, 16)
-    # What a grey picture, repeated, gave before.
+    # What a grey image, repeated, gave before.
     torch.testing.assert_close(grey(image), model(image.expand(-1, 3, -1, -1)))
 
 

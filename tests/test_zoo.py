@@ -280,9 +280,9 @@ def test_a_pooled_sequence_is_one_row_or_stretched_to_the_grid(
     grid, row, shorter = model.forward_intermediates(images, **take)
     assert (grid.shape, row.shape, shorter.shape) == ((2, 24, 8, 8), (2, 24, 1, 31), (2, 24, 1, 15))
     tokens = model.forward_intermediates(images, output_fmt="NLC", **take)
-    for picture, sequence in zip((grid, row, shorter), tokens, strict=True):
-        assert picture.is_contiguous()
-        assert torch.equal(picture.flatten(2).transpose(1, 2), sequence)
+    for image, sequence in zip((grid, row, shorter), tokens, strict=True):
+        assert image.is_contiguous()
+        assert torch.equal(image.flatten(2).transpose(1, 2), sequence)
 
     stretched = model.forward_intermediates(images, interpolate=True, **take)
     assert [y.shape for y in stretched] == [(2, 24, 8, 8)] * 3

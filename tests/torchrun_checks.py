@@ -73,7 +73,7 @@ def check(folder: Path) -> dict[str, Any]:
             "steps": steps,
             "transfers": waits.transfers,
             "all_reduces": len(reduced),
-            "score": {"pictures": score.pictures, "top1": score.top1, "loss": score.loss},
+            "score": {"images": score.images, "top1": score.top1, "loss": score.loss},
             "weights": weights,
             "any": processes.any(device, processes.rank == 1, False),
             "shared": processes.broadcast(f"from {processes.rank}"),

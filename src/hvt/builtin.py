@@ -54,7 +54,7 @@ def built_in_config(name: str) -> HVTConfig:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a command's argument names weights rather than a picture, by its form."""
+    """Whether a command's argument names weights rather than an image, by its form."""
     folder = Path(path)
     if path in BUILT_IN or folder.suffix.lower() in _ENDINGS:
         return True

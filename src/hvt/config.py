@@ -84,7 +84,7 @@ class HVTConfig:
 
     @property
     def image(self) -> tuple[int, int]:
-        """Height and width of the picture."""
+        """Height and width of the image."""
         return self.img_size if isinstance(self.img_size, tuple) else (self.img_size, self.img_size)
 
     @property

@@ -1,4 +1,4 @@
-"""How good a model is: top-1, top-5, loss, per class and confusion, each picture once."""
+"""How good a model is: top-1, top-5, loss, per class and confusion, each image once."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ class Score:
     top1: float
     top5: float
     loss: float
-    pictures: int
+    images: int
     skipped: int
     seconds: float
     num_classes: int
     confusion: Counter[tuple[int, int]]
-    """How many pictures have this label and this answer; a dense table would grow with classes²."""
+    """How many images have this label and this answer; a dense table would grow with classes²."""
     class_names: tuple[str, ...] = ()
     """The names of the classes, where they are known."""
     match: ClassMatch | None = None
     """How the data's classes were matched with the model's, where they were."""
     device: str = "cpu"
     validation_part: bool = True
-    """Whether the data has one. If not, all its pictures were taken, and a model that was trained
+    """Whether the data has one. If not, all its images were taken, and a model that was trained
     on the same data has seen most of them."""
 
     @property
     def per_class(self) -> list[float | None]:
-        """Top-1 of each class, None where it has no picture."""
-        pictures = enumerate(self.class_pictures)
-        return [100 * self.confusion[label, label] / n if n else None for label, n in pictures]
+        """Top-1 of each class, None where it has no image."""
+        images = enumerate(self.class_images)
+        return [100 * self.confusion[label, label] / n if n else None for label, n in images]
 
     @property
-    def class_pictures(self) -> list[int]:
-        """How many pictures of each class there were."""
+    def class_images(self) -> list[int]:
+        """How many images of each class there were."""
         counts = [0] * self.num_classes
         for (label, _), count in self.confusion.items():
             counts[label] += count
@@ -66,23 +66,23 @@ class Score:
 
     @property
     def images_per_second(self) -> float:
-        return self.pictures / self.seconds if self.seconds else 0.0
+        return self.images / self.seconds if self.seconds else 0.0
 
     def to_dict(self, class_names: Sequence[str] | None = None) -> dict[str, Any]:
-        """Plain values; classes without pictures are left out, and two may have the same name."""
+        """Plain values; classes without images are left out, and two may have the same name."""
         class_names = class_names or self.class_names or [*map(str, range(self.num_classes))]
-        rows = enumerate(zip(class_names, self.per_class, self.class_pictures, strict=True))
+        rows = enumerate(zip(class_names, self.per_class, self.class_images, strict=True))
         return {
             "top1": self.top1,
             "top5": self.top5,
             "loss": self.loss,
-            "pictures": self.pictures,
+            "images": self.images,
             "skipped": self.skipped,
             "images_per_second": self.images_per_second,
             "per_class": [
-                {"label": label, "name": name, "top1": top1, "pictures": pictures}
-                for label, (name, top1, pictures) in rows
-                if pictures
+                {"label": label, "name": name, "top1": top1, "images": images}
+                for label, (name, top1, images) in rows
+                if images
             ],
         }
 
@@ -96,12 +96,12 @@ def evaluate(
     processes: DistributedContext | None = None,
     amp: torch.dtype | None = None,
 ) -> Score:
-    """Evaluate a model; with several processes, each brings its pictures and gets the whole sum."""
+    """Evaluate a model; with several processes, each brings its images and gets the whole sum."""
     device, processes = torch.device(device), processes or DistributedContext()
     training = isinstance(model, nn.Module) and model.training
     if isinstance(model, nn.Module):
         model.eval()
-    # right, right among five, loss, pictures, skipped: float64 sums are exact counts
+    # right, right among five, loss, images, skipped: float64 sums are exact counts
     sums = torch.zeros(5, dtype=torch.float64)
     weights = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     dtype = torch.float32 if weights is None else weights.dtype  # of one in half precision too
@@ -132,12 +132,12 @@ def evaluate(
         confusion = sum(processes.all_gather(confusion), Counter())
     right, among_five, loss_sum, count, skipped = sums.tolist()
     if not count:
-        raise HVTError("there is no readable picture to evaluate on")
+        raise HVTError("there is no readable image to evaluate on")
     return Score(
         top1=100 * right / count,
         top5=100 * among_five / count,
         loss=loss_sum / count,
-        pictures=int(count),
+        images=int(count),
         skipped=int(skipped),
         seconds=seconds,
         num_classes=num_classes,
@@ -146,16 +146,16 @@ def evaluate(
 
 
 def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None:
-    """A picture of which classes are taken for which, by row in shares of the true class.
+    """An image of which classes are taken for which, by row in shares of the true class.
 
-    Only classes that have pictures are shown; answers that are none of them share the last column.
+    Only classes that have images are shown; answers that are none of them share the last column.
     Of more classes than `CELLS`, neighbours share a row and a column.
     """
-    inches = min(14.0, 3.5 + 0.3 * sum(n > 0 for n in score.class_pictures))
+    inches = min(14.0, 3.5 + 0.3 * sum(n > 0 for n in score.class_images))
     figure = new_figure(figsize=(inches, inches), layout="constrained")
     from matplotlib.ticker import PercentFormatter
 
-    shown = [i for i, n in enumerate(score.class_pictures) if n]
+    shown = [i for i, n in enumerate(score.class_images) if n]
     names = [printable(class_names[i]) for i in shown]
     answers = list(names)
     side = min(len(shown), CELLS)
@@ -163,8 +163,8 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     counts = torch.zeros(side, side + (len(shown) < score.num_classes), dtype=torch.float64)
     rows = torch.tensor([cell[label] for label, _ in score.confusion])
     columns = torch.tensor([cell.get(answer, side) for _, answer in score.confusion])
-    pictures = torch.tensor(list(score.confusion.values()), dtype=torch.float64)
-    counts.index_put_((rows, columns), pictures, accumulate=True)
+    images = torch.tensor(list(score.confusion.values()), dtype=torch.float64)
+    counts.index_put_((rows, columns), images, accumulate=True)
     shares = counts / counts.sum(dim=1, keepdim=True)
     if shares.shape[1] > side:
         answers.append("another class")

@@ -23,12 +23,12 @@ from .extraction import Extract, shared_softmax
 from .features import feature_info
 from .lengths import Grid, window
 from .merging import Merge
-from .pooling import Pool, as_picture, to_grid
+from .pooling import Pool, as_image, to_grid
 from .resize import resize_patches, resize_positions
 
 
 class PatchEmbed(nn.Module):
-    """Cut the picture into P×P patches, row by row, and project each to D channels.
+    """Cut the image into P×P patches, row by row, and project each to D channels.
 
     The weights are those of a `Conv2d(C, D, P, P)`; it is applied as one matrix product, which
     gives contiguous tokens and is no slower than the convolution.
@@ -96,7 +96,7 @@ class Attention(nn.Module):
 
 
 class DropPath(nn.Module):
-    """A residual branch with stochastic depth: left out for some pictures of a batch.
+    """A residual branch with stochastic depth: left out for some images of a batch.
 
     Scaling and adding are one operation. timm's draws for the batch it sees; for this one the mask
     can be drawn beforehand (see `HVT.draw_drop_path`), so that processes and pieces that share a
@@ -106,10 +106,10 @@ class DropPath(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
-        self.keep: Tensor | None = None  # (B,), of the next pictures
+        self.keep: Tensor | None = None  # (B,), of the next images
 
     def draw(self, total: int, device: torch.device) -> Tensor:
-        """Which of `total` pictures keep the branch."""
+        """Which of `total` images keep the branch."""
         return torch.rand(total, device=device) >= self.rate
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ class HVT(nn.Module):
         outputs = [y[:, prefix:] for y in outputs]
         if output_fmt == "NCHW":
             outputs = [
-                self._picture(y, i, interpolate)
+                self._image(y, i, interpolate)
                 for y, i in zip(outputs, sorted(set(take)), strict=True)
             ]
         if output_dict:
@@ -354,7 +354,7 @@ class HVT(nn.Module):
             y = run(*inputs)
         return y if self.config.merge is not None else (y, None)
 
-    def _picture(self, tokens: Tensor, index: int, interpolate: bool) -> Tensor:
+    def _image(self, tokens: Tensor, index: int, interpolate: bool) -> Tensor:
         rows, cols = self.config.grids[sum(b <= index for b in self.config.pool_blocks)]
         whole = tokens.shape[1] == rows * cols  # PoWER drops some
         if not whole:
@@ -368,9 +368,9 @@ class HVT(nn.Module):
             if not cols:
                 raise HVTError(f"no patch is left after block {index}: there is no grid to give")
             if self.config.pool_dims == 2 and whole:
-                return F.interpolate(as_picture(tokens, (rows, cols)), self.config.grid)
+                return F.interpolate(as_image(tokens, (rows, cols)), self.config.grid)
             return to_grid(tokens, self.config.grid)
-        return as_picture(tokens, (rows, cols)).contiguous()
+        return as_image(tokens, (rows, cols)).contiguous()
 
     # ── timm's contract ─────────────────────────────────────────────────────────────────────────
 
@@ -397,7 +397,7 @@ class HVT(nn.Module):
         img_size: int | tuple[int, int] | None = None,
         patch_size: int | tuple[int, int] | None = None,
     ) -> None:
-        """Take pictures of another size from now on, resampling positions and patch filters."""
+        """Take images of another size from now on, resampling positions and patch filters."""
         if isinstance(patch_size, (tuple, list)):
             if patch_size[0] != patch_size[1]:
                 raise HVTError(f"patch_size={tuple(patch_size)} must be square")
@@ -462,9 +462,9 @@ class HVT(nn.Module):
         self.grad_checkpointing = enable
 
     def draw_drop_path(self, total: int | None, rows: Tensor | None = None) -> None:
-        """Draw stochastic depth now, for a global batch of `total` pictures.
+        """Draw stochastic depth now, for a global batch of `total` images.
 
-        The next pictures are `rows` of it, all without. The masks hold until the next call; after
+        The next images are `rows` of it, all without. The masks hold until the next call; after
         one with None, every forward draws its own.
         """
         blocks: Any = self.blocks
@@ -535,7 +535,7 @@ def _layer_scale(config: HVTConfig) -> nn.Module:
 def _key_bias(config: HVTConfig, index: int) -> Tensor | None:
     """The log of how many patches each token of a block stands for; None where it is one patch.
 
-    Merged tokens differ from picture to picture and bring their own.
+    Merged tokens differ from image to image and bring their own.
     """
     pooled = sum(block < index for block in config.pool_blocks)
     if not config.proportional_attention or not pooled:

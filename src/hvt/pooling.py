@@ -1,7 +1,7 @@
 """How a sequence is shortened: plain functions and one layer on `(B, N, D)`.
 
 Tokens lie with their channels last in memory, which is what torch's pooling and convolution
-kernels call `channels_last`. So a sequence is shown to them as a `(B, D, 1, N)` picture, and a grid
+kernels call `channels_last`. So a sequence is shown to them as a `(B, D, 1, N)` image, and a grid
 as `(B, D, H, W)`, by a view: no kernel needs a transposing copy, and the result is contiguous.
 """
 
@@ -14,28 +14,28 @@ from torch import Tensor, nn
 from .lengths import Grid, padding, pooled_length, window
 
 
-def as_picture(x: Tensor, grid: Grid) -> Tensor:
+def as_image(x: Tensor, grid: Grid) -> Tensor:
     """`(B, H·W, D)` → `(B, D, H, W)`, a channels-last view."""
     # Split, then permute: the other way round, a batch of one loses its channels-last strides.
     return x.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
-def as_tokens(picture: Tensor) -> Tensor:
-    """`(B, D, H, W)` → `(B, H·W, D)`, a contiguous view of a channels-last picture."""
-    return picture.flatten(2).transpose(1, 2)
+def as_tokens(image: Tensor) -> Tensor:
+    """`(B, D, H, W)` → `(B, H·W, D)`, a contiguous view of a channels-last image."""
+    return image.flatten(2).transpose(1, 2)
 
 
 def pool_tokens(x: Tensor, grid: Grid, kind: str, kernel: Grid, stride: Grid, pad: Grid) -> Tensor:
     """Max or average over windows of the grid: `(B, H·W, D)` → `(B, H'·W', D)`."""
-    picture = as_picture(x, grid)
+    image = as_image(x, grid)
     if kind == "max":
-        return as_tokens(F.max_pool2d(picture, kernel, stride, pad))
-    return as_tokens(F.avg_pool2d(picture, kernel, stride, pad, count_include_pad=False))
+        return as_tokens(F.max_pool2d(image, kernel, stride, pad))
+    return as_tokens(F.avg_pool2d(image, kernel, stride, pad, count_include_pad=False))
 
 
 def max_sources(x: Tensor, grid: Grid, kernel: Grid, stride: Grid, pad: Grid) -> Tensor:
     """Which token each pooled maximum came from: `(B, H·W, D)` → indices `(B, H'·W', D)`."""
-    _, indices = F.max_pool2d(as_picture(x, grid), kernel, stride, pad, return_indices=True)
+    _, indices = F.max_pool2d(as_image(x, grid), kernel, stride, pad, return_indices=True)
     return as_tokens(indices)
 
 
@@ -88,7 +88,7 @@ class Pool(nn.Module):
 
     def _pool(self, x: Tensor) -> Tensor:
         if self.conv is not None:
-            return as_tokens(self.conv(as_picture(x, self.grid)))
+            return as_tokens(self.conv(as_image(x, self.grid)))
         return pool_tokens(x, self.grid, self.kind, self.kernel, self.stride, self.pad)
 
     def extra_repr(self) -> str:

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..builtin import is_checkpoint
 from ..costs import cost
-from ..data.sample import drawn_pictures
+from ..data.sample import drawn_images
 from ..deploy.calibrate import Calibration, input_ranges
 from ..deploy.export import write
 from ..deploy.runtime import OnnxModel, is_onnx, open_model
@@ -50,7 +50,7 @@ class BenchModel:
 
     @functools.cached_property
     def gflops(self) -> float:
-        """Multiply-adds in 10⁹ for one picture."""
+        """Multiply-adds in 10⁹ for one image."""
         return self.price()
 
     def call(self, batch: int, device: torch.device) -> Callable[[], object]:
@@ -83,7 +83,7 @@ def open_contender(
     """A model's name, a checkpoint or an exported file, made ready to run in a mode.
 
     Exported files run as they are. Others are exported to `folder` where the mode asks for it, int8
-    without sparing a layer and in ranges of drawn pictures, which are as fast as real ones.
+    without sparing a layer and in ranges of drawn images, which are as fast as real ones.
     `overrides` are for the named models of hvt.
     """
     if is_onnx(name):
@@ -120,7 +120,7 @@ def export_contender(name: str, model: nn.Module, mode: str, folder: Path) -> Pa
     model.eval()  # or the graph would be that of training, with its random drops
     calibration = None
     if mode == "int8":
-        images = drawn_pictures(2, model.config.in_chans, model.config.image)
+        images = drawn_images(2, model.config.in_chans, model.config.image)
         calibration = Calibration(model, input_ranges(model, images))
     path = Path(tempfile.mkdtemp(dir=folder)) / f"{mode}.onnx"  # names may be alike
     write(model, path, mode, calibration)
@@ -197,7 +197,7 @@ def input_size(model: nn.Module) -> tuple[int, int, int]:
 
 
 def gflops(name: str) -> float:
-    """Multiply-adds in 10⁹ for one picture: by `hvt.cost`, and by torch's counter for timm's."""
+    """Multiply-adds in 10⁹ for one image: by `hvt.cost`, and by torch's counter for timm's."""
     if library(name) == "hvt":
         return cost(name).gflops
     # Frozen, for the counter follows whatever wants a gradient.
@@ -222,8 +222,8 @@ def reason(error: Exception) -> str:
 # ── what is timed ───────────────────────────────────────────────────────────────────────────────
 
 
-def pictures(model: nn.Module, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random pictures `(B, C, H, W)` and classes `(B,)` for a model."""
+def images(model: nn.Module, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random images `(B, C, H, W)` and classes `(B,)` for a model."""
     images = torch.randn(batch, *input_size(model), device=device)
     return images, torch.randint(int(model.num_classes), (batch,), device=device)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..data.sample import drawn_pictures
+from ..data.sample import drawn_images
 from ..deploy.export import BATCH, open_exported
 from ..model import HVT
 from .measure import interleaved
@@ -21,7 +21,7 @@ def compare_speed(model: HVT, path: Path, form: str) -> dict[str, float]:
     """Images/s on the CPU in turns: of the file that `export` has just written, and in PyTorch."""
     model = copy.deepcopy(model).cpu().float().eval()
     run = open_exported(path, form)
-    batch = drawn_pictures(BATCH, model.config.in_chans, model.config.image)
+    batch = drawn_images(BATCH, model.config.in_chans, model.config.image)
     times: dict[str, list[float]] = {}
     runs = {"torch": lambda: model(batch), "exported": lambda: run(batch)}
     for turn in range(ROUNDS):

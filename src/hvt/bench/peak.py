@@ -87,7 +87,7 @@ def training_peaks(
     # activations.
     for batch in sorted(batches):
         with contenders.fitting(batch):
-            images, classes = contenders.pictures(model, batch, device)
+            images, classes = contenders.images(model, batch, device)
             step = contenders.train_step(model, optimizer, images, classes)
             step()
             if not peaks:

@@ -1,4 +1,4 @@
-"""The picture of `hvt bench`: images/s against multiply-adds, a mark for each model and mode."""
+"""The image of `hvt bench`: images/s against multiply-adds, a mark for each model and mode."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COLOURS = {"hvt": "#0969da", "timm": "#9a6700"}
 LINE = "#8c959f"
 
 
-def check_picture(path: str | Path) -> None:
+def check_image(path: str | Path) -> None:
     """Refuse what could not be drawn, before anything is measured."""
     if Path(path).suffix.lower() not in (".png", ".svg"):
-        raise HVTError(f"the picture {path} should end in .png or .svg")
+        raise HVTError(f"the image {path} should end in .png or .svg")
     check_writable(path)
     new_figure()
 
@@ -48,7 +48,7 @@ def draw(rows: Sequence[Row], machine: dict[str, Any], path: str | Path) -> None
 
 
 def _panel(axes: Any, rows: Sequence[Row]) -> None:
-    axes.set(xscale="log", yscale="log", xlabel="multiply-adds of a picture (G)")
+    axes.set(xscale="log", yscale="log", xlabel="multiply-adds of an image (G)")
     first = rows[0]
     ends = [min(row.gflops for row in rows), max(row.gflops for row in rows)]
     even = [first.images_per_s * first.gflops / x for x in ends]

@@ -31,7 +31,7 @@ class Row:
     batch: int
     pixels: str
     gflops: float
-    """Multiply-adds in 10⁹ for one picture."""
+    """Multiply-adds in 10⁹ for one image."""
     params_m: float
     images_per_s: float
     """From the median call."""

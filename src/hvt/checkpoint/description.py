@@ -1,7 +1,7 @@
 """What a file says of its model besides weights: config, class names, preprocessing, as JSON.
 
 None of it is believed unchecked, whoever wrote it: a wrong value would end in a crash, gigabytes or
-a wrong answer at the first picture.
+a wrong answer at the first image.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CROP_MODES = ("center", "squash", "border")
 MAX_TEXT = 8 * 2**20
 """Bytes of JSON; the names of 100,000 classes fit. As Python values it may be 20 times as large."""
 MAX_INPUT = 2**28
-"""Numbers in one input: 1 GB, a picture of 9,459 × 9,459 pixels."""
+"""Numbers in one input: 1 GB, an image of 9,459 × 9,459 pixels."""
 MAX_SIDE = 16_384
-"""Pixels of a picture's side when it is resized before the crop."""
+"""Pixels of an image's side when it is resized before the crop."""
 MAX_CLASSES = 10**7
 # So that no product of sizes is above 2⁶³, which is all that torch can count.
 MAX_WIDTH, MAX_MLP = 10**5, 10**7
-# timm's models have 0.875 to 1.15. Below a tenth, a hundredth of the picture is left and resizing
+# timm's models have 0.875 to 1.15. Below a tenth, a hundredth of the image is left and resizing
 # makes it a hundred times the input; above 2, three quarters of the input are padding.
 CROP_PCT = (0.1, 2.0)
 # Of pixels from 0 to 1. Beyond these an input, (pixel - mean) / std, is no longer near a number
@@ -52,7 +52,7 @@ NOT_AS_EXPECTED = (
 
 
 class Description(NamedTuple):
-    """An architecture and what pictures and answers mean to it."""
+    """An architecture and what images and answers mean to it."""
 
     config: HVTConfig
     preprocessing: dict[str, Any]
@@ -114,7 +114,7 @@ def read_json(text: str | bytes | bytearray) -> dict[str, Any]:
 
 
 def check_preprocessing(values: dict[str, Any], config: HVTConfig) -> dict[str, Any]:
-    """Those of some values that say how a picture becomes an input of `config`."""
+    """Those of some values that say how an image becomes an input of `config`."""
     known = {key: values[key] for key in PREPROCESSING if key in values}
     for key in ("mean", "std"):
         if key in known:
@@ -154,7 +154,7 @@ def _check_sizes(config: HVTConfig, crop_pct: float) -> None:
     side = math.floor(max(height, width) / crop_pct)
     if side > MAX_SIDE:
         raise HVTError(
-            f"img_size={config.img_size} with crop_pct={crop_pct} has pictures resized to {side} "
+            f"img_size={config.img_size} with crop_pct={crop_pct} has images resized to {side} "
             f"pixels, above {MAX_SIDE}"
         )
     for name, value, most in (

@@ -361,7 +361,7 @@ def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
     processor = usual | {name: value for name, value in processor.items() if value is not None}
     factor = processor.get("rescale_factor", 1 / 255)
     if not processor.get("do_rescale", True) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
-        raise ValueError("the pictures' values are not brought to 0 … 1, as this family's are")
+        raise ValueError("the images' values are not brought to 0 … 1, as this family's are")
     theirs = {"mean": processor.get("image_mean"), "std": processor.get("image_std")}
     if not processor.get("do_normalize", True):
         theirs = {"mean": [0.0] * 3, "std": [1.0] * 3}
@@ -372,7 +372,7 @@ def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
     known["crop_pct"] = 1.0
     size = processor.get("size")
     if size is not None and not (isinstance(size, dict) and "shortest_edge" in size):
-        known["crop_mode"] = "squash"  # to height × width, whatever shape the picture has
+        known["crop_mode"] = "squash"  # to height × width, whatever shape the image has
     if processor.get("do_center_crop"):
         known["crop_pct"] = _side(processor["crop_size"]) / _side(processor["size"])
     return known

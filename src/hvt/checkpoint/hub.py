@@ -136,7 +136,7 @@ def _card(model: HVT, directory: Path, repo_id: str | None) -> str:
         "import timm",
         f"model = timm.create_model({for_timm}, pretrained=True)",
     ]
-    if model.num_classes and model.config.in_chans == 3:  # its pipeline gives colour pictures
+    if model.num_classes and model.config.in_chans == 3:  # its pipeline gives colour images
         commands += [
             "",
             "from transformers import pipeline",

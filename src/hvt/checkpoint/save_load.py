@@ -353,7 +353,7 @@ def _transformers_preprocessing(
         if not config:
             return {}
         raise CheckpointError(
-            f"{path} has no {file.name}, so nothing tells how its pictures are normalised: save "
+            f"{path} has no {file.name}, so nothing tells how its images are normalised: save "
             "the image processor that the model was trained with there too "
             "(processor.save_pretrained)"
         )

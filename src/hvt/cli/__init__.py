@@ -22,7 +22,7 @@ examples:
   hvt cost hvt_s_4 --img-size 384   where the multiply-adds go, block by block
   hvt plan --gflops 1.25            the best models that a budget buys
   hvt search digits --gflops 0.005  which models learn most within a budget
-  hvt check PICTURES                whether every picture can be read
+  hvt check IMAGES                whether every image can be read
   hvt train digits                  a first model, in a minute on two cores
   hvt eval best.safetensors --data digits
   hvt predict best.safetensors cat.jpg

@@ -96,7 +96,7 @@ def run_bench(args: argparse.Namespace) -> None:
     from ..bench.contenders import check_name, library, modes_of, open_contender
     from ..bench.measure import describe
     from ..bench.peak import peak_memory
-    from ..bench.plot import check_picture, draw
+    from ..bench.plot import check_image, draw
     from ..bench.run import measure, write_csv
     from ..builtin import is_checkpoint
     from ..device import find_device
@@ -109,7 +109,7 @@ def run_bench(args: argparse.Namespace) -> None:
             raise HVTError(f"the table {args.csv} should end in .csv")
         check_writable(args.csv)
     if args.plot:
-        check_picture(args.plot)
+        check_image(args.plot)
     names = list(dict.fromkeys([args.first, *args.others]))
     entries = []
     for name in names:

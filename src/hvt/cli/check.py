@@ -1,4 +1,4 @@
-"""`hvt check`: whether every picture of a data set can be read."""
+"""`hvt check`: whether every image of a data set can be read."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .flags import converter
 if TYPE_CHECKING:
     from ..data.check import DuplicateGroup, Report
 
-_SHOWN = 20  # classes and repeated pictures listed without --json
+_SHOWN = 20  # classes and repeated images listed without --json
 
 
 def register(commands: Any) -> None:
     """Add the commands of this group."""
     parser = commands.add_parser(
         "check",
-        help="find the broken pictures of a data set",
+        help="find the broken images of a data set",
         description=(
-            "Read every picture of a data set and list those that are broken, with the reason.\n"
+            "Read every image of a data set and list those that are broken, with the reason.\n"
             "It also says what training would refuse, and which folder would do instead.\n"
             "The exit code is 0 if all is well and 1 if it is not."
         ),
         epilog=(
-            "examples:\n  hvt check digits\n  hvt check path/to/pictures --workers 8\n"
+            "examples:\n  hvt check digits\n  hvt check path/to/images --workers 8\n"
             "  hvt check imagenet --root path/to/imagenet --json"
         ),
     )
@@ -69,13 +69,13 @@ def _print(report: Report) -> None:
     from ..data.check import TINY
 
     table = Table("part", box=None, header_style="bold")
-    for heading in ("pictures", "broken", "classes", "smallest class", "median", "largest"):
+    for heading in ("images", "broken", "classes", "smallest class", "median", "largest"):
         table.add_column(heading, justify="right")
-    for part, pictures in report.pictures.items():
+    for part, images in report.images.items():
         counts = [c[part] for c in report.classes.values() if c.get(part)]
         spread = (min(counts), median(counts), max(counts)) if counts else ()
         broken = sum(one.part == part for one in report.broken)
-        figures = (pictures, broken, len(counts), *spread)
+        figures = (images, broken, len(counts), *spread)
         table.add_row(part, *(f"{figure:.10g}" for figure in figures))
     new_console().print(table)
 
@@ -86,14 +86,14 @@ def _print(report: Report) -> None:
     if report.modes:
         print("modes: " + ", ".join(f"{mode} {count}" for mode, count in report.modes.items()))
     if report.ignored:
-        print(f"ignored files, not pictures: {len(report.ignored)}")
+        print(f"ignored files, not images: {len(report.ignored)}")
     if report.tiny:
         few = [f"{printable(name)} {count}" for name, count in report.tiny.items()]
-        print(f"classes with fewer than {TINY} training pictures ({len(few)}): {_some(few)}")
+        print(f"classes with fewer than {TINY} training images ({len(few)}): {_some(few)}")
     _print_twins("in more than one part", report.shared)
     _print_twins("in more than one class", report.contradicting)
     if not report.broken:
-        print("every picture can be read")
+        print("every image can be read")
     if report.refused is not None:
         print(printable(f"training would refuse this: {report.refused}"))
     if not report.broken:
@@ -106,7 +106,7 @@ def _print(report: Report) -> None:
 def _print_twins(what: str, twins: list[DuplicateGroup]) -> None:
     if not twins:
         return
-    print(f"the same picture {what} ({len(twins)}):")
+    print(f"the same image {what} ({len(twins)}):")
     for one in twins[:_SHOWN]:
         print(printable("  " + " = ".join(one.paths)))
     if len(twins) > _SHOWN:

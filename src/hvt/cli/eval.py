@@ -23,12 +23,12 @@ def register(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "eval",
-        help="measure a checkpoint on pictures",
+        help="measure a checkpoint on images",
         description="Top-1, top-5, loss and speed of a checkpoint, per class and as a confusion.",
         epilog=(
             "examples:\n  hvt eval runs/digits-hvt_ti_2/best.safetensors --data digits\n"
-            "  hvt eval model.safetensors --data PICTURES --confusion confusion.png --json\n"
-            "  hvt eval model.onnx --data PICTURES\n"
+            "  hvt eval model.safetensors --data IMAGES --confusion confusion.png --json\n"
+            "  hvt eval model.onnx --data IMAGES\n"
             "  hvt eval deit.pth --data imagenet --root IMAGENET --match-by-order"
         ),
     )
@@ -52,7 +52,7 @@ def register(commands: Any) -> None:
         action="store_true",
         help="take the data's classes for the model's in their order, not by name",
     )
-    parser.add_argument("--skip-broken", action="store_true", help="pass over unreadable pictures")
+    parser.add_argument("--skip-broken", action="store_true", help="pass over unreadable images")
     parser.add_argument("--confusion", metavar="PNG", help="draw the confusion of classes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run_eval, parser=parser)
@@ -104,23 +104,23 @@ def _print(args: argparse.Namespace, score: Score) -> None:
     assert score.match is not None
     print(
         f"top-1 {score.top1:.2f} %   top-5 {score.top5:.2f} %   loss {score.loss:.4f}   "
-        f"{score.pictures} pictures   {score.images_per_second:.0f} images/s on {score.device}"
+        f"{score.images} images   {score.images_per_second:.0f} images/s on {score.device}"
     )
     print(printable(score.match.describe()))
     if not score.validation_part:
         print(
-            f"all {score.pictures + score.skipped} pictures: {printable(args.data)} has no "
+            f"all {score.images + score.skipped} images: {printable(args.data)} has no "
             "validation part, so a model trained on it has seen most of them"
         )
     if score.skipped:
-        print(f"{score.skipped} unreadable pictures were passed over")
-    rows = zip(score.per_class, score.class_names, score.class_pictures, strict=True)
+        print(f"{score.skipped} unreadable images were passed over")
+    rows = zip(score.per_class, score.class_names, score.class_images, strict=True)
     ranked = sorted((t, n, c) for t, n, c in rows if t is not None)
     shown = ranked if len(ranked) <= 20 else [*ranked[:5], *ranked[-5:]]
     title = None if shown is ranked else f"the 5 hardest and 5 easiest of {len(ranked)} classes"
     table = Table("class", title=title, box=None, header_style="bold", title_justify="left")
     table.add_column("top-1", justify="right")
-    table.add_column("pictures", justify="right")
-    for top1, name, pictures in shown:
-        table.add_row(Text(printable(name), overflow="fold"), f"{top1:.1f} %", str(pictures))
+    table.add_column("images", justify="right")
+    for top1, name, images in shown:
+        table.add_row(Text(printable(name), overflow="fold"), f"{top1:.1f} %", str(images))
     new_console().print(table)

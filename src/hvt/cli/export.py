@@ -18,7 +18,7 @@ from .weights import add_pretrained, check_pretrained, open_weights
 if TYPE_CHECKING:
     from ..deploy.export import Comparison
 
-PICTURES = 64  # that the two are compared on; int8 is calibrated on as many others
+IMAGES = 64  # that the two are compared on; int8 is calibrated on as many others
 
 
 def register(commands: Any) -> None:
@@ -34,7 +34,7 @@ def register(commands: Any) -> None:
         ),
         epilog=(
             "examples:\n  hvt export imagenet.onnx                  the built-in model\n"
-            "  hvt export model.safetensors model.onnx --data PICTURES\n"
+            "  hvt export model.safetensors model.onnx --data IMAGES\n"
             "  hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
             "  hvt export model.safetensors model.pt2 --to torch"
         ),
@@ -57,7 +57,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--data",
-        help=f"pictures to compare on, {PICTURES} of the training part: digits, cifar100, "
+        help=f"images to compare on, {IMAGES} of the training part: digits, cifar100, "
         "imagenet or a folder; int8 takes as many others to calibrate on",
     )
     parser.add_argument(
@@ -86,23 +86,23 @@ def run_export(args: argparse.Namespace) -> None:
     if args.max_error is not None and not args.max_error > 0:
         raise HVTError(f"--max-error={args.max_error:g} must be above 0, such as 0.1")
     if args.int8 and not args.data:
-        raise HVTError("--int8 is calibrated on pictures: name some with --data")
+        raise HVTError("--int8 is calibrated on images: name some with --data")
     check_pretrained(source, args.pretrained)
 
     from ..bench.exported import compare_speed
     from ..data.evaluation import eval_transform
-    from ..data.sample import sample_pictures
+    from ..data.sample import sample_images
     from ..deploy.export import MAX_ERROR, check_name, export
 
     max_error = MAX_ERROR if args.max_error is None else args.max_error
     check_name(out, form)
     model = open_weights(source, args.pretrained)
-    pictures = None
+    images = None
     if args.data:
         transform, channels = eval_transform(model), model.config.in_chans
-        count = 2 * PICTURES if args.int8 else PICTURES
-        pictures = sample_pictures(args.data, transform, count, root=args.root, in_chans=channels)
-    comparison = export(model, out, form, pictures, max_error)
+        count = 2 * IMAGES if args.int8 else IMAGES
+        images = sample_images(args.data, transform, count, root=args.root, in_chans=channels)
+    comparison = export(model, out, form, images, max_error)
     speed = compare_speed(model, out, form)
     if args.json:
         described = {"checkpoint": source, "out": name, **comparison.to_dict(), **speed}
@@ -136,9 +136,9 @@ def _remarks(comparison: Comparison) -> list[str]:
     from ..deploy.export import BATCH
 
     kind = "real" if comparison.real else "drawn"
-    lines = [f"on {comparison.pictures} {kind} pictures; speed at batch {BATCH} on the CPU"]
+    lines = [f"on {comparison.images} {kind} images; speed at batch {BATCH} on the CPU"]
     if not comparison.real:
-        lines.append("name real ones with --data: drawn pictures tell little of the answers")
+        lines.append("name real ones with --data: drawn images tell little of the answers")
     if comparison.kept:
         lines.append(f"in float32 for accuracy's sake: {', '.join(comparison.kept)}")
     return lines

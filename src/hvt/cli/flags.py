@@ -89,7 +89,7 @@ def add_batch_and_device(parser: argparse.ArgumentParser) -> None:
         type=converter("batch_size", int, least=1),
         default=64,
         metavar="N",
-        help="pictures at once (default: 64)",
+        help="images at once (default: 64)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
 

@@ -45,14 +45,14 @@ def register(commands: Any) -> None:
         help="choose a model for a budget",
         description=(
             "The best models within a budget, beside the paper's ways to spend it and the DeiT\n"
-            "that it buys. Every width, depth, picture, patch and pooling is priced in closed\n"
+            "that it buys. Every width, depth, image, patch and pooling is priced in closed\n"
             "form. Fields of the model that are named are fixed. docs/scaling.md says more."
         ),
         epilog=_EXAMPLES,
     )
     group = parser.add_argument_group("budgets, any of them together")
     for flag, text in {
-        "--gflops": "multiply-adds of a picture in 10⁹",
+        "--gflops": "multiply-adds of an image in 10⁹",
         "--params": "parameters in 10⁶",
         "--latency-ms": "milliseconds of a batch, by a table of block timings",
         "--memory": "MB of a training step: AdamW, float32",
@@ -64,7 +64,7 @@ def register(commands: Any) -> None:
     group.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
     for flag, text, default in (
         ("--threads", "CPU threads (default: torch's)", None),
-        ("--batch", "pictures of a batch (default: 1)", 1),
+        ("--batch", "images of a batch (default: 1)", 1),
     ):
         group.add_argument(
             flag, type=converter(flag[2:], int, least=1), default=default, metavar="N", help=text
@@ -77,7 +77,7 @@ def register(commands: Any) -> None:
         type=converter("train_batch", int, least=1),
         default=128,
         metavar="N",
-        help="pictures of a training step, for --memory (default: 128)",
+        help="images of a training step, for --memory (default: 128)",
     )
     parser.add_argument(
         "--from", dest="source", metavar="CHECKPOINT", help="plan placements for hvt upcycle"
@@ -115,9 +115,9 @@ def run(args: argparse.Namespace) -> None:
     from ..plan.run import plan
 
     if args.plot:
-        from ..bench.plot import check_picture
+        from ..bench.plot import check_image
 
-        check_picture(args.plot)
+        check_image(args.plot)
     planned = plan(
         args.gflops,
         params=args.params,

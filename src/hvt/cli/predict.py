@@ -1,4 +1,4 @@
-"""`hvt predict`: what a checkpoint says of pictures."""
+"""`hvt predict`: what a checkpoint says of images."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def register(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "predict",
-        help="say what is in pictures",
+        help="say what is in images",
         description=(
-            "The likeliest classes of pictures: files, folders or globs, by a checkpoint's model\n"
+            "The likeliest classes of images: files, folders or globs, by a checkpoint's model\n"
             "or an exported one. Without either it is the built-in model, which knows\n"
             "ImageNet's 1,000 classes; cifar100 is the other one's name."
         ),
         epilog=(
-            "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors PICTURES --csv\n"
+            "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors IMAGES --csv\n"
             "  hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json"
         ),
     )
     parser.add_argument(
         "first",
-        metavar="MODEL|PICTURE",
-        help="a checkpoint, an exported file or a built-in model, if not the default; or a picture",
+        metavar="MODEL|IMAGE",
+        help="a checkpoint, an exported file or a built-in model, if not the default; or an image",
     )
-    parser.add_argument("others", nargs="*", metavar="PICTURE", help="what to look at")
+    parser.add_argument("others", nargs="*", metavar="IMAGE", help="what to look at")
     parser.add_argument(
         "--top",
         type=converter("top", int, least=1),
@@ -59,7 +59,7 @@ def register(commands: Any) -> None:
 
 def run_predict(args: argparse.Namespace) -> int:
     from ..builtin import is_checkpoint
-    from ..deploy.inputs import find_pictures
+    from ..deploy.inputs import find_images
     from ..deploy.predict import Predictor
 
     inputs, checkpoint = [args.first, *args.others], None
@@ -67,21 +67,21 @@ def run_predict(args: argparse.Namespace) -> int:
         checkpoint = inputs.pop(0)
         if not inputs:
             hint = f" (./{checkpoint} is the folder)" if Path(checkpoint).is_dir() else ""
-            raise HVTError(f"no picture is given: use hvt predict {checkpoint} PICTURE{hint}")
+            raise HVTError(f"no image is given: use hvt predict {checkpoint} IMAGE{hint}")
     elif (swapped := next(filter(is_checkpoint, inputs), None)) is not None:
         first = [word for word in inputs if word != swapped]
         raise HVTError(
             f"{swapped} is a model, and the model comes first: use hvt predict {swapped} "
             f"{' '.join(first)}"
         )
-    pictures = find_pictures(inputs)
+    images = find_images(inputs)
     predictor = Predictor(checkpoint, args.device, args.top, args.batch_size)
     show = _print_json if args.json else _print_csv if args.csv else _print_table
-    return 1 if show(predictor.stream(pictures)) else 0
+    return 1 if show(predictor.stream(images)) else 0
 
 
 def _print_json(answers: Iterable[Answer]) -> int:
-    """Print answers and count the pictures without one, as the other two do."""
+    """Print answers and count the images without one, as the other two do."""
     listed = list(answers)
     print(json.dumps([answer.to_dict() for answer in listed], indent=2))
     return sum(answer.error is not None for answer in listed)
@@ -113,7 +113,7 @@ def _print_table(answers: Iterable[Answer]) -> int:
     from ..deploy.runtime import NOT_FINITE
 
     broken = 0
-    table = Table("picture", "what it shows", box=None, header_style="bold")
+    table = Table("image", "what it shows", box=None, header_style="bold")
     for answer in answers:
         shows = "  ".join(f"{guess.name} {100 * guess.probability:.0f} %" for guess in answer.top)
         if answer.error is not None:

@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
         description=(
             "Optuna over the space of hvt plan, with real trainings: short ones for all trials,\n"
             "longer ones for the best third (successive halving). Trials are compared on training\n"
-            "pictures held out. A study that exists is resumed. docs/scaling.md says more.\n"
+            "images held out. A study that exists is resumed. docs/scaling.md says more.\n"
             f"Recipes: {', '.join(list_recipes())}, or a .toml file."
         ),
         epilog=_EXAMPLES,
@@ -51,7 +51,7 @@ def register(commands: Any) -> None:
         type=converter("gflops", float),
         required=True,
         metavar="X",
-        help="the most multiply-adds of a picture in 10⁹",
+        help="the most multiply-adds of an image in 10⁹",
     )
     for flag, default, text in (
         ("--trials", 40, "trials of the whole study (default: 40)"),
@@ -77,7 +77,7 @@ def register(commands: Any) -> None:
         type=converter("holdout", float),
         default=argparse.SUPPRESS,
         metavar="X",
-        help="compare on this share of the training pictures (default: the recipe's, or 0.1)",
+        help="compare on this share of the training images (default: the recipe's, or 0.1)",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=_NOT_SEARCHES)
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     command = _train_command(args.recipe, values, result.folder)
     print(
-        f"{result.folder}/report.html: best {result.top1:.2f} % on pictures held out; "
+        f"{result.folder}/report.html: best {result.top1:.2f} % on images held out; "
         f"train it with {command}"
     )
     print(json.dumps(_summary(result.best)))
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train_command(recipe: str, values: dict[str, Any], folder: Path) -> str:
-    """The command that trains the best on the same pictures."""
+    """The command that trains the best on the same images."""
     words = ["hvt", "train", recipe]
     for name in ("data", "root", "seed", "val_fraction", "train_fraction"):
         if values.get(name) is not None:

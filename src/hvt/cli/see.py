@@ -1,4 +1,4 @@
-"""`hvt see`: what happens inside a model, as pictures."""
+"""`hvt see`: what happens inside a model, as images."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def register(commands: Any) -> None:
     group = commands.add_parser(
         "see",
         help="draw feature maps, kept tokens and costs",
-        description="What happens inside a model, as PNG pictures.",
+        description="What happens inside a model, as PNG images.",
         epilog=(
-            "examples:\n  hvt see features hvt_s_1 timm:resnet50 PICTURE\n"
-            "  hvt see tokens hvt_s_4 PICTURE\n  hvt see cost deit_s hvt_s_1 hvt_s_4"
+            "examples:\n  hvt see features hvt_s_1 timm:resnet50 IMAGE\n"
+            "  hvt see tokens hvt_s_4 IMAGE\n  hvt see cost deit_s hvt_s_1 hvt_s_4"
         ),
     )
     group.set_defaults(run=lambda _: group.print_help(), parser=group)
@@ -34,20 +34,20 @@ def register(commands: Any) -> None:
         "features",
         help="feature maps, stage by stage",
         description=(
-            "The feature maps of a picture, a row for each model, as in the paper's Figure 3:\n"
-            "at each place, the channels that vary most over the picture. A pooled sequence is\n"
+            "The feature maps of an image, a row for each model, as in the paper's Figure 3:\n"
+            "at each place, the channels that vary most over the image. A pooled sequence is\n"
             "stretched back to its first length and laid out on the grid of patches.\n\n" + _MODELS
         ),
         epilog=(
-            "examples:\n  hvt see features deit_s hvt_s_1 timm:resnet50 PICTURE --pretrained\n"
-            "  hvt see features runs/digits-hvt_ti_2/best.safetensors PICTURE --channels 16"
+            "examples:\n  hvt see features deit_s hvt_s_1 timm:resnet50 IMAGE --pretrained\n"
+            "  hvt see features runs/digits-hvt_ti_2/best.safetensors IMAGE --channels 16"
         ),
     )
     parser.add_argument(
         "others",
         nargs="+",
-        metavar="MODEL… PICTURE",
-        help="the models (default: the built-in one), then the picture",
+        metavar="MODEL… IMAGE",
+        help="the models (default: the built-in one), then the image",
     )
     parser.add_argument(
         "--channels",
@@ -57,14 +57,14 @@ def register(commands: Any) -> None:
         help="channels to show at each place (default: 9)",
     )
     _add_weights(parser)
-    _add_output(parser, "PICTURE-features.png")
+    _add_output(parser, "IMAGE-features.png")
     parser.set_defaults(run=run_features, parser=parser)
 
     parser = kinds.add_parser(
         "tokens",
         help="which patches the tokens come from",
         description=(
-            "Which patches the pooled tokens come from, stage by stage, over the picture.\n"
+            "Which patches the pooled tokens come from, stage by stage, over the image.\n"
             "Max pooling takes its maximum channel by channel, so one token has its channels from\n"
             "several patches. Each channel of each token that is left is traced back through all\n"
             "stages to its patch, and a patch's colour is its share of them: at 1 it gave as much\n"
@@ -73,18 +73,18 @@ def register(commands: Any) -> None:
             "and a line around them.\n\n" + _MODELS
         ),
         epilog=(
-            "examples:\n  hvt see tokens hvt_s_4 PICTURE\n"
-            "  hvt see tokens model.safetensors PICTURE --output kept.png"
+            "examples:\n  hvt see tokens hvt_s_4 IMAGE\n"
+            "  hvt see tokens model.safetensors IMAGE --output kept.png"
         ),
     )
     parser.add_argument(
         "others",
         nargs="+",
-        metavar="MODEL PICTURE",
-        help="the models (default: the built-in one), then the picture",
+        metavar="MODEL IMAGE",
+        help="the models (default: the built-in one), then the image",
     )
     _add_weights(parser)
-    _add_output(parser, "PICTURE-tokens.png")
+    _add_output(parser, "IMAGE-tokens.png")
     parser.set_defaults(run=run_tokens, parser=parser)
 
     parser = kinds.add_parser(
@@ -136,7 +136,7 @@ def _add_output(parser: Parser, default: str) -> None:
 def run_features(args: argparse.Namespace) -> None:
     from ..see import FeatureView, draw_features, feature_maps, open_model
 
-    models, path = _models_and_picture(args)
+    models, path = _models_and_image(args)
     output = _output(args, f"{Path(path).stem}-features.png", path)
     views = []
     for name in models:
@@ -151,11 +151,9 @@ def run_features(args: argparse.Namespace) -> None:
 def run_tokens(args: argparse.Namespace) -> None:
     from ..see import draw_tokens, open_model, token_sources
 
-    models, path = _models_and_picture(args)
+    models, path = _models_and_image(args)
     if len(models) > 1:
-        raise HVTError(
-            f"{args.others[1]!r} is one model too many: use hvt see tokens MODEL PICTURE"
-        )
+        raise HVTError(f"{args.others[1]!r} is one model too many: use hvt see tokens MODEL IMAGE")
     output = _output(args, f"{Path(path).stem}-tokens.png", path)
     subject = open_model(models[0], args.pretrained, args.seed)
     image = subject.prepare(path)
@@ -174,27 +172,27 @@ def run_cost(args: argparse.Namespace) -> None:
     print(output)
 
 
-def _models_and_picture(args: argparse.Namespace) -> tuple[list[str | None], str]:
-    """The last word is the picture; a picture that is not there may be a model's name."""
-    from ..data.pictures import read_picture
+def _models_and_image(args: argparse.Namespace) -> tuple[list[str | None], str]:
+    """The last word is the image; an image that is not there may be a model's name."""
+    from ..data.images import read_image
     from ..see.subject import has_own_weights, names_model
 
     *models, path = args.others
     if not os.path.isfile(path) and names_model(path):  # noqa: PTH113 - as for any name
         words = " ".join(args.others)
-        raise HVTError(f"no picture is given: use {args.parser.prog} {words} PICTURE")
+        raise HVTError(f"no image is given: use {args.parser.prog} {words} IMAGE")
     if args.pretrained and all(map(has_own_weights, models or [None])):
         which = " and ".join(models) or "the built-in model"
         raise HVTError(f"{which} has its own weights: leave --pretrained out, or name a model")
-    read_picture(path)  # a broken one is refused before any weights are fetched
+    read_image(path)  # a broken one is refused before any weights are fetched
     return models or [None], path
 
 
-def _output(args: argparse.Namespace, default: str, picture: str | None = None) -> Path:
+def _output(args: argparse.Namespace, default: str, image: str | None = None) -> Path:
     """Where to write, refused before the work where it cannot be right."""
     from ..plot import png_path
 
     path = png_path(args.output or default)
-    if picture is not None and path.resolve() == Path(picture).resolve():
-        raise HVTError(f"{path} is the picture itself: name another file with --output")
+    if image is not None and path.resolve() == Path(image).resolve():
+        raise HVTError(f"{path} is the image itself: name another file with --output")
     return path

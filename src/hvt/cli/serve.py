@@ -26,15 +26,15 @@ def register(commands: Any) -> None:
 
     parser = commands.add_parser(
         "serve",
-        help="answer by HTTP what is in pictures",
+        help="answer by HTTP what is in images",
         description=(
             "An HTTP service: POST /predict, GET /healthz, GET /metrics, GET /model, and\n"
-            "/openapi.json. It keeps no state, writes no picture to disk and logs none.\n"
+            "/openapi.json. It keeps no state, writes no image to disk and logs none.\n"
             "Without a checkpoint or an exported file it is the built-in model."
         ),
         epilog=(
             "examples:\n  hvt serve\n  hvt serve model.onnx --port 8080 --workers 4\n"
-            "  hvt serve model.safetensors --host 0.0.0.0 --allow-host pictures.example.org\n"
+            "  hvt serve model.safetensors --host 0.0.0.0 --allow-host images.example.org\n"
             "  curl --data-binary @cat.jpg http://127.0.0.1:8000/predict"
         ),
     )

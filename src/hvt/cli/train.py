@@ -14,10 +14,10 @@ from .flags import add_fields, given_fields
 _EXAMPLES = """\
 examples:
   hvt train digits                                       one minute on two cores
-  hvt train cifar100-cpu --root DATA --download          real pictures, seven minutes on two cores
+  hvt train cifar100-cpu --root DATA --download          real images, seven minutes on two cores
   hvt train cifar100 --model hvt_s_4 --root DATA         the paper's recipe, on a GPU
-  hvt train finetune --init best.safetensors --data PICTURES
-  hvt train folder --data PICTURES                       your own pictures, from scratch
+  hvt train finetune --init best.safetensors --data IMAGES
+  hvt train folder --data IMAGES                       your own images, from scratch
   hvt train cifar100-cpu --model plan.json --root DATA   what hvt plan --save plan.json chose
   hvt train --resume runs/digits-hvt_ti_2                resume a run
   hvt train --resume runs/digits-hvt_ti_2 --epochs 80    make it longer

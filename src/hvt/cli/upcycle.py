@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
         help="a checkpoint that hvt.load reads, or a name of hvt's or timm's with weights",
     )
     parser.add_argument("output", nargs="?", metavar="OUT.safetensors", help="what to write")
-    parser.add_argument("--data", metavar="PHOTOS", help="any folder of pictures")
+    parser.add_argument("--data", metavar="PHOTOS", help="any folder of images")
     parser.add_argument("--run-folder", metavar="FOLDER", help="the run's folder "
                         "(default: runs/upcycle-SOURCE)")  # fmt: skip
     parser.add_argument("--resume", metavar="RUN", help="resume the run in this folder")
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
         if not args.source or not args.output:
             raise HVTError("a source and a file to write are needed: hvt upcycle SOURCE OUT")
         if not args.data:
-            raise HVTError("no photos are given: use --data with a folder of pictures")
+            raise HVTError("no photos are given: use --data with a folder of images")
         done = upcycle(
             args.source,
             args.output,

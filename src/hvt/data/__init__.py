@@ -1,1 +1,1 @@
-"""Where pictures come from, how they are augmented, how they reach the device."""
+"""Where images come from, how they are augmented, how they reach the device."""

@@ -20,7 +20,7 @@ CIFAR = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
 _DIGITS_SEED = 0  # of the one split that everybody shares
 
 
-class ArrayPictures(Dataset[tuple[Image.Image, int]]):
+class ArrayImages(Dataset[tuple[Image.Image, int]]):
     """A data set that is in memory as a whole: `images` uint8 (N, H, W, C), `labels` int64 (N,)."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -34,15 +34,15 @@ class ArrayPictures(Dataset[tuple[Image.Image, int]]):
         image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
         return image, int(self.labels[index])
 
-    def subset(self, indices: Sequence[int]) -> ArrayPictures:
+    def subset(self, indices: Sequence[int]) -> ArrayImages:
         chosen = torch.as_tensor(indices, dtype=torch.int64)
-        return ArrayPictures(self.images[chosen], self.labels[chosen])
+        return ArrayImages(self.images[chosen], self.labels[chosen])
 
-    def relabel(self, mapping: Sequence[int]) -> ArrayPictures:
-        return ArrayPictures(self.images, torch.as_tensor(mapping)[self.labels])
+    def relabel(self, mapping: Sequence[int]) -> ArrayImages:
+        return ArrayImages(self.images, torch.as_tensor(mapping)[self.labels])
 
 
-def open_digits(in_chans: int) -> tuple[ArrayPictures, ArrayPictures, tuple[str, ...]]:
+def open_digits(in_chans: int) -> tuple[ArrayImages, ArrayImages, tuple[str, ...]]:
     """scikit-learn's 1,797 handwritten digits of 8×8, a fifth of them for validation."""
     try:
         from sklearn.datasets import load_digits
@@ -53,7 +53,7 @@ def open_digits(in_chans: int) -> tuple[ArrayPictures, ArrayPictures, tuple[str,
     digits = load_digits()
     grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # (N, 8, 8), from 0…16
     images = torch.from_numpy(grey)[..., None].repeat(1, 1, 1, in_chans)
-    every = ArrayPictures(images, torch.from_numpy(digits.target).long())
+    every = ArrayImages(images, torch.from_numpy(digits.target).long())
     train, val = split_stratified(every.labels, 0.2, _DIGITS_SEED)
     names = tuple(str(name) for name in digits.target_names)
     return every.subset(train), every.subset(val), names
@@ -61,7 +61,7 @@ def open_digits(in_chans: int) -> tuple[ArrayPictures, ArrayPictures, tuple[str,
 
 def open_cifar(
     name: str, root: Path, *, download: bool, in_chans: int, need_train: bool = True
-) -> tuple[ArrayPictures | None, ArrayPictures, tuple[str, ...]]:
+) -> tuple[ArrayImages | None, ArrayImages, tuple[str, ...]]:
     """CIFAR-10 or CIFAR-100 in torchvision's layout: training part, test part, class names."""
     source = CIFAR[name]
     if root.name == source.base_folder and not (root / source.base_folder).exists():
@@ -76,13 +76,13 @@ def open_cifar(
         train = source(root, train=True) if need_train else None
     except (OSError, RuntimeError) as error:
         raise HVTError(_what_is_wrong(source, root) or f"cannot get {name}: {error}") from error
-    pictures = None if train is None else _from_torchvision(train, in_chans)
-    return pictures, _from_torchvision(test, in_chans), tuple(test.classes)
+    images = None if train is None else _from_torchvision(train, in_chans)
+    return images, _from_torchvision(test, in_chans), tuple(test.classes)
 
 
-def _from_torchvision(raw: Any, in_chans: int) -> ArrayPictures:
+def _from_torchvision(raw: Any, in_chans: int) -> ArrayImages:
     images = torch.from_numpy(np.ascontiguousarray(raw.data))  # (N, 32, 32, 3)
-    return ArrayPictures(_grey(images) if in_chans == 1 else images, torch.tensor(raw.targets))
+    return ArrayImages(_grey(images) if in_chans == 1 else images, torch.tensor(raw.targets))
 
 
 def _what_is_wrong(source: Any, root: Path) -> str | None:

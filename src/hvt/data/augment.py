@@ -1,7 +1,7 @@
-"""Random crops and flips of a whole batch of small pictures, from one 64-bit key per picture.
+"""Random crops and flips of a whole batch of small images, from one 64-bit key per image.
 
-timm augments picture by picture with PIL, which for 32×32 pictures costs more than the model. Here
-the batch is one array. What happens to a picture follows from its key alone: not from the batch
+timm augments image by image with PIL, which for 32×32 images costs more than the model. Here
+the batch is one array. What happens to an image follows from its key alone: not from the batch
 around it, the number of processes or any global random state. What else a recipe may ask for
 (RandAugment, colour jitter, erasing) is timm's: see `training.pipeline`.
 """
@@ -17,10 +17,10 @@ from torch import Tensor
 from ..errors import HVTError
 
 INTERPOLATIONS = ("bicubic", "bilinear")
-"""The resizings that torch has for a batch as Pillow has them for a picture."""
+"""The resizings that torch has for a batch as Pillow has them for an image."""
 
 Keys = NDArray[np.uint64]
-Pictures = NDArray[np.uint8]  # (B, C, H, W)
+Images = NDArray[np.uint8]  # (B, C, H, W)
 
 # ── random numbers that are a function of a key ─────────────────────────────────────────────────
 
@@ -66,7 +66,7 @@ def normalise(
     size: int | None = None,
     interpolation: str = "bicubic",
 ) -> Tensor:
-    """uint8 pictures as the model wants them in evaluation: (B, H, W, C) → (B, C, size, size).
+    """uint8 images as the model wants them in evaluation: (B, H, W, C) → (B, C, size, size).
 
     `interpolation` is one of `INTERPOLATIONS`.
     """
@@ -74,29 +74,29 @@ def normalise(
     return torch.from_numpy(_normalise(planes, mean, std, size, interpolation))
 
 
-def _planes(images: Tensor, channels: int) -> Pictures:
-    """The pictures as numpy sees them, channels first: (B, H, W, C) → a view (B, C, H, W)."""
+def _planes(images: Tensor, channels: int) -> Images:
+    """The images as numpy sees them, channels first: (B, H, W, C) → a view (B, C, H, W)."""
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != channels:
         raise HVTError(
-            f"pictures must be uint8 of shape (B, H, W, {channels}), "
+            f"images must be uint8 of shape (B, H, W, {channels}), "
             f"not {images.dtype} of {tuple(images.shape)}."
         )
     return images.numpy().transpose(0, 3, 1, 2)
 
 
 def _normalise(
-    pictures: Pictures,
+    images: Images,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     size: int | None,
     interpolation: str,
 ) -> NDArray[np.float32]:
-    if size is not None and pictures.shape[2:] != (size, size):
-        pictures = torch.nn.functional.interpolate(
-            torch.from_numpy(pictures), size=(size, size), mode=interpolation, antialias=True
+    if size is not None and images.shape[2:] != (size, size):
+        images = torch.nn.functional.interpolate(
+            torch.from_numpy(images), size=(size, size), mode=interpolation, antialias=True
         ).numpy()
     # ToTensor and Normalize of torchvision, to the bit.
-    result = pictures.astype(np.float32, order="C")
+    result = images.astype(np.float32, order="C")
     result /= np.float32(255)
     result -= np.array(mean, np.float32)[:, None, None]
     result /= np.array(std, np.float32)[:, None, None]
@@ -106,8 +106,8 @@ def _normalise(
 class BatchAugment:
     """Crops, flips, resizes and normalises batches: uint8 (B, H, W, C) → float32 (B, C, S, S).
 
-    `padding` is the width of the black border around a picture that a crop of its own size is taken
-    from; `flip` is the share of pictures flipped left to right; `interpolation` is one of
+    `padding` is the width of the black border around an image that a crop of its own size is taken
+    from; `flip` is the share of images flipped left to right; `interpolation` is one of
     `INTERPOLATIONS`.
     """
 
@@ -125,25 +125,25 @@ class BatchAugment:
 
     def __call__(self, images: Tensor, keys: Keys) -> Tensor:
         if len(images) != len(keys):
-            raise HVTError(f"each picture needs a key: {len(images)} pictures, {len(keys)} keys.")
+            raise HVTError(f"each image needs a key: {len(images)} images, {len(keys)} keys.")
         planes = self._crop(_planes(images, len(self.mean)), keys)
         self._flip(planes, keys)
         return torch.from_numpy(
             _normalise(planes, self.mean, self.std, self.size, self.interpolation)
         )
 
-    def _crop(self, pictures: Pictures, keys: Keys) -> Pictures:
-        """A window of the picture's own size anywhere in the padded one; always a copy."""
-        pad, (number, channels, height, width) = self.padding, pictures.shape
+    def _crop(self, images: Images, keys: Keys) -> Images:
+        """A window of the image's own size anywhere in the padded one; always a copy."""
+        pad, (number, channels, height, width) = self.padding, images.shape
         if pad == 0:
-            return pictures.copy(order="C")
+            return images.copy(order="C")
         padded = np.zeros((number, channels, height + 2 * pad, width + 2 * pad), np.uint8)
-        padded[:, :, pad : pad + height, pad : pad + width] = pictures
+        padded[:, :, pad : pad + height, pad : pad + width] = images
         top, left = (uniform(keys, 2, _CROP) * (2 * pad + 1)).astype(np.intp).T
         windows = sliding_window_view(padded, (height, width), axis=(2, 3))
         # (B, C, 2 pad + 1, 2 pad + 1, H, W) → (B, C, H, W)
         return np.ascontiguousarray(windows.swapaxes(1, 3)[np.arange(number), left, top])
 
-    def _flip(self, pictures: Pictures, keys: Keys) -> None:
+    def _flip(self, images: Images, keys: Keys) -> None:
         chosen = np.flatnonzero(uniform(keys, 1, _FLIP)[:, 0] < self.flip)
-        pictures[chosen] = pictures[chosen][..., ::-1]
+        images[chosen] = images[chosen][..., ::-1]

@@ -1,4 +1,4 @@
-"""How much work a picture may be, known before a pixel of it is decoded."""
+"""How much work an image may be, known before a pixel of it is decoded."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _MAX_SEGMENTS = 10_000
 
 
 class ImageTooLargeError(ValueError):
-    """A picture above a bound."""
+    """An image above a bound."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a picture may be and take."""
+    """What an image may be and take."""
 
     pixels: int = MOST_PIXELS
     seconds: float = 60.0
@@ -66,7 +66,7 @@ def light_format(content: bytes, size: int) -> str | None:
 
 
 def check_bounds(image: Any, file: BinaryIO, bounds: Bounds) -> bool:
-    """Refuse an opened picture that is above the bounds; whether its decoding is light work."""
+    """Refuse an opened image that is above the bounds; whether its decoding is light work."""
     width, height = image.size
     if width * height > bounds.pixels:
         raise ImageTooLargeError(
@@ -88,7 +88,7 @@ def check_bounds(image: Any, file: BinaryIO, bounds: Bounds) -> bool:
 
 
 def check_strip(width: int, height: int, bounds: Bounds) -> None:
-    """Refuse a picture that resizing would make a giant."""
+    """Refuse an image that resizing would make a giant."""
     if bounds.side**2 * max(width, height) > bounds.pixels * max(1, min(width, height)):
         raise ImageTooLargeError(
             f"it has {width} × {height} pixels, too long a strip: resized to a shorter side of "

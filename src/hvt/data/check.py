@@ -1,4 +1,4 @@
-"""Every picture of a source opened once: which are broken, twice there, or few of their class."""
+"""Every image of a source opened once: which are broken, twice there, or few of their class."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any
 
 from ..errors import HVTError
 from ..files import encodable, open_regular
-from .arrays import ArrayPictures
+from .arrays import ArrayImages
 from .bounds import Bounds, ImageTooLargeError, check_strip
-from .folders import FilePictures
-from .pictures import UnreadableImageError, mode_of, read_with_mode, why
-from .sources import Pictures, open_parts, why_not_trainable
+from .folders import FileImages
+from .images import UnreadableImageError, mode_of, read_with_mode, why
+from .sources import Images, open_parts, why_not_trainable
 
 TINY = 10
-"""A class with fewer training pictures than this is pointed out."""
+"""A class with fewer training images than this is pointed out."""
 
 _BOUNDS = Bounds(side=256)  # as for a model of 224 pixels
 _PART = 2**20  # bytes of a file that are hashed at a time
-_CHUNK = 4096  # pictures handed out at a time, so that a million need no million promises
+_CHUNK = 4096  # images handed out at a time, so that a million need no million promises
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A picture that cannot be read."""
+    """An image that cannot be read."""
 
     path: str
     part: str
@@ -48,29 +48,29 @@ class DuplicateGroup:
 
 @dataclass
 class Report:
-    """What a check found; `clean` if every picture can be read and training would take them."""
+    """What a check found; `clean` if every image can be read and training would take them."""
 
     name: str
-    pictures: dict[str, int] = field(default_factory=dict)
-    """Part (train, val, or all) → how many pictures, broken ones too."""
+    images: dict[str, int] = field(default_factory=dict)
+    """Part (train, val, or all) → how many images, broken ones too."""
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Class → part → how many pictures."""
+    """Class → part → how many images."""
     broken: list[Broken] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    """Files that are not taken for pictures."""
+    """Files that are not taken for images."""
     width: tuple[int, float, int] | None = None
     """Smallest, median, largest."""
     height: tuple[int, float, int] | None = None
     modes: dict[str, int] = field(default_factory=dict)
-    """Pillow's mode of the files → how many pictures."""
+    """Pillow's mode of the files → how many images."""
     shared: list[DuplicateGroup] = field(default_factory=list)
-    """Pictures that are in more than one part: a model has seen what it is measured on."""
+    """Images that are in more than one part: a model has seen what it is measured on."""
     contradicting: list[DuplicateGroup] = field(default_factory=list)
-    """Pictures that are in more than one class."""
+    """Images that are in more than one class."""
     tiny: dict[str, int] = field(default_factory=dict)
-    """Classes with few training pictures."""
+    """Classes with few training images."""
     refused: str | None = None
-    """Why training would refuse the data even if every picture can be read."""
+    """Why training would refuse the data even if every image can be read."""
 
     @property
     def clean(self) -> bool:
@@ -100,24 +100,24 @@ def check(
     root: str | Path | None = None,
     progress: Progress = lambda items, total: items,
 ) -> Report:
-    """Read every picture of a source in full; threads do, since decoding lets go of the lock."""
+    """Read every image of a source in full; threads do, since decoding lets go of the lock."""
     if workers is not None and workers < 1:
         raise HVTError(f"workers={workers} is out of range: give 1 or more")
     source = open_parts(name, root=root)
     parts = {"train": source.train, "val": source.val}
     if source.val is None:
         parts = {"all": source.train}
-    work: list[tuple[str, Pictures, int]] = []
+    work: list[tuple[str, Images, int]] = []
     refused = why_not_trainable(str(name), source, root)
     ignored = sorted(map(encodable, source.ignored))
     report = Report(encodable(str(name)), ignored=ignored, refused=refused)
-    for part, pictures in parts.items():
-        if pictures is None:
+    for part, images in parts.items():
+        if images is None:
             continue
-        if not isinstance(pictures, Pictures):
+        if not isinstance(images, Images):
             raise HVTError(f"{name} is a stream, which cannot be checked: check it as a folder")
-        work += [(part, pictures, index) for index in range(len(pictures))]
-        report.pictures[part] = len(pictures)
+        work += [(part, images, index) for index in range(len(images))]
+        report.images[part] = len(images)
     _count_classes(report, parts, source.class_names)
 
     with ThreadPoolExecutor(workers or min(32, os.cpu_count() or 1)) as pool:
@@ -127,14 +127,14 @@ def check(
 
 
 def _count_classes(report: Report, parts: dict[str, Any], names: tuple[str, ...]) -> None:
-    for part, pictures in parts.items():
-        if pictures is None or pictures.labels is None:
+    for part, images in parts.items():
+        if images is None or images.labels is None:
             continue
-        counts = Counter(int(label) for label in pictures.labels)
+        counts = Counter(int(label) for label in images.labels)
         for label in range(max(len(names), max(counts, default=-1) + 1)):
             name = _class_name(names, label)
             report.classes.setdefault(name, {})[part] = counts[label]
-    first = next(iter(report.pictures), "")
+    first = next(iter(report.images), "")
     report.tiny = {
         name: counts[first]
         for name, counts in report.classes.items()
@@ -146,19 +146,19 @@ def _class_name(names: tuple[str, ...], label: int) -> str:
     return names[label] if 0 <= label < len(names) else str(label)
 
 
-def _ordered(pool: ThreadPoolExecutor, work: list[tuple[str, Pictures, int]]) -> Iterator[_Seen]:
+def _ordered(pool: ThreadPoolExecutor, work: list[tuple[str, Images, int]]) -> Iterator[_Seen]:
     for start in range(0, len(work), _CHUNK):
         chunk = work[start : start + _CHUNK]
         # What is in memory takes less time than to hand it to a thread.
-        in_memory = all(isinstance(pictures, ArrayPictures) for _, pictures, _ in chunk)
+        in_memory = all(isinstance(images, ArrayImages) for _, images, _ in chunk)
         yield from map(_look, chunk) if in_memory else pool.map(_look, chunk)
 
 
-def _look(item: tuple[str, Pictures, int]) -> _Seen:
-    part, pictures, index = item
-    if not isinstance(pictures, FilePictures):
-        return _look_inside(part, pictures, index)
-    path = pictures.path(index)
+def _look(item: tuple[str, Images, int]) -> _Seen:
+    part, images, index = item
+    if not isinstance(images, FileImages):
+        return _look_inside(part, images, index)
+    path = images.path(index)
     name = encodable(path)
     try:
         image, mode = read_with_mode(path)
@@ -177,16 +177,16 @@ def _look(item: tuple[str, Pictures, int]) -> _Seen:
     return _Seen(name, digest.digest(), image.size, mode)
 
 
-def _look_inside(part: str, pictures: Pictures, index: int) -> _Seen:
-    """A picture that has no file of its own."""
+def _look_inside(part: str, images: Images, index: int) -> _Seen:
+    """An image that has no file of its own."""
     name = f"{part}[{index}]"
-    if isinstance(pictures, ArrayPictures):
-        pixels = pictures.images[index].numpy()  # (H, W, C)
+    if isinstance(images, ArrayImages):
+        pixels = images.images[index].numpy()  # (H, W, C)
         height, width, channels = pixels.shape
         digest = hashlib.blake2b(pixels.tobytes(), digest_size=16).digest()
         return _Seen(name, digest, (width, height), mode_of(channels))
     try:
-        image, _ = pictures[index]
+        image, _ = images[index]
         check_strip(*image.size, _BOUNDS)
     except UnreadableImageError as broken:
         return _Seen(name, reason=broken.reason)
@@ -198,7 +198,7 @@ def _look_inside(part: str, pictures: Pictures, index: int) -> _Seen:
 
 def _collect(
     report: Report,
-    work: list[tuple[str, Pictures, int]],
+    work: list[tuple[str, Images, int]],
     seen: Iterable[_Seen],
     names: tuple[str, ...],
 ) -> None:
@@ -225,9 +225,9 @@ def _collect(
             continue
         parts, classes = [], []
         for place in twins:
-            part, pictures, index = work[place]
+            part, images, index = work[place]
             parts.append(part)
-            label = None if pictures.labels is None else int(pictures.labels[index])
+            label = None if images.labels is None else int(images.labels[index])
             classes.append("" if label is None else _class_name(names, label))
         group = DuplicateGroup(tuple(paths[place] for place in twins), tuple(parts), tuple(classes))
         if len(set(parts)) > 1:

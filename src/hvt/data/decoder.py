@@ -1,4 +1,4 @@
-"""Processes that decode pictures and can be given up.
+"""Processes that decode images and can be given up.
 
 A decoder in C cannot be interrupted, and of most formats nobody can say in advance how long it will
 take and how much memory. So what is not light work is done by a process that may take so much of
@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from .bounds import Bounds, ImageTooLargeError
 
 BYTES_PER_PIXEL = 16
-"""What decoding may take; WebP takes the most: two canvases, a copy and the picture itself."""
+"""What decoding may take; WebP takes the most: two canvases, a copy and the image itself."""
 BASE_BYTES = 256_000_000  # for the process itself, its threads and the file
 START = 60.0  # seconds for a process to begin, on a busy machine
 BAND = 2**20  # pixels that are sent at a time
@@ -42,7 +42,7 @@ _ERRORS = {"format": UnidentifiedImageError, "too much": ImageTooLargeError, "da
 
 
 def decode_apart(source: str | bytes, in_chans: int, bounds: Bounds) -> tuple[Image.Image, str]:
-    """A picture from a path or from bytes, decoded in a process of its own, and its mode there.
+    """An image from a path or from bytes, decoded in a process of its own, and its mode there.
 
     That process is ended when it has taken more than `bounds.seconds`, or on Linux more than 16
     bytes for each of `bounds.pixels`.
@@ -74,7 +74,7 @@ def decode_apart(source: str | bytes, in_chans: int, bounds: Bounds) -> tuple[Im
 
 
 def bands(width: int, height: int) -> list[tuple[int, int]]:
-    """The first row and the number of rows of each part of a picture."""
+    """The first row and the number of rows of each part of an image."""
     rows = max(1, BAND // max(1, width))
     return [(top, min(rows, height - top)) for top in range(0, height, rows)]
 
@@ -106,7 +106,7 @@ class _Process:
         return self._process.poll() is None
 
     def ask(self, source: str | bytes, in_chans: int, bounds: Bounds) -> dict[str, Any] | None:
-        """What the process says of a picture; None if it ended on the way."""
+        """What the process says of an image; None if it ended on the way."""
         content = source if isinstance(source, bytes) else b""
         request = {
             "path": None if isinstance(source, bytes) else source,

@@ -1,4 +1,4 @@
-"""What a process that decodes pictures does: see `decoder`, its other end."""
+"""What a process that decodes images does: see `decoder`, its other end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from .bounds import Bounds, ImageTooLargeError
 from .decoder import bands
-from .pictures import decode_here, why
+from .images import decode_here, why
 
 GRACE = 5  # seconds after which it ends by itself, should nobody be left to do so
 
@@ -51,7 +51,7 @@ def limit_memory(most: int) -> None:
 
 
 def answer(request: dict[str, Any], content: bytes, replies: BinaryIO) -> None:
-    """Decode a picture and send it, or the reason why there is none."""
+    """Decode an image and send it, or the reason why there is none."""
     try:
         image, source_mode = _decode(request, content)
     except Exception as error:  # damaged files raise all sorts

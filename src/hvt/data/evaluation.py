@@ -1,4 +1,4 @@
-"""How pictures are shown to a model that is measured or used: no augmentation, DeiT's resizing."""
+"""How images are shown to a model that is measured or used: no augmentation, DeiT's resizing."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 
 from .augment import INTERPOLATIONS, normalise
 from .bounds import Bounds, ImageTooLargeError, check_strip
-from .pictures import UnreadableImageError
-from .sources import ArrayPictures
+from .images import UnreadableImageError
+from .sources import ArrayImages
 
 if TYPE_CHECKING:
     from ..model import Classifier
 
 SMALL = 64
-"""Pictures up to this side get padded random crops instead of resized crops."""
+"""Images up to this side get padded random crops instead of resized crops."""
 
 
 def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = True) -> Any:
     """DeiT's evaluation: resize to 256/224 of the input, centre crop.
 
-    With `arrays` it takes small pictures, a batch at once, and shows them whole. Without
-    `normalize` it gives bytes, as they are in the picture. A strip that resizing would make a
+    With `arrays` it takes small images, a batch at once, and shows them whole. Without
+    `normalize` it gives bytes, as they are in the image. A strip that resizing would make a
     giant is a `UnreadableImageError`.
     """
     cfg, config = model.pretrained_cfg, model.config
@@ -54,9 +54,9 @@ def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = Tr
 
 
 def resized_side(model: Classifier) -> int:
-    """What the shorter side of a picture is resized to, of which the model sees the middle.
+    """What the shorter side of an image is resized to, of which the model sees the middle.
 
-    0 where pictures are brought to the model's own shape.
+    0 where images are brought to the model's own shape.
     """
     cfg = model.pretrained_cfg
     centre = cfg["crop_mode"] == "center"
@@ -64,7 +64,7 @@ def resized_side(model: Classifier) -> int:
 
 
 class RefuseStrips:
-    """The first step of an evaluation transform, which leaves all other pictures as they are."""
+    """The first step of an evaluation transform, which leaves all other images as they are."""
 
     def __init__(self, side: int) -> None:
         self.bounds = Bounds(side=side)
@@ -73,34 +73,34 @@ class RefuseStrips:
         try:
             check_strip(*image.size, self.bounds)
         except ImageTooLargeError as error:
-            raise UnreadableImageError.of("the picture", str(error)) from error
+            raise UnreadableImageError.of("the image", str(error)) from error
         return image
 
 
 def _each(transform: Any, images: Tensor) -> Tensor:
-    """Pictures in memory as a transform of PIL's shows them: (B, H, W, C) → (B, C, S, S)."""
-    dataset = ArrayPictures(images, torch.zeros(len(images), dtype=torch.int64))
+    """Images in memory as a transform of PIL's shows them: (B, H, W, C) → (B, C, S, S)."""
+    dataset = ArrayImages(images, torch.zeros(len(images), dtype=torch.int64))
     return torch.stack([transform(dataset[index][0]) for index in range(len(dataset))])
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Grey pictures have the colours' average."""
+    """Grey images have the colours' average."""
     return values if len(values) == channels else (sum(values) / len(values),) * channels
 
 
 class _OneByOne:
-    """Pictures in memory, read one at a time, for models whose input is much larger than they."""
+    """Images in memory, read one at a time, for models whose input is much larger than they."""
 
-    def __init__(self, pictures: ArrayPictures) -> None:
-        self.pictures = pictures
+    def __init__(self, images: ArrayImages) -> None:
+        self.images = images
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> Any:
-        return self.pictures[index]
+        return self.images[index]
 
 
 def as_files(dataset: Any) -> Any:
-    """Any data set as one that is read picture by picture."""
-    return _OneByOne(dataset) if isinstance(dataset, ArrayPictures) else dataset
+    """Any data set as one that is read image by image."""
+    return _OneByOne(dataset) if isinstance(dataset, ArrayImages) else dataset

@@ -18,7 +18,7 @@ from timm.data import IterableImageDataset, create_dataset
 from torch.utils.data import Dataset
 
 from ..errors import HVTError, did_you_mean
-from .pictures import UnreadableImageError, mode_of, read_picture, to_channels, why
+from .images import UnreadableImageError, mode_of, read_image, to_channels, why
 
 # Prefix → modules that must be there, and how to get them.
 _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -37,7 +37,7 @@ _FOLDERS = ("torch/folder", "torch/image_folder")
 _NO_SPLIT = (AssertionError, KeyError, RuntimeError, ValueError)
 
 
-class FactoryPictures(Dataset[tuple[Image.Image, int]]):
+class FactoryImages(Dataset[tuple[Image.Image, int]]):
     """A data set of timm's factory with random access; `labels` is None where they are unknown."""
 
     def __init__(
@@ -54,7 +54,7 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
         if callable(
             getattr(dataset, "loader", None)
         ):  # torchvision's folders, past its own reading
-            dataset.loader = functools.partial(read_picture, in_chans=in_chans)
+            dataset.loader = functools.partial(read_image, in_chans=in_chans)
         every = _labels(dataset)
         self.labels = None if every is None else [self._map(every[i]) for i in self.indices]
 
@@ -64,15 +64,15 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         place, name = self.indices[index], self.path(index)
         reader = getattr(self.dataset, "reader", None)
-        if reader is not None:  # past timm's own reading, which skips broken pictures unseen
+        if reader is not None:  # past timm's own reading, which skips broken images unseen
             try:
                 file, target = reader[place]
             except OSError as error:
                 raise UnreadableImageError.of(name, why(error)) from error
             except (AssertionError, TypeError) as error:  # timm's, of what is not there
-                raise UnreadableImageError.of(name, "there is no picture") from error
+                raise UnreadableImageError.of(name, "there is no image") from error
             with file:
-                return read_picture(file, self.in_chans, name=name), self._map(target)
+                return read_image(file, self.in_chans, name=name), self._map(target)
         try:
             image, target = self.dataset[place]
         except UnreadableImageError:
@@ -82,17 +82,17 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
         return to_channels(image, self.in_chans), self._map(target)
 
     def path(self, index: int) -> str:
-        """What errors call a picture."""
-        return f"picture {self.indices[index]} of {self.name}"
+        """What errors call an image."""
+        return f"image {self.indices[index]} of {self.name}"
 
-    def subset(self, indices: Sequence[int]) -> FactoryPictures:
+    def subset(self, indices: Sequence[int]) -> FactoryImages:
         chosen = [self.indices[i] for i in indices]
-        return FactoryPictures(self.dataset, self.name, self.in_chans, chosen, self.mapping)
+        return FactoryImages(self.dataset, self.name, self.in_chans, chosen, self.mapping)
 
-    def relabel(self, mapping: Sequence[int]) -> FactoryPictures:
+    def relabel(self, mapping: Sequence[int]) -> FactoryImages:
         if self.mapping is not None:
             mapping = [mapping[label] for label in self.mapping]
-        return FactoryPictures(self.dataset, self.name, self.in_chans, self.indices, mapping)
+        return FactoryImages(self.dataset, self.name, self.in_chans, self.indices, mapping)
 
     def _map(self, label: Any) -> int:
         return int(label) if self.mapping is None else self.mapping[int(label)]
@@ -102,8 +102,8 @@ class FactoryPictures(Dataset[tuple[Image.Image, int]]):
 class FactorySplits:
     """The two parts of a data set; without a name for its classes, `class_names` is empty."""
 
-    train: FactoryPictures | IterableImageDataset | None
-    val: FactoryPictures | IterableImageDataset | None
+    train: FactoryImages | IterableImageDataset | None
+    val: FactoryImages | IterableImageDataset | None
     class_names: tuple[str, ...]
 
 
@@ -157,19 +157,19 @@ def open_factory(
         may_cut = train is not None and not isinstance(train, IterableImageDataset)
         if val_split or not may_cut or not isinstance(error.__cause__, _NO_SPLIT):
             raise
-    if isinstance(val, FactoryPictures) and name.lower() in _FOLDERS and root is not None:
+    if isinstance(val, FactoryImages) and name.lower() in _FOLDERS and root is not None:
         if train is None and _root(val) == root.resolve():
             train = _open_split(name, [train_split or "train"], True, options)
-        if isinstance(train, FactoryPictures) and _overlap(_root(train), _root(val)):
+        if isinstance(train, FactoryImages) and _overlap(_root(train), _root(val)):
             if val_split:
                 raise HVTError(
-                    f"{root} has no folder {val_split} apart from its training pictures: name a "
+                    f"{root} has no folder {val_split} apart from its training images: name a "
                     "split that has one, or none"
                 )
             val = None
     one = train if train is not None else val
     names = _class_names(one, root)
-    if isinstance(train, FactoryPictures) and isinstance(val, FactoryPictures):
+    if isinstance(train, FactoryImages) and isinstance(val, FactoryImages):
         val = _by_name(name, val, _class_names(val, None), _class_names(train, None))
     for part in (train, val):
         if names and part is not None:
@@ -177,19 +177,19 @@ def open_factory(
     return FactorySplits(train, val, names)
 
 
-def _root(pictures: FactoryPictures) -> Path:
-    return Path(pictures.dataset.root).resolve()
+def _root(images: FactoryImages) -> Path:
+    return Path(images.dataset.root).resolve()
 
 
 def _overlap(one: Path, other: Path) -> bool:
-    """Whether one folder is the other or lies in it, so that both have the same pictures."""
+    """Whether one folder is the other or lies in it, so that both have the same images."""
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _by_name(
-    name: str, val: FactoryPictures, names: tuple[str, ...], known: tuple[str, ...]
-) -> FactoryPictures:
-    """The validation pictures with the training classes' labels, by name where both have names."""
+    name: str, val: FactoryImages, names: tuple[str, ...], known: tuple[str, ...]
+) -> FactoryImages:
+    """The validation images with the training classes' labels, by name where both have names."""
     if not names or not known or names == known:
         return val
     unknown = [one for one in names if one not in known]
@@ -217,17 +217,17 @@ def _nameless(name: str, label: int, classes: int) -> HVTError:
     return HVTError(f"{name} has the label {label} and names {classes} classes: name them all")
 
 
-def check_labels(name: str, pictures: FactoryPictures | IterableImageDataset, classes: int) -> None:
+def check_labels(name: str, images: FactoryImages | IterableImageDataset, classes: int) -> None:
     """Refuse labels that have no name: at once where they are listed, else as they are read."""
-    if isinstance(pictures, IterableImageDataset):
-        pictures.target_transform = StreamLabels(name, range(classes))
-    elif pictures.labels and max(pictures.labels) >= classes:
-        raise _nameless(name, max(pictures.labels), classes)
+    if isinstance(images, IterableImageDataset):
+        images.target_transform = StreamLabels(name, range(classes))
+    elif images.labels and max(images.labels) >= classes:
+        raise _nameless(name, max(images.labels), classes)
 
 
 def _open_split(
     name: str, splits: Sequence[str], training: bool, options: dict[str, Any]
-) -> FactoryPictures | IterableImageDataset:
+) -> FactoryImages | IterableImageDataset:
     options = dict(options)
     in_chans = options.pop("in_chans")
     failure: Exception | None = None
@@ -249,15 +249,15 @@ def _open_split(
             if isinstance(dataset, IterableImageDataset):
                 return dataset
             try:
-                pictures = FactoryPictures(dataset, name, in_chans)
-            except Exception as error:  # a column of another name, several numbers for a picture
+                images = FactoryImages(dataset, name, in_chans)
+            except Exception as error:  # a column of another name, several numbers for an image
                 raise HVTError(
                     f"{name} does not have its labels as numbers in a column called label: "
                     f"{_one_line(error)}"
                 ) from error
-            if not pictures.labels or min(pictures.labels) >= 0:
-                return pictures
-            failure = failure or ValueError("its pictures have no labels")
+            if not images.labels or min(images.labels) >= 0:
+                return images
+            failure = failure or ValueError("its images have no labels")
     tried = " or ".join(splits)
     assert failure is not None
     raise HVTError(
@@ -288,7 +288,7 @@ def _builder_as_timm_calls_it(name: str) -> Iterator[None]:
 
 
 def _labels(dataset: Any) -> list[int] | None:
-    """The label of every picture without opening one, if the data set keeps them somewhere."""
+    """The label of every image without opening one, if the data set keeps them somewhere."""
     reader = getattr(dataset, "reader", None)
     if reader is not None and hasattr(reader, "label_key"):
         labels = list(reader.dataset[reader.label_key])
@@ -298,7 +298,7 @@ def _labels(dataset: Any) -> list[int] | None:
 
 
 def _class_names(dataset: Any, root: Path | None) -> tuple[str, ...]:
-    dataset = dataset.dataset if isinstance(dataset, FactoryPictures) else dataset
+    dataset = dataset.dataset if isinstance(dataset, FactoryImages) else dataset
     reader: Any = getattr(dataset, "reader", None)
     for owner in (reader, dataset):
         # torchvision's ImageNet has each of a class's names in the second.

@@ -1,4 +1,4 @@
-"""Folders of class folders: which layouts are understood, and which pictures they hold."""
+"""Folders of class folders: which layouts are understood, and which images they hold."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from ..errors import HVTError, did_you_mean
-from .pictures import picture_extensions, read_picture
+from .images import image_extensions, read_image
 from .suggest import better_folder
 
 _TRAIN = ("train", "training")
 _VAL = ("val", "validation", "valid", "test")
 
 
-class FilePictures(Dataset[tuple[Image.Image, int]]):
-    """Pictures in files, each read when it is asked for; `UnreadableImageError` if it cannot be."""
+class FileImages(Dataset[tuple[Image.Image, int]]):
+    """Images in files, each read when it is asked for; `UnreadableImageError` if it cannot be."""
 
     def __init__(
         self, paths: Sequence[str | Path], labels: Sequence[int], in_chans: int = 3
@@ -47,14 +47,14 @@ class FilePictures(Dataset[tuple[Image.Image, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return read_picture(self.path(index), self.in_chans), self.labels[index]
+        return read_image(self.path(index), self.in_chans), self.labels[index]
 
-    def subset(self, indices: Sequence[int]) -> FilePictures:
+    def subset(self, indices: Sequence[int]) -> FileImages:
         paths = [self.path(i) for i in indices]
-        return FilePictures(paths, [self.labels[i] for i in indices], self.in_chans)
+        return FileImages(paths, [self.labels[i] for i in indices], self.in_chans)
 
-    def relabel(self, mapping: Sequence[int]) -> FilePictures:
-        return FilePictures(self.paths, [mapping[label] for label in self.labels], self.in_chans)
+    def relabel(self, mapping: Sequence[int]) -> FileImages:
+        return FileImages(self.paths, [mapping[label] for label in self.labels], self.in_chans)
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class Scan:
     paths: list[str] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    """Files that are not pictures by their ending, and pictures outside the class folders."""
+    """Files that are not images by their ending, and images outside the class folders."""
 
 
 def find_layout(folder: Path) -> Layout:
     """`train/` and `val/` (or validation, valid, test) if they are there, else the folder itself.
 
-    A `train/` with pictures of its own and no `val/` beside it is a class of railways. One with
-    class folders may be either where other pictures lie beside it, so that is refused.
+    A `train/` with images of its own and no `val/` beside it is a class of railways. One with
+    class folders may be either where other images lie beside it, so that is refused.
     """
     parts = {name.lower(): folder / name for name in class_folders(folder)}
     train = next((parts[name] for name in _TRAIN if name in parts), None)
@@ -89,10 +89,10 @@ def find_layout(folder: Path) -> Layout:
         val = candidates[0]  # `test` alone may be without labels; others are meant to have them
     if train is not None and (val is not None or class_folders(train)):
         others = [path for name, path in parts.items() if name not in (*_TRAIN, *_VAL)]
-        beside = next((p for p in others if _holds_pictures(p)), None) if val is None else None
+        beside = next((p for p in others if _holds_images(p)), None) if val is None else None
         if beside is not None:
             raise HVTError(
-                f"{folder} has {train.name} and {beside.name} with pictures and no val, so that "
+                f"{folder} has {train.name} and {beside.name} with images and no val, so that "
                 f"{train.name} may be the training part or a class: give {train} if it is the "
                 "part, or rename it if it is a class"
             )
@@ -113,17 +113,17 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
-    """Every picture below the class folders of a folder, sorted by path.
+    """Every image below the class folders of a folder, sorted by path.
 
     A label is the place of its class among `known`, or among the folder's own classes.
     """
     names = class_folders(folder)
     loose = [e.path for e in _entries(str(folder)) if not _is_folder(e)]
     if not names:
-        if any(_is_picture(path) for path in loose):
+        if any(_is_image(path) for path in loose):
             raise HVTError(
-                f"{folder} has pictures but no class folders: put the pictures of each class into "
-                f"a folder of its own, such as {folder / 'cat' / 'picture.jpg'}"
+                f"{folder} has images but no class folders: put the images of each class into "
+                f"a folder of its own, such as {folder / 'cat' / 'image.jpg'}"
                 f"{better_folder(folder)}"
             )
         raise HVTError(f"{folder} is empty: expected class folders such as {folder / 'cat'}")
@@ -137,31 +137,31 @@ def scan(folder: Path, known: Sequence[str] | None = None) -> Scan:
             )
         before = len(result.paths)
         for path in files_below(folder / name, f"would be of the class {name}"):
-            (result.paths if _is_picture(path) else result.ignored).append(path)
+            (result.paths if _is_image(path) else result.ignored).append(path)
         count = len(result.paths) - before
         if not count:
-            raise HVTError(f"{folder / name} has no pictures: add some or remove the folder")
+            raise HVTError(f"{folder / name} has no images: add some or remove the folder")
         result.labels += [places[name]] * count
     return result
 
 
-def _holds_pictures(folder: Path) -> bool:
-    """Whether there is a picture anywhere below, without following links."""
+def _holds_images(folder: Path) -> bool:
+    """Whether there is an image anywhere below, without following links."""
     for _, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name[0] != "."]
-        if any(_is_picture(name) and name[0] != "." for name in names):
+        if any(_is_image(name) and name[0] != "." for name in names):
             return True
     return False
 
 
-def _is_picture(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in picture_extensions()  # noqa: PTH122 - 10× faster
+def _is_image(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in image_extensions()  # noqa: PTH122 - 10× faster
 
 
 def files_below(folder: Path, harm: str = "would be taken too") -> Iterator[str]:
     """The files below a folder in order, without what is hidden; links are followed, each once.
 
-    A link to a folder above is refused; `harm` says what it would do to the pictures there.
+    A link to a folder above is refused; `harm` says what it would do to the images there.
     """
     place = Path(os.path.abspath(folder))  # noqa: PTH100 - where a link is, not where it leads
     parents = (*place.parent.resolve().parents, place.parent)
@@ -172,7 +172,7 @@ def files_below(folder: Path, harm: str = "would be taken too") -> Iterator[str]
         here = _identity(path)
         if here in above:
             raise HVTError(
-                f"{path} is a link to {above[here]}, a folder above it, so that all pictures there "
+                f"{path} is a link to {above[here]}, a folder above it, so that all images there "
                 f"{harm}: remove the link"
             )
         if here in seen:

@@ -1,6 +1,6 @@
-"""Pictures by key: all that is random about a picture follows from its own 64-bit key.
+"""Images by key: all that is random about an image follows from its own 64-bit key.
 
-These are what PyTorch's reading processes run. A picture that cannot be read travels back as a
+These are what PyTorch's reading processes run. An image that cannot be read travels back as a
 `UnreadableImageError`, because an exception that crosses the border of a process brings its traceback.
 """
 
@@ -18,26 +18,26 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..errors import HVTError
 from .augment import keys_for
-from .pictures import UnreadableImageError
+from .images import UnreadableImageError
 
 MAX_BROKEN_IN_A_ROW = 100
 
 Item = tuple[Tensor | None, int, int] | UnreadableImageError
-"""The picture (None where it is passed over), its label, and the broken ones passed over for it."""
+"""The image (None where it is passed over), its label, and the broken ones passed over for it."""
 
 
-def transform_by_key(transform: Any, picture: Any, key: int) -> Tensor:
-    """Augment a picture: timm's transforms draw from all three generators, which the key seeds."""
+def transform_by_key(transform: Any, image: Any, key: int) -> Tensor:
+    """Augment an image: timm's transforms draw from all three generators, which the key seeds."""
     random.seed(key)
     np.random.seed(key % 2**32)
     torch.default_generator.manual_seed(key % 2**63)  # that of the CPU: a tenth of the time
-    return transform(picture)
+    return transform(image)
 
 
 class SeededDataset(Dataset[Item]):
-    """A picture by (index, key); without a key its transform has nothing random.
+    """An image by (index, key); without a key its transform has nothing random.
 
-    With `skip_broken`, an unreadable picture is left out (None) or, with `substitute`, replaced by
+    With `skip_broken`, an unreadable image is left out (None) or, with `substitute`, replaced by
     the next one that can be read.
     """
 
@@ -55,8 +55,8 @@ class SeededDataset(Dataset[Item]):
         broken = 0
         while True:
             try:
-                picture, label = self.dataset[index]
-                return self._shown(picture, index, key), label, broken
+                image, label = self.dataset[index]
+                return self._shown(image, index, key), label, broken
             except UnreadableImageError as error:
                 broken += 1
                 if not self.skip_broken:
@@ -65,18 +65,18 @@ class SeededDataset(Dataset[Item]):
                     return None, 0, 1
                 if broken == min(MAX_BROKEN_IN_A_ROW, len(self)):
                     return UnreadableImageError(
-                        f"{broken} pictures in a row are unreadable, lastly {error}"
+                        f"{broken} images in a row are unreadable, lastly {error}"
                     )
                 index = (index + 1) % len(self)
 
-    def _shown(self, picture: Any, index: int, key: int | None) -> Tensor:
+    def _shown(self, image: Any, index: int, key: int | None) -> Tensor:
         if key is not None:
-            return transform_by_key(self.transform, picture, key)
+            return transform_by_key(self.transform, image, key)
         try:
-            return self.transform(picture)
+            return self.transform(image)
         except UnreadableImageError as error:  # the transform does not know its name
             path = getattr(self.dataset, "path", None)
-            name = f"picture {index} of the data" if path is None else path(index)
+            name = f"image {index} of the data" if path is None else path(index)
             raise UnreadableImageError.of(name, error.reason) from error
 
 
@@ -84,9 +84,9 @@ class KeyedStream(IterableDataset[Item]):
     """One process's part of one pass over a stream.
 
     For training, timm's readers give each process and reading process files of its own. Elsewhere
-    each rank reads everything and keeps one picture in `world_size`, which is what makes an
-    evaluation exact: timm's own division of an evaluation repeats and loses pictures. Which
-    pictures of a stream cannot be read, and whether it passes over them, is its reader's business.
+    each rank reads everything and keeps one image in `world_size`, which is what makes an
+    evaluation exact: timm's own division of an evaluation repeats and loses images. Which
+    images of a stream cannot be read, and whether it passes over them, is its reader's business.
     """
 
     def __init__(
@@ -137,30 +137,30 @@ class KeyedStream(IterableDataset[Item]):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         count = 0
         try:
-            for number, (picture, label) in enumerate(self.dataset):
+            for number, (image, label) in enumerate(self.dataset):
                 if not self.divided and number % self.world_size != self.rank:
                     continue
                 if self.epoch is None:
                     try:
-                        item: Item = self.transform(picture), int(label), 0
-                    except UnreadableImageError as error:  # a picture that cannot be shown
-                        broken = UnreadableImageError.of("a picture of the stream", error.reason)
+                        item: Item = self.transform(image), int(label), 0
+                    except UnreadableImageError as error:  # an image that cannot be shown
+                        broken = UnreadableImageError.of("an image of the stream", error.reason)
                         item = (None, 0, 1) if self.skip_broken else broken
                     yield item
                     continue
                 for _ in range(self.repeats):
                     place = (count * workers + worker) * self.world_size + self.rank
                     key = int(keys_for(self.seed, self.epoch, np.array([place]))[0])
-                    yield transform_by_key(self.transform, picture, key), int(label), 0
+                    yield transform_by_key(self.transform, image, key), int(label), 0
                     count += 1
         except HVTError as error:  # a label that has no name
             yield UnreadableImageError(str(error))
         except (OSError, SyntaxError) as error:  # what Pillow raises where the reader lets it
-            yield UnreadableImageError.of("a picture of the stream", " ".join(str(error).split()))
+            yield UnreadableImageError.of("an image of the stream", " ".join(str(error).split()))
 
 
 def stream_length(dataset: Any) -> int:
-    """The pictures of a stream over all processes, as far as its description tells."""
+    """The images of a stream over all processes, as far as its description tells."""
     return getattr(getattr(dataset, "reader", None), "num_samples", None) or len(dataset)
 
 

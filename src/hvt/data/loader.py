@@ -1,7 +1,7 @@
-"""How pictures reach the device: global batches, cut into shares, augmented by key.
+"""How images reach the device: global batches, cut into shares, augmented by key.
 
 Nothing here has a state. The order of an epoch follows from (seed, epoch), and what happens to a
-picture from its key, which follows from (seed, epoch, position). So a run can stop and go on at any
+image from its key, which follows from (seed, epoch, position). So a run can stop and go on at any
 step, with any number of reading processes, and several processes see what one would have seen.
 Streams, which have no order to choose from, promise less: see `TrainBatches`.
 """
@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import HVTError
 from .augment import keys_for
+from .images import UnreadableImageError
 from .keyed import Item, KeyedStream, SeededDataset, stream_length
-from .pictures import UnreadableImageError
-from .sources import ArrayPictures
+from .sources import ArrayImages
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Batch:
     images: Tensor  # float (b, C, H, W)
     labels: Tensor  # int64 (b,)
     broken: int = 0
-    """Unreadable pictures that were passed over."""
+    """Unreadable images that were passed over."""
 
     def pin_memory(self) -> Batch:
         """What `DataLoader` calls, so that copies to a GPU need not wait."""
@@ -56,14 +56,14 @@ def rows_of_share(batch_size: int, shares: int, share: int) -> np.ndarray:
 
 
 class TrainBatches:
-    """The training pictures as global batches, of which this process gets its shares.
+    """The training images as global batches, of which this process gets its shares.
 
     `share_of` is (first share, number of shares this process takes, shares in all): the processes
     times the pieces each cuts its part into.
 
     A stream (`wds/…`, `hfids/…`) is shuffled by its own reader and divided among the processes by
     files, so other processes or workers see it in another order, and `start` reads and drops what
-    comes before. `repeats` then take each picture so many times in a row and end an epoch early.
+    comes before. `repeats` then take each image so many times in a row and end an epoch early.
     """
 
     def __init__(
@@ -93,18 +93,18 @@ class TrainBatches:
             )
         if self.num_images < unit:
             raise HVTError(
-                f"{self.num_images} training pictures are too few for {share_of[2]} shares of two or "
-                "more: use more pictures, fewer processes or less accumulation"
+                f"{self.num_images} training images are too few for {share_of[2]} shares of two or "
+                "more: use more images, fewer processes or less accumulation"
             )
         if self.num_images < batch_size:
             raise HVTError(
-                f"batch_size={batch_size} is more than the {self.num_images} training pictures: "
+                f"batch_size={batch_size} is more than the {self.num_images} training images: "
                 f"use at most {self.num_images // unit * unit}"
             )
 
     @property
     def steps(self) -> int:
-        """Global batches in an epoch; pictures that do not fill the last one wait for another."""
+        """Global batches in an epoch; images that do not fill the last one wait for another."""
         return self.num_images // self.batch_size
 
     def share(self, piece: int) -> int:
@@ -120,7 +120,7 @@ class TrainBatches:
         return torch.from_numpy(np.ascontiguousarray(rows))
 
     def order(self, epoch: int) -> np.ndarray:
-        """The pictures of an epoch. With repeats, each comes so many times in a row and the epoch
+        """The images of an epoch. With repeats, each comes so many times in a row and the epoch
         keeps its length, so another part of the data is seen each time."""
         shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.num_images)
         return np.repeat(shuffled, self.repeats)[: self.num_images]
@@ -134,13 +134,13 @@ class TrainBatches:
     def batches(self, epoch: int, steps: Sequence[int]) -> Iterator[Batch]:
         """This process's shares of chosen global batches of an epoch; not of a stream."""
         plan = self._plan(epoch, steps)
-        if isinstance(self.dataset, ArrayPictures):
+        if isinstance(self.dataset, ArrayImages):
             batches = (self._from_arrays(indices, keys) for indices, keys in plan)
             return _ahead(batches) if self.prefetch else batches
         return self._from_files(plan)
 
     def _plan(self, epoch: int, steps: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Picture indices and keys of each share."""
+        """Image indices and keys of each share."""
         order, plan = self.order(epoch), []
         first, count, shares = self.share_of
         for step in steps:
@@ -183,21 +183,21 @@ class TrainBatches:
             )
             workers = stream.workers(self.workers)
             draw = torch.Generator().manual_seed(seed_of_workers)
-            pictures = 0
+            images = 0
             for batch in _load(
                 stream, workers, batch_size=size, generator=draw, pin_memory=self.pin_memory
             ):
-                pictures += len(batch.labels)
+                images += len(batch.labels)
                 yield batch
-            if not pictures:
+            if not images:
                 raise HVTError(
-                    f"the stream has no picture for process {rank} of {processes}: "
+                    f"the stream has no image for process {rank} of {processes}: "
                     "use no more processes than it has files"
                 )
 
 
 class EvalBatches:
-    """Each picture exactly once over all processes, in order, without augmentation.
+    """Each image exactly once over all processes, in order, without augmentation.
 
     Of a stream every process reads the whole and keeps its part.
     """
@@ -231,11 +231,11 @@ class EvalBatches:
         indices = np.arange(self.rank, len(self.dataset), self.world_size)
         starts = range(0, len(indices), self.batch_size)
         pieces = [indices[i : i + self.batch_size] for i in starts]
-        if isinstance(self.dataset, ArrayPictures):
+        if isinstance(self.dataset, ArrayImages):
             return map(self._from_arrays, pieces)
         keyed = SeededDataset(self.dataset, self.transform, skip_broken=self.skip_broken)
         plan = [(piece, None) for piece in pieces]
-        return _load(pictures, self.workers, batch_sampler=_Sampler(plan))
+        return _load(images, self.workers, batch_sampler=_Sampler(plan))
 
     def _from_arrays(self, indices: np.ndarray) -> Batch:
         chosen = torch.from_numpy(indices)
@@ -257,9 +257,9 @@ class _Sampler:
             yield list(zip(indices.tolist(), listed, strict=True))
 
 
-def _load(pictures: Any, workers: int, **options: Any) -> Iterator[Batch]:
+def _load(images: Any, workers: int, **options: Any) -> Iterator[Batch]:
     loader: DataLoader[Any] = DataLoader(
-        pictures,
+        images,
         num_workers=workers,
         collate_fn=_collate,
         worker_init_fn=_start_worker,
@@ -329,7 +329,7 @@ def _end_readers() -> None:
 
 
 def _rechunk(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
-    """The same pictures in pieces of equal size; a reading process's last one may be smaller."""
+    """The same images in pieces of equal size; a reading process's last one may be smaller."""
     rest: Batch | None = None
     for batch in batches:
         images, labels = batch.images, batch.labels

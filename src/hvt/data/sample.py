@@ -1,4 +1,4 @@
-"""A few pictures for trying a model out: real ones, or drawn where there are none."""
+"""A few images for trying a model out: real ones, or drawn where there are none."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import HVTError
-from .pictures import UnreadableImageError
-from .sources import Pictures, open_parts
+from .images import UnreadableImageError
+from .sources import Images, open_parts
 
 
-def sample_pictures(
+def sample_images(
     name: str | Path,
     transform: Any,
     count: int,
@@ -26,7 +26,7 @@ def sample_pictures(
     in_chans: int = 3,
     download: bool = False,
 ) -> Tensor:
-    """Pictures spread evenly over a source's training part, `(n, C, H, W)` with n at most `count`.
+    """Images spread evenly over a source's training part, `(n, C, H, W)` with n at most `count`.
 
     Those that cannot be read are made up for by others, drawn alike each time. They are in the
     source's order. What is chosen with them has not seen the validation part; it is taken where
@@ -34,7 +34,7 @@ def sample_pictures(
     """
     parts = open_parts(name, root=root, in_chans=in_chans, download=download)
     dataset = parts.val if parts.train is None else parts.train
-    if not isinstance(dataset, Pictures):
+    if not isinstance(dataset, Images):
         raise HVTError(f"{name} is a stream, of which no part can be chosen: name a folder instead")
     chosen: dict[int, Tensor] = {}
     for index in _spread(len(dataset), count):
@@ -43,7 +43,7 @@ def sample_pictures(
         if len(chosen) == count:
             break
     if not chosen:
-        raise HVTError(f"{name} has no readable picture to try the model on")
+        raise HVTError(f"{name} has no readable image to try the model on")
     return torch.stack([chosen[index] for index in sorted(chosen)])
 
 
@@ -61,7 +61,7 @@ def _spread(total: int, count: int) -> Iterator[int]:
     yield from random.Random(0).sample(others, len(others))
 
 
-def drawn_pictures(count: int, channels: int, size: tuple[int, int]) -> Tensor:
+def drawn_images(count: int, channels: int, size: tuple[int, int]) -> Tensor:
     """Clouds with detail at every scale, the same each time: `(count, C, H, W)`, normalised."""
     generator = torch.Generator().manual_seed(0)
     images = torch.zeros(count, channels, *size)

@@ -1,4 +1,4 @@
-"""Where pictures come from: a source's name or path, opened as training and validation parts."""
+"""Where images come from: a source's name or path, opened as training and validation parts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 
 from ..errors import HVTError, did_you_mean
 from ..files import encodable, expanded
-from .arrays import CIFAR, ArrayPictures, open_cifar, open_digits
+from .arrays import CIFAR, ArrayImages, open_cifar, open_digits
 from .classes import ClassMatch, match_classes
-from .factory import FactoryPictures, StreamLabels, is_factory_name, open_factory
-from .folders import FilePictures, class_folders, find_layout, scan
-from .pictures import mode_of
+from .factory import FactoryImages, StreamLabels, is_factory_name, open_factory
+from .folders import FileImages, class_folders, find_layout, scan
+from .images import mode_of
 from .splits import split_stratified, subsample
 from .suggest import better_folder
 
 SOURCES = ("cifar10", "cifar100", "digits", "imagenet")
 
 
-Pictures = ArrayPictures | FilePictures | FactoryPictures
+Images = ArrayImages | FileImages | FactoryImages
 """The data sets with random access; each has `labels`, `subset(indices)` and `relabel(mapping)`."""
 
-AnyPictures = Pictures | IterableImageDataset
+AnyImages = Images | IterableImageDataset
 """Those, and timm's streams, which have a length and no labels."""
 
 
@@ -36,22 +36,22 @@ class EvalData:
     """What a model is measured on."""
 
     name: str
-    val: AnyPictures
+    val: AnyImages
     class_names: tuple[str, ...]
     """By label; empty where the source does not tell, as WebDataset shards do not."""
     image_size: int | None
-    """The side of all pictures of a small set; None where they have their own sizes."""
+    """The side of all images of a small set; None where they have their own sizes."""
     match: ClassMatch | None = None
     """How the labels became indices of a model's logits, where one was named."""
     validation_part: bool = True
-    """Whether the source has one. If not, `open_eval` gives all its pictures as `val`."""
+    """Whether the source has one. If not, `open_eval` gives all its images as `val`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data(EvalData):
     """What a model learns from and what it is measured on."""
 
-    train: AnyPictures
+    train: AnyImages
     held_out: bool
     """Whether `val` was cut from the training data, there being no other or none wanted."""
 
@@ -60,8 +60,8 @@ class Data(EvalData):
 class Splits:
     """A source as it lies there, before anything is cut; a part is None where there is none."""
 
-    train: AnyPictures | None
-    val: AnyPictures | None
+    train: AnyImages | None
+    val: AnyImages | None
     class_names: tuple[str, ...]
     image_size: int | None = None
     ignored: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ def open_data(
     relative to. Without a validation part, `val_fraction` of the training data becomes one. A
     `holdout` above 0 takes that much of the training data in place of the validation part, so that
     choices never see it. A `train_fraction` below 1 keeps that share of each class of what is left
-    to learn from, and at least one picture of it. The split names are for timm's factory.
+    to learn from, and at least one image of it. The split names are for timm's factory.
     """
     name = str(name)
     if not 0 < val_fraction < 1:
@@ -122,8 +122,8 @@ def open_data(
     if holdout:
         train, val = _cut(name, train, holdout, seed)
     if train_fraction < 1:
-        pictures, labels = _with_labels(name, train)
-        train = pictures.subset(subsample(labels, train_fraction, seed))
+        images, labels = _with_labels(name, train)
+        train = images.subset(subsample(labels, train_fraction, seed))
     return Data(
         name=name,
         train=train,
@@ -146,10 +146,10 @@ def why_not_trainable(name: str, parts: Splits, root: str | Path | None = None) 
             f"{name} has the single class {parts.class_names[0]!r}: a classifier needs at least "
             f"two class folders{hint}"
         )
-    if parts.val is None and isinstance(parts.train, Pictures) and parts.train.labels is not None:
+    if parts.val is None and isinstance(parts.train, Images) and parts.train.labels is not None:
         counts = Counter(int(label) for label in parts.train.labels)
         if max(counts.values()) < 2:
-            return f"there are not enough pictures to split in {name}: add some, or a val folder"
+            return f"there are not enough images to split in {name}: add some, or a val folder"
     return None
 
 
@@ -166,7 +166,7 @@ def open_eval(
 ) -> EvalData:
     """Open a source's validation part alone, or all of a source that has none.
 
-    `validation_part` says which: a model trained on the latter has seen most of its pictures.
+    `validation_part` says which: a model trained on the latter has seen most of its images.
 
     With a model's `class_names`, or its `num_classes` where it does not know their names, the
     labels become indices of its logits (see `match_classes`).
@@ -198,14 +198,14 @@ def open_eval(
     )
 
 
-def relabel(pictures: AnyPictures, places: Sequence[int]) -> AnyPictures:
-    """The same pictures with the label `places[label]` instead of `label`."""
+def relabel(images: AnyImages, places: Sequence[int]) -> AnyImages:
+    """The same images with the label `places[label]` instead of `label`."""
     if list(places) == list(range(len(places))):
-        return pictures
-    if isinstance(pictures, Pictures):
-        return pictures.relabel(places)
-    pictures.target_transform = StreamLabels("the stream", places)  # timm's have a place for it
-    return pictures
+        return images
+    if isinstance(images, Images):
+        return images.relabel(places)
+    images.target_transform = StreamLabels("the stream", places)  # timm's have a place for it
+    return images
 
 
 def open_parts(
@@ -260,16 +260,14 @@ def open_parts(
     return _open_folder(folder, in_chans, need_train)
 
 
-def _cut(
-    name: str, dataset: AnyPictures, fraction: float, seed: int
-) -> tuple[AnyPictures, AnyPictures]:
-    pictures, labels = _with_labels(name, dataset)
+def _cut(name: str, dataset: AnyImages, fraction: float, seed: int) -> tuple[AnyImages, AnyImages]:
+    images, labels = _with_labels(name, dataset)
     train, val = split_stratified(labels, fraction, seed)
-    return pictures.subset(train), pictures.subset(val)
+    return images.subset(train), images.subset(val)
 
 
-def _with_labels(name: str, dataset: AnyPictures) -> tuple[Pictures, Sequence[int] | Tensor]:
-    if not isinstance(dataset, Pictures) or dataset.labels is None:
+def _with_labels(name: str, dataset: AnyImages) -> tuple[Images, Sequence[int] | Tensor]:
+    if not isinstance(dataset, Images) or dataset.labels is None:
         raise HVTError(
             f"{name} does not list its labels before it is read, so no part can be held out: "
             "name a training and a validation split instead"
@@ -294,10 +292,10 @@ def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Splits:
     names = class_folders(layout.train) if layout.train is not None else None
     if layout.train is not None and (need_train or layout.val is None):
         scanned = scan(layout.train)
-        train, ignored = FilePictures(scanned.paths, scanned.labels, in_chans), scanned.ignored
+        train, ignored = FileImages(scanned.paths, scanned.labels, in_chans), scanned.ignored
     if layout.val is not None:
         scanned = scan(layout.val, names)
-        val = FilePictures(scanned.paths, scanned.labels, in_chans)
+        val = FileImages(scanned.paths, scanned.labels, in_chans)
         ignored = ignored + scanned.ignored
         names = names or class_folders(layout.val)
     shown = tuple(map(encodable, names or ()))

@@ -17,26 +17,26 @@ def split_stratified(
 ) -> tuple[list[int], list[int]]:
     """Indices of the training and the validation part, both ascending.
 
-    `fraction` of each class goes to validation, but at least one picture of a class and never all.
+    `fraction` of each class goes to validation, but at least one image of a class and never all.
     Each class draws for itself, so what happens in one class changes nothing in another.
     """
     chosen = _draw(labels, fraction, seed, lone=False)
     if not chosen:
-        raise HVTError("there are not enough pictures to split: some class needs two or more")
+        raise HVTError("there are not enough images to split: some class needs two or more")
     train = [index for index in range(len(labels)) if index not in chosen]
     return train, sorted(chosen)
 
 
 def subsample(labels: Sequence[int] | torch.Tensor, fraction: float, seed: int) -> list[int]:
-    """Indices of `fraction` of each class, ascending, and of at least one picture of each.
+    """Indices of `fraction` of each class, ascending, and of at least one image of each.
 
-    They are `split_stratified`'s second part, and with them the only picture of a class.
+    They are `split_stratified`'s second part, and with them the only image of a class.
     """
     return sorted(_draw(labels, fraction, seed, lone=True))
 
 
 def _draw(labels: Sequence[int] | torch.Tensor, fraction: float, seed: int, lone: bool) -> set[int]:
-    """`fraction` of each class; `lone` says whether the only picture of a class is taken."""
+    """`fraction` of each class; `lone` says whether the only image of a class is taken."""
     if not 0 < fraction < 1:
         raise HVTError(f"the fraction {fraction} is out of range: give a number between 0 and 1")
     members: dict[int, list[int]] = defaultdict(list)

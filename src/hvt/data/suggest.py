@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .pictures import picture_extensions
+from .images import image_extensions
 
 _DEPTH = 3  # levels below the named folder that are looked into
 
 
 def better_folder(folder: Path) -> str:
     """The end of a sentence: the folder that would do, if there is just one."""
-    near = [folder.resolve().parent] if _has_pictures(folder) else []
+    near = [folder.resolve().parent] if _has_images(folder) else []
     near += [path for path in _below(folder, _DEPTH) if path.name not in ("train", "val")]
     would_do = [path for path in near if _would_do(path)]
     if len(would_do) != 1:
@@ -24,7 +24,7 @@ def better_folder(folder: Path) -> str:
 def _would_do(folder: Path) -> bool:
     """Whether it has two or more class folders, or a train folder that has them."""
     classes = folder / "train" if (folder / "train").is_dir() else folder
-    return sum(_has_pictures(child) for child in _folders(classes)) >= 2
+    return sum(_has_images(child) for child in _folders(classes)) >= 2
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
@@ -41,10 +41,10 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
-def _has_pictures(folder: Path) -> bool:
+def _has_images(folder: Path) -> bool:
     try:
         with os.scandir(folder) as entries:
-            endings = picture_extensions()
+            endings = image_extensions()
             return any(Path(e.name).suffix.lower() in endings for e in entries)
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""What int8 takes from pictures: ranges of activations, balanced channels, layers to spare."""
+"""What int8 takes from images: ranges of activations, balanced channels, layers to spare."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..errors import HVTError
 from ..model import HVT, Block
 from .quantise import GELU_LEAST, ZERO, Range, integer_weight, scale_and_zero
 
-CHOOSING = 16  # pictures that balance channels and decide which layers stay in float32
-BATCH = 16  # pictures at a time
+CHOOSING = 16  # images that balance channels and decide which layers stay in float32
+BATCH = 16  # images at a time
 FLOAT_SHARE = 0.05
 """The share of the blocks' work and weights that may stay in float32 for accuracy's sake."""
 
@@ -35,7 +35,7 @@ class Calibration:
 
 
 def calibrate(model: HVT, images: Tensor, share: float = FLOAT_SHARE) -> Calibration:
-    """Balance a model's channels, and find its ranges and which layers to spare, on pictures."""
+    """Balance a model's channels, and find its ranges and which layers to spare, on images."""
     few = images[evenly(len(images), CHOOSING)]  # their order may be that of the classes
     model = smoothquant(model, few)
     ranges = input_ranges(model, images)
@@ -44,7 +44,7 @@ def calibrate(model: HVT, images: Tensor, share: float = FLOAT_SHARE) -> Calibra
 
 @torch.inference_mode()
 def input_ranges(model: HVT, images: Tensor) -> dict[str, Range]:
-    """The smallest and the largest input of each linear layer of the blocks, on some pictures."""
+    """The smallest and the largest input of each linear layer of the blocks, on some images."""
     ranges: dict[str, Range] = {}
 
     def widen(name: str, x: Tensor) -> None:
@@ -108,7 +108,7 @@ class Sensitivity:
 
 @torch.inference_mode()
 def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> list[Sensitivity]:
-    """Each linear layer of the blocks quantised alone, as `quantise` would, on some pictures."""
+    """Each linear layer of the blocks quantised alone, as `quantise` would, on some images."""
     layers = linear_layers(model)
     macs: dict[str, int] = {}
     inputs: list[Tensor] = []

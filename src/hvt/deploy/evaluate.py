@@ -1,4 +1,4 @@
-"""`hvt.evaluate`: a checkpoint, an exported file or a model on the pictures of a data set."""
+"""`hvt.evaluate`: a checkpoint, an exported file or a model on the images of a data set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import distributed
 from ..data.evaluation import SMALL, as_files, eval_transform
 from ..data.loader import EvalBatches
-from ..data.sources import ArrayPictures, open_eval
+from ..data.sources import ArrayImages, open_eval
 from ..errors import HVTError
 from ..evaluation import Score
 from ..evaluation import evaluate as evaluate_batches
@@ -29,13 +29,13 @@ def evaluate(
     batch_size: int = 64,
     workers: int = 1,
 ) -> Score:
-    """Measure a model: `hvt.evaluate("best.safetensors", "path/to/pictures").top1`.
+    """Measure a model: `hvt.evaluate("best.safetensors", "path/to/images").top1`.
 
     `model` is a checkpoint's path, a built-in name, an exported file or a model. `data` is digits,
     cifar10, cifar100, imagenet or a folder, of which the validation part is taken. Of a folder that
-    has none all pictures are, also those that a training on it has learnt from, and the score's
+    has none all images are, also those that a training on it has learnt from, and the score's
     `validation_part` is False. `root` is where a named data set lies. Classes are matched by name,
-    or with `match_by_order` by their order. A broken picture is an `HVTError`, or with
+    or with `match_by_order` by their order. A broken image is an `HVTError`, or with
     `skip_broken` passed over and counted. Under torchrun each process evaluates its share and gets
     the whole score.
     """
@@ -61,7 +61,7 @@ def evaluate(
             in_chans=opened.config.in_chans,
         )
         height, width = opened.config.image
-        small = isinstance(source.val, ArrayPictures) and height == width <= SMALL
+        small = isinstance(source.val, ArrayImages) and height == width <= SMALL
         batches = EvalBatches(
             source.val if small else as_files(source.val),
             eval_transform(opened, arrays=small),

@@ -19,7 +19,7 @@ from torch import Tensor
 from .._version import __version__
 from ..checkpoint.archive import DESCRIPTION
 from ..checkpoint.description import describe
-from ..data.sample import drawn_pictures
+from ..data.sample import drawn_images
 from ..errors import HVTError
 from ..files import atomic_write
 from ..model import HVT
@@ -37,23 +37,23 @@ TOLERANCE = 1e-4
 """The largest difference of a float32 export's logits, over the largest logit."""
 MAX_ERROR = 0.1
 """The relative error of an int8 file's logits above which it is not written, unless asked to."""
-LEAST_PICTURES = 32  # for int8: half of them to calibrate on, half to compare on
+LEAST_IMAGES = 32  # for int8: half of them to calibrate on, half to compare on
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An exported file beside the PyTorch model it came from, on the same pictures."""
+    """An exported file beside the PyTorch model it came from, on the same images."""
 
     form: str
-    pictures: int
+    images: int
     real: bool
-    """Whether the pictures were real, or drawn for want of any."""
+    """Whether the images were real, or drawn for want of any."""
     difference: float
     """The largest difference of a logit, over the largest logit."""
     relative_error: float
     """The differences' norm over the logits' norm."""
     agreement: float
-    """Per cent of the pictures with the same likeliest class."""
+    """Per cent of the images with the same likeliest class."""
     bytes: int
     torch_bytes: int
     """Of the model's parameters in float32."""
@@ -68,13 +68,13 @@ def export(
     model: HVT,
     path: str | Path,
     form: str = "onnx",
-    pictures: Tensor | None = None,
+    images: Tensor | None = None,
     max_error: float = MAX_ERROR,
 ) -> Comparison:
     """Write a model to a file that needs no hvt to run, and compare the two.
 
-    `form` is `onnx`, `int8` (ONNX too) or `torch` (a `torch.export` program). `pictures`, prepared
-    as the model's inputs, are what the two are compared on; without any, pictures are drawn. int8
+    `form` is `onnx`, `int8` (ONNX too) or `torch` (a `torch.export` program). `images`, prepared
+    as the model's inputs, are what the two are compared on; without any, images are drawn. int8
     needs them: it is calibrated on every second one and compared on the others. A float32 file that
     does not give the model's logits is not written, nor an int8 file with a relative error above
     `max_error`.
@@ -86,15 +86,15 @@ def export(
     if not model.num_classes or model.global_pool == "":
         raise HVTError("only a model with a classifier over pooled tokens can be exported")
     model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
-    config, real = model.config, pictures is not None
+    config, real = model.config, images is not None
     calibration = None
     if form == "int8":
-        pictures, calibration = _calibrate(model, pictures)
-    elif pictures is None:
-        pictures = drawn_pictures(BATCH, config.in_chans, config.image)
+        images, calibration = _calibrate(model, images)
+    elif images is None:
+        images = drawn_images(BATCH, config.in_chans, config.image)
     with atomic_write(path) as temporary:
         write(model, temporary, form, calibration)
-        errors = _compare(model, open_exported(temporary, form), pictures)
+        errors = _compare(model, open_exported(temporary, form), images)
         if form == "int8" and not errors["relative_error"] <= max_error:
             raise HVTError(
                 f"the relative error of int8 is {errors['relative_error']:.3f}, above the ceiling "
@@ -110,7 +110,7 @@ def export(
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     kept = () if calibration is None else calibration.kept
     return Comparison(
-        form, len(pictures), real, bytes=size, torch_bytes=parameters, kept=kept, **errors
+        form, len(images), real, bytes=size, torch_bytes=parameters, kept=kept, **errors
     )
 
 
@@ -125,18 +125,18 @@ def check_name(path: Path, form: str) -> None:
         raise HVTError(f"{path} should end in {FORMS[form]}, as {better} does")
 
 
-def _calibrate(model: HVT, pictures: Tensor | None) -> tuple[Tensor, Calibration]:
-    """The pictures to compare on, and what int8 takes from the others."""
-    count = 0 if pictures is None else len(pictures)
+def _calibrate(model: HVT, images: Tensor | None) -> tuple[Tensor, Calibration]:
+    """The images to compare on, and what int8 takes from the others."""
+    count = 0 if images is None else len(images)
     if model.config.merge is not None:
         raise HVTError("a model that merges tokens cannot be calibrated: export it in float32")
-    if pictures is None or count < LEAST_PICTURES:
+    if images is None or count < LEAST_IMAGES:
         raise HVTError(
-            f"int8 is calibrated on real pictures and compared on others: name a source of at "
-            f"least {LEAST_PICTURES} with --data (pictures in Python), not {count}"
+            f"int8 is calibrated on real images and compared on others: name a source of at "
+            f"least {LEAST_IMAGES} with --data (images in Python), not {count}"
         )
     # Every second one, as their order may be that of the classes.
-    return pictures[1::2], calibrate(model, pictures[::2])
+    return images[1::2], calibrate(model, images[::2])
 
 
 def write(model: HVT, path: Path, form: str, calibration: Calibration | None = None) -> None:

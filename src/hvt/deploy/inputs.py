@@ -1,4 +1,4 @@
-"""What a predictor takes for pictures: paths, folders, globs, PIL images, arrays, bytes, files."""
+"""What a predictor takes for images: paths, folders, globs, PIL images, arrays, bytes, files."""
 
 from __future__ import annotations
 
@@ -16,122 +16,122 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ..data.folders import files_below
-from ..data.pictures import (
+from ..data.images import (
     UnreadableImageError,
+    image_extensions,
     mode_of,
-    picture_extensions,
-    read_picture,
+    read_image,
     to_channels,
     why,
 )
 from ..errors import HVTError
 
 InMemory = Image.Image | np.ndarray | Tensor | bytes | bytearray | memoryview | BinaryIO
-"""What is one picture for certain: arrays are uint8 `(H, W, C)`, tensors `(C, H, W)`."""
+"""What is one image for certain: arrays are uint8 `(H, W, C)`, tensors `(C, H, W)`."""
 ImageInput = str | os.PathLike[str] | InMemory
-"""A path may also be that of a folder, or a glob pattern: of many pictures."""
+"""A path may also be that of a folder, or a glob pattern: of many images."""
 
 
-def is_one(pictures: object) -> bool:
-    """Whether this is one picture rather than many; what is neither is refused."""
-    if isinstance(pictures, str | os.PathLike):
-        path = _expanded(pictures)
+def is_one(images: object) -> bool:
+    """Whether this is one image rather than many; what is neither is refused."""
+    if isinstance(images, str | os.PathLike):
+        path = _expanded(images)
         return os.path.isfile(path) or not (os.path.isdir(path) or glob.has_magic(path))  # noqa: PTH112, PTH113
-    if _is_picture(pictures):
+    if _is_image(images):
         return True
     # Of a set or a mapping the order of the answers would say nothing.
-    if isinstance(pictures, Iterable) and not isinstance(pictures, Mapping | Set):
+    if isinstance(images, Iterable) and not isinstance(images, Mapping | Set):
         return False
-    raise _no_picture(pictures)
+    raise _no_image(images)
 
 
-def each_picture(pictures: Any) -> Iterator[ImageInput]:
-    """The pictures one by one, folders and globs as the files they stand for.
+def each_image(images: Any) -> Iterator[ImageInput]:
+    """The images one by one, folders and globs as the files they stand for.
 
     A list is looked through before the first comes, so that a missing file costs no time.
     """
-    if is_one(pictures) or isinstance(pictures, str | os.PathLike):
-        pictures = [pictures]
-    return iter(list(_expand(pictures))) if isinstance(pictures, Sequence) else _expand(pictures)
+    if is_one(images) or isinstance(images, str | os.PathLike):
+        images = [images]
+    return iter(list(_expand(images))) if isinstance(images, Sequence) else _expand(images)
 
 
-def _expand(pictures: Iterable[Any]) -> Iterator[ImageInput]:
-    for picture in pictures:
-        if isinstance(picture, str | os.PathLike):
-            yield from find_pictures([os.fspath(picture)])
-        elif _is_picture(picture):
-            yield picture
+def _expand(images: Iterable[Any]) -> Iterator[ImageInput]:
+    for image in images:
+        if isinstance(image, str | os.PathLike):
+            yield from find_images([os.fspath(image)])
+        elif _is_image(image):
+            yield image
         else:
-            raise _no_picture(picture)
+            raise _no_image(image)
 
 
-def _is_picture(picture: object) -> bool:
+def _is_image(image: object) -> bool:
     known = (Image.Image, np.ndarray, Tensor, bytes, bytearray, memoryview)
-    return isinstance(picture, known) or callable(getattr(picture, "read", None))
+    return isinstance(image, known) or callable(getattr(image, "read", None))
 
 
-def _no_picture(value: object) -> HVTError:
+def _no_image(value: object) -> HVTError:
     return HVTError(
-        f"a value of type {type(value).__name__} is not a picture: give a path, a folder, a glob, "
+        f"a value of type {type(value).__name__} is not an image: give a path, a folder, a glob, "
         "a PIL image, a uint8 array (H, W, C), a tensor (C, H, W), bytes or a binary file, "
         "or a list of them"
     )
 
 
-def source_of(picture: object) -> str | None:
-    """The path of a picture, where it has one."""
-    if isinstance(picture, str | os.PathLike):
-        return os.fspath(picture)
-    name = getattr(picture, "filename" if isinstance(picture, Image.Image) else "name", None)
+def source_of(image: object) -> str | None:
+    """The path of an image, where it has one."""
+    if isinstance(image, str | os.PathLike):
+        return os.fspath(image)
+    name = getattr(image, "filename" if isinstance(image, Image.Image) else "name", None)
     return str(name) if isinstance(name, str | os.PathLike) and str(name) else None
 
 
-def open_picture(picture: ImageInput, in_chans: int) -> Image.Image:
-    """The picture upright, as 8-bit RGB (3 channels) or grey (1 channel).
+def open_image(image: ImageInput, in_chans: int) -> Image.Image:
+    """The image upright, as 8-bit RGB (3 channels) or grey (1 channel).
 
     One whose content is damaged is a `UnreadableImageError`; an array of another kind is the caller's
     mistake and another `HVTError`.
     """
     mode_of(in_chans)
-    if isinstance(picture, np.ndarray):
-        return to_channels(_from_array(picture), in_chans)
-    if isinstance(picture, Tensor):
-        return to_channels(_from_tensor(picture), in_chans)
-    name = source_of(picture) or "the picture"
+    if isinstance(image, np.ndarray):
+        return to_channels(_from_array(image), in_chans)
+    if isinstance(image, Tensor):
+        return to_channels(_from_tensor(image), in_chans)
+    name = source_of(image) or "the image"
     try:
-        if isinstance(picture, Image.Image):
-            if 0 in picture.size:
+        if isinstance(image, Image.Image):
+            if 0 in image.size:
                 raise ValueError("it has no pixels")
-            picture.load()
-            upright = picture
+            image.load()
+            upright = image
             with contextlib.suppress(Exception):  # damaged EXIF says nothing about the pixels
-                upright = ImageOps.exif_transpose(picture)
-                upright.format = picture.format  # which says how many bits a PGM has
+                upright = ImageOps.exif_transpose(image)
+                upright.format = image.format  # which says how many bits a PGM has
             return to_channels(upright, in_chans)
-        if isinstance(picture, str | os.PathLike):
-            return read_picture(Path(picture), in_chans)
-        return read_picture(_stream(picture), in_chans, name=name)
+        if isinstance(image, str | os.PathLike):
+            return read_image(Path(image), in_chans)
+        return read_image(_stream(image), in_chans, name=name)
     except HVTError:
         raise
     except Exception as error:  # damaged content, a closed file: all sorts
         raise UnreadableImageError.of(name, why(error)) from error
 
 
-def _stream(picture: Any) -> BinaryIO:
+def _stream(image: Any) -> BinaryIO:
     """Bytes or a file object as a file that can be read from its start."""
-    if isinstance(picture, bytes | bytearray | memoryview):
-        return io.BytesIO(picture)
-    if isinstance(picture, io.TextIOBase):
-        raise HVTError(f"{source_of(picture) or 'the file'} is open as text: open it with 'rb'")
-    seekable = getattr(picture, "seekable", None)
+    if isinstance(image, bytes | bytearray | memoryview):
+        return io.BytesIO(image)
+    if isinstance(image, io.TextIOBase):
+        raise HVTError(f"{source_of(image) or 'the file'} is open as text: open it with 'rb'")
+    seekable = getattr(image, "seekable", None)
     if callable(seekable) and seekable():
-        picture.seek(0)  # as Pillow does: a file that was just written is at its end
-        return picture
-    content = picture.read()  # a pipe or an HTTP response
+        image.seek(0)  # as Pillow does: a file that was just written is at its end
+        return image
+    content = image.read()  # a pipe or an HTTP response
     if not isinstance(content, bytes):
         raise HVTError(
-            f"reading a {type(picture).__name__} gives {type(content).__name__}: "
-            "a picture's file must give bytes"
+            f"reading a {type(image).__name__} gives {type(content).__name__}: "
+            "an image's file must give bytes"
         )
     return io.BytesIO(content)
 
@@ -141,7 +141,7 @@ def _from_array(array: np.ndarray) -> Image.Image:
     shape = array.shape
     if array.dtype != np.uint8:
         raise HVTError(
-            f"an array of {array.dtype} is not a picture: give uint8 values from 0 to 255"
+            f"an array of {array.dtype} is not an image: give uint8 values from 0 to 255"
         )
     _check_shape("an array", shape, "(H, W, C)", channels=-1)
     array = np.ascontiguousarray(array)
@@ -151,10 +151,10 @@ def _from_array(array: np.ndarray) -> Image.Image:
 def _from_tensor(tensor: Tensor) -> Image.Image:
     """uint8, or float from 0 to 1: `(3, H, W)` in RGB, or `(1, H, W)` in grey."""
     if tensor.layout != torch.strided or tensor.is_meta:
-        raise HVTError("a sparse or meta tensor is not a picture: give a dense one")
+        raise HVTError("a sparse or meta tensor is not an image: give a dense one")
     if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
         raise HVTError(
-            f"a tensor of {tensor.dtype} is not a picture: give uint8 values from 0 to 255, or "
+            f"a tensor of {tensor.dtype} is not an image: give uint8 values from 0 to 255, or "
             "float ones from 0 to 1"
         )
     _check_shape("a tensor", tuple(tensor.shape), "(C, H, W)", channels=0)
@@ -164,7 +164,7 @@ def _from_tensor(tensor: Tensor) -> Image.Image:
         low, high = tensor.min().item(), tensor.max().item()
         if not (low >= 0 and high <= 1):  # NaN too
             raise HVTError(
-                f"a float tensor from {low:.4g} to {high:.4g} is not a picture: its values must "
+                f"a float tensor from {low:.4g} to {high:.4g} is not an image: its values must "
                 "be from 0 to 1, before any normalisation"
             )
         tensor = tensor.mul(255).round().to(torch.uint8)
@@ -172,8 +172,8 @@ def _from_tensor(tensor: Tensor) -> Image.Image:
 
 
 def _check_shape(what: str, shape: tuple[int, ...], wanted: str, channels: int) -> None:
-    """Refuse a shape that is not one picture's; `channels` is the place of C."""
-    message = f"{what} of shape {shape} is not a picture: give {wanted}"
+    """Refuse a shape that is not one image's; `channels` is the place of C."""
+    message = f"{what} of shape {shape} is not an image: give {wanted}"
     if len(shape) == 4:
         raise HVTError(f"{message}, and a batch as list(batch)")
     if len(shape) != 3:
@@ -187,7 +187,7 @@ def _check_shape(what: str, shape: tuple[int, ...], wanted: str, channels: int) 
 # ── paths ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def find_pictures(patterns: Sequence[str]) -> list[str]:
+def find_images(patterns: Sequence[str]) -> list[str]:
     """The files behind paths, folders and glob patterns, in order; each must give some."""
     paths: list[str] = []
     for pattern in patterns:
@@ -196,7 +196,7 @@ def find_pictures(patterns: Sequence[str]) -> list[str]:
         if os.path.isdir(path):  # noqa: PTH112
             files = _below(Path(path))
             if not files:
-                raise HVTError(f"the folder {path} has no pictures in it")
+                raise HVTError(f"the folder {path} has no images in it")
         elif os.path.isfile(path):  # noqa: PTH113
             files = [Path(path)]
         elif os.path.exists(path):  # noqa: PTH110
@@ -206,7 +206,7 @@ def find_pictures(patterns: Sequence[str]) -> list[str]:
         else:
             files = _matching(Path(path))
             if not files:
-                raise HVTError(f"no picture matches {_short(pattern)}")
+                raise HVTError(f"no image matches {_short(pattern)}")
         paths += map(str, files)
     return paths
 
@@ -223,7 +223,7 @@ def _short(text: str) -> str:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Every picture below a folder, without what is hidden, through links to folders too."""
+    """Every image below a folder, without what is hidden, through links to folders too."""
     return sorted(path for path in map(Path, files_below(folder)) if _looks_like_one(path))
 
 
@@ -232,7 +232,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _matching(pattern: Path) -> list[Path]:
-    """What a glob pattern stands for; of folders it is the pictures below them."""
+    """What a glob pattern stands for; of folders it is the images below them."""
     # Path.glob, since glob.glob follows links in `**`: two links to the folder they are in would
     # keep it busy for ever. But Path.glob takes no absolute patterns, and hidden files, which no
     # shell does.
@@ -253,5 +253,5 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def _looks_like_one(path: Path) -> bool:
-    known = path.suffix.lower() in picture_extensions()
+    known = path.suffix.lower() in image_extensions()
     return known and not path.name.startswith(".") and path.is_file()

@@ -1,4 +1,4 @@
-"""Pictures in, answers out."""
+"""Images in, answers out."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..builtin import DEFAULT
 from ..data.evaluation import eval_transform
-from ..data.pictures import UnreadableImageError
+from ..data.images import UnreadableImageError
 from ..device import find_device
 from ..errors import HVTError
 from ..model import HVT
-from .inputs import ImageInput, InMemory, each_picture, is_one, open_picture, source_of
+from .inputs import ImageInput, InMemory, each_image, is_one, open_image, source_of
 from .runtime import NOT_FINITE, OnnxModel, check_classifier, open_model
 
 
@@ -36,21 +36,21 @@ class ClassScore:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a model says of one picture; without an answer it has an error and no classes.
+    """What a model says of one image; without an answer it has an error and no classes.
 
     `label`, `name` and `probability` are those of the likeliest class, so that
     `pandas.DataFrame(answers)` has them as columns.
     """
 
     source: str | None
-    """The picture's path; None where it has none."""
+    """The image's path; None where it has none."""
     label: int | None = None
     name: str | None = None
     probability: float | None = None
     top: tuple[ClassScore, ...] = ()
     """The likeliest classes, best first."""
     error: str | None = None
-    """Why the picture cannot be read, or `NOT_FINITE` where the model computes no number for it."""
+    """Why the image cannot be read, or `NOT_FINITE` where the model computes no number for it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in `hvt predict --json`."""
@@ -82,7 +82,7 @@ class Predictor:
         else:
             checkpoint = DEFAULT if checkpoint is None else checkpoint
             self.model = open_model(checkpoint, device, threads)
-        # Where pictures are put; ONNX Runtime takes them from the CPU wherever it runs.
+        # Where images are put; ONNX Runtime takes them from the CPU wherever it runs.
         self.device = find_device(device if isinstance(self.model, HVT) else "cpu")
         named = not isinstance(checkpoint, HVT | OnnxModel)
         check_classifier(self.model, str(checkpoint) if named else "the model")
@@ -91,73 +91,73 @@ class Predictor:
         self.class_names = names or tuple(str(i) for i in range(self.model.num_classes))
 
     @overload
-    def __call__(self, pictures: InMemory, top: int | None = None) -> Answer: ...  # type: ignore[overload-overlap]
-    # A path is of one picture or of many: an Answer or a list, as the disk has it.
+    def __call__(self, images: InMemory, top: int | None = None) -> Answer: ...  # type: ignore[overload-overlap]
+    # A path is of one image or of many: an Answer or a list, as the disk has it.
     @overload
-    def __call__(self, pictures: str | os.PathLike[str], top: int | None = None) -> Any: ...
+    def __call__(self, images: str | os.PathLike[str], top: int | None = None) -> Any: ...
     @overload
-    def __call__(self, pictures: Iterable[ImageInput], top: int | None = None) -> list[Answer]: ...
+    def __call__(self, images: Iterable[ImageInput], top: int | None = None) -> list[Answer]: ...
     def __call__(
-        self, pictures: ImageInput | Iterable[ImageInput], top: int | None = None
+        self, images: ImageInput | Iterable[ImageInput], top: int | None = None
     ) -> Answer | list[Answer]:
-        """The answer for one picture, or a list of answers for many.
+        """The answer for one image, or a list of answers for many.
 
-        One picture is a path, a PIL image, a uint8 array `(H, W, C)`, a tensor `(C, H, W)` of uint8
+        One image is a path, a PIL image, a uint8 array `(H, W, C)`, a tensor `(C, H, W)` of uint8
         or of floats from 0 to 1, bytes or a binary file; many are a folder, a glob pattern, or a
         list or generator of any of these. C is 3 (RGB) or 1 (grey). Anything else, a missing file
-        too, is an `HVTError`. So is one picture that cannot be read, or whose answer is not finite;
+        too, is an `HVTError`. So is one image that cannot be read, or whose answer is not finite;
         among many it is an answer with an `error`. `top` is how many classes to name, instead of
         the predictor's own number.
         """
-        answers = self.stream(pictures, top)
-        if not is_one(pictures):
+        answers = self.stream(images, top)
+        if not is_one(images):
             return list(answers)
         answer = next(answers)
         if answer.error == NOT_FINITE:
-            raise HVTError(f"{answer.source or 'the picture'} has no answer: {NOT_FINITE}")
+            raise HVTError(f"{answer.source or 'the image'} has no answer: {NOT_FINITE}")
         if answer.error is not None:
-            raise UnreadableImageError.of(answer.source or "the picture", answer.error)
+            raise UnreadableImageError.of(answer.source or "the image", answer.error)
         return answer
 
     def stream(
-        self, pictures: ImageInput | Iterable[ImageInput], top: int | None = None
+        self, images: ImageInput | Iterable[ImageInput], top: int | None = None
     ) -> Iterator[Answer]:
-        """Answers as they come, in the order of the pictures; a broken one stops nothing."""
+        """Answers as they come, in the order of the images; a broken one stops nothing."""
         count = self.top if top is None else _at_least_1("top", top)
-        each = each_picture(pictures)
+        each = each_image(images)
         return itertools.chain.from_iterable(
             self._batch(batch, count)
             for batch in iter(lambda: list(itertools.islice(each, self.batch_size)), [])
         )
 
     @torch.inference_mode()
-    def _batch(self, pictures: list[ImageInput], top: int) -> list[Answer]:
+    def _batch(self, images: list[ImageInput], top: int) -> list[Answer]:
         channels = self.model.config.in_chans
         errors: list[str | None] = []
         tensors = []
-        for picture in pictures:
+        for image in images:
             try:
-                tensors.append(self.transform(open_picture(picture, channels)))
+                tensors.append(self.transform(open_image(image, channels)))
                 errors.append(None)
             except UnreadableImageError as error:
                 errors.append(error.reason)
         rows = iter(self._rows(tensors, top) if tensors else [])
         answers = []
-        for picture, reason in zip(pictures, errors, strict=True):
+        for image, reason in zip(images, errors, strict=True):
             row = None if reason is not None else next(rows)
             if row is None:
-                answers.append(Answer(source_of(picture), error=reason or NOT_FINITE))
+                answers.append(Answer(source_of(image), error=reason or NOT_FINITE))
                 continue
             guesses = tuple(
                 ClassScore(label, self.class_names[label], probability)
                 for probability, label in zip(*row, strict=True)
             )
             first = dataclasses.asdict(guesses[0])
-            answers.append(Answer(source_of(picture), **first, top=guesses))
+            answers.append(Answer(source_of(image), **first, top=guesses))
         return answers
 
     def _rows(self, tensors: list[Tensor], top: int) -> list[tuple[list[float], list[int]] | None]:
-        """Probabilities and classes of each picture, best first; None without a finite answer."""
+        """Probabilities and classes of each image, best first; None without a finite answer."""
         model = self.model
         if isinstance(model, HVT):
             logits = model(torch.stack(tensors).to(self.device, model.pos_embed.dtype)).float()

@@ -23,7 +23,7 @@ INPUT, OUTPUT = "images", "logits"
 METADATA = "hvt"
 """The key under which an ONNX file carries our description of its model."""
 NOT_FINITE = "the model's answer is not a finite number: its file may be damaged, so use another"
-"""What is said of a picture for which a model computes NaN or infinity."""
+"""What is said of an image for which a model computes NaN or infinity."""
 
 
 class OnnxModel:
@@ -42,7 +42,7 @@ class OnnxModel:
         if METADATA not in metadata:
             raise CheckpointError(
                 f"{path} was not written by hvt export: it does not say which classes it knows "
-                "and how pictures are prepared for it"
+                "and how images are prepared for it"
             )
         described = read_description(path, metadata[METADATA])
         self.path, self.config = path, described.config
@@ -73,12 +73,12 @@ class OnnxModel:
         logits = self.logits(images)
         if not logits.isfinite().all():
             raise CheckpointError(
-                f"{self.path} answers {len(images)} pictures with NaN or infinity: export it again"
+                f"{self.path} answers {len(images)} images with NaN or infinity: export it again"
             )
         return logits
 
     def logits(self, images: Tensor) -> Tensor:
-        """The same, finite or not: for those who judge a batch picture by picture."""
+        """The same, finite or not: for those who judge a batch image by image."""
         want = (self.config.in_chans, *self.config.image)
         if images.ndim != 4 or tuple(images.shape[1:]) != want:
             raise HVTError(
@@ -92,7 +92,7 @@ class OnnxModel:
             raise not_onnx(self.path, error) from error
         if logits.shape != (len(array), self.num_classes):
             raise CheckpointError(
-                f"{self.path} answers {len(array)} pictures with logits of shape {logits.shape}: "
+                f"{self.path} answers {len(array)} images with logits of shape {logits.shape}: "
                 "export it again"
             )
         return torch.from_numpy(logits).to(images.device)
@@ -127,7 +127,7 @@ def check_classifier(model: HVT | OnnxModel, what: str | Path) -> None:
         raise HVTError(f"{what} has no classifier, so it cannot name what it sees")
     if model.config.head_pool == "":
         raise HVTError(
-            f"{what} has global_pool='', so it names each token and not the picture: "
+            f"{what} has global_pool='', so it names each token and not the image: "
             "use one with global_pool='avg' or 'token'"
         )
 

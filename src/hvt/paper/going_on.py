@@ -27,7 +27,7 @@ def go_on(
     """
     found = read_recipe(folder).to_dict()
     checked = {*found} - {*RESUMABLE_FIELDS} | {"data", "epochs"}
-    if training.pictures <= training.recipe.batch_size:
+    if training.images <= training.recipe.batch_size:
         checked -= {"batch_size"}  # which is lowered to what the data can fill
     for name in sorted(checked):
         there, here = (json.loads(json.dumps(values[name])) for values in (found, asked))

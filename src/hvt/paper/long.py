@@ -2,7 +2,7 @@
 
 One pass over the data shows how fast a model learns; many show what it can hold. The models are
 those of the CPU protocol, the recipe is `long.toml`, and each part has its own epochs, seeds and
-share of the training pictures.
+share of the training images.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Part:
     seeds: tuple[int, ...] = (0,)
     train_fraction: float = 1.0
     eval_every: int = 1
-    """Epochs; a point of the curve costs a pass over the test pictures."""
+    """Epochs; a point of the curve costs a pass over the test images."""
 
 
 PARTS = {

@@ -18,7 +18,7 @@ from .protocol import SOURCES, macs_of
 from .tables import get_row, get_table
 
 REGIMES = {"A": "capacity-limited", "B": "in between", "C": "data-limited"}
-"""What limits a training, by group: few parameters and many pictures, or the reverse."""
+"""What limits a training, by group: few parameters and many images, or the reverse."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def summary(
         "In brackets our difference in points, where the claim is about one, and the paper's where "
         "it has one for that reading. A dash: not tested there, or the same trainings as at equal "
         "epochs. *Equal compute* is DeiT-Ti's of the training before it, in which dearer models "
-        "see fewer pictures and cheaper ones more. *Long* is at equal epochs alone, and of claims "
+        "see fewer images and cheaper ones more. *Long* is at equal epochs alone, and of claims "
         "2a and 2b tests that half. *Long, "
         f"capacity-limited* is {_regime(results, 'A')}, as ImageNet is for the paper's models; "
         f"*in between* is {_regime(results, 'B')}; *data-limited* is {_regime(results, 'C')}, as "
@@ -141,13 +141,13 @@ def _brief(verdict: Verdict, part: str = "") -> str:
 
 
 def _regime(results: LongResults, name: str) -> str:
-    """The size of a part's first model, its pictures and its epochs."""
+    """The size of a part's first model, its images and its epochs."""
     first = next(one for one in results.rows if one.part.name == name)
     data = first.training.recipe.data
     assert data is not None
-    pictures = round(SOURCES[data][1] * first.part.train_fraction)
+    images = round(SOURCES[data][1] * first.part.train_fraction)
     size = f"{cost(first.training.config).params_m:.1f} M parameters"
-    return f"{first.part.epochs} epochs of {pictures:,} pictures with {size}"
+    return f"{first.part.epochs} epochs of {images:,} images with {size}"
 
 
 # ── the section ─────────────────────────────────────────────────────────────────────────────────
@@ -160,7 +160,7 @@ def section(results: LongResults, folder: str) -> list[str]:
     return [
         "## long",
         "One pass shows how fast a model learns; the protocol `long` trains the same models on the "
-        f"same pictures for {_lengths()}, by [long.toml](../src/hvt/paper/long.toml), to come "
+        f"same images for {_lengths()}, by [long.toml](../src/hvt/paper/long.toml), to come "
         "closer to what they can hold. Of each part's question and of what was expected before the "
         f"first row ran, [predictions.md]({folder}/predictions.md) tells. Of {wanted} trainings, "
         f"{done} have been run.",

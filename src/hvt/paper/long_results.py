@@ -1,6 +1,6 @@
 """What was measured by the `long` protocol, part by part, beside the short trainings.
 
-A group is a length of training and its pictures: `1` and `3` epochs are the CPU protocol's, the
+A group is a length of training and its images: `1` and `3` epochs are the CPU protocol's, the
 others are parts of `long`. PoWER's row, which starts from part A's DeiT, is counted among part A.
 """
 
@@ -27,7 +27,7 @@ _ALSO = {
 }
 """Other names of the same training, by which claims call it."""
 LENGTHS = {"1": 1, "3": 3, "A10": 10, "A": 40}
-"""Groups of the tiny rows on all pictures, and their epochs."""
+"""Groups of the tiny rows on all images, and their epochs."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def _not_below(results: LongResults) -> Outcome:
 
 
 _NEAR = 0.2
-"""Of the least loss, for pictures that were learned nearly perfectly."""
+"""Of the least loss, for images that were learned nearly perfectly."""
 
 
 def _fitted(results: LongResults) -> Outcome:
@@ -265,7 +265,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "C",
-        "All three fit their training pictures nearly perfectly (loss within "
+        "All three fit their training images nearly perfectly (loss within "
         f"{_NEAR:g} of the least that label smoothing allows).",
         _fitted,
     ),

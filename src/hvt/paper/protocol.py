@@ -17,7 +17,7 @@ its parts.
 
 Each row can be trained under two budgets. `epochs`: as many passes over the data for all rows, as
 the paper has it. `compute`: as many multiply-adds for all rows, those that the recipe's own model
-takes in the recipe's epochs, so that a cheap model sees more pictures. Figure 4's rows have
+takes in the recipe's epochs, so that a cheap model sees more images. Figure 4's rows have
 epochs alone, in the CPU protocol three times those of a table.
 """
 
@@ -43,7 +43,7 @@ from .tables import FIGURE4, Row, Table
 FILES = {name: Path(__file__).parent / f"{name}.toml" for name in ("cpu", "long")}
 PROTOCOLS = (*FILES, "full")
 
-# Classes and training pictures, so that a plan needs no data.
+# Classes and training images, so that a plan needs no data.
 SOURCES = {
     "cifar10": (10, 50_000),
     "cifar100": (100, 50_000),
@@ -128,7 +128,7 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
             + (
                 "is what the tables' rows differ in"
                 if taken[0] in _OF_ROWS
-                else "every row has alike, from new weights and tested on the test pictures"
+                else "every row has alike, from new weights and tested on the test images"
             )
         )
     return Protocol(name, {recipe.data: recipe}, str(file) if named else None)
@@ -211,7 +211,7 @@ def note(row: Row, config: HVTConfig) -> str | None:
 
 @functools.cache
 def macs_of(config: HVTConfig) -> int:
-    """Multiply-adds of one picture; a plan of all tables asks for the same few again and again."""
+    """Multiply-adds of one image; a plan of all tables asks for the same few again and again."""
     return cost(config).macs
 
 
@@ -241,23 +241,23 @@ class Training:
 
     @property
     def whole_macs(self) -> int:
-        """Multiply-adds of one picture with all its tokens."""
+        """Multiply-adds of one image with all its tokens."""
         return macs_of(self.config)
 
     @property
     def macs(self) -> float:
-        """Multiply-adds of one picture when it is done: with PoWER, of what is left."""
+        """Multiply-adds of one image when it is done: with PoWER, of what is left."""
         return self.whole_macs * (self.power.share if self.power else 1.0)
 
     @property
-    def pictures(self) -> int:
-        """Training pictures of an epoch: whole batches, of a size that the data can fill."""
+    def images(self) -> int:
+        """Training images of an epoch: whole batches, of a size that the data can fill."""
         recipe = self.recipe
         assert recipe.data is not None
         share = (1 - recipe.holdout) * recipe.train_fraction
-        pictures, unit = round(SOURCES[recipe.data][1] * share), 2 * recipe.accumulate
-        batch = max(1, min(recipe.batch_size, pictures // unit * unit))
-        return pictures // batch * batch
+        images, unit = round(SOURCES[recipe.data][1] * share), 2 * recipe.accumulate
+        batch = max(1, min(recipe.batch_size, images // unit * unit))
+        return images // batch * batch
 
     @property
     def epochs(self) -> float:
@@ -266,8 +266,8 @@ class Training:
         return round(self.recipe.epochs + (steps.search + steps.retrain if steps else 0), 3)
 
     @property
-    def picture_macs(self) -> float:
-        """Multiply-adds of one picture, forward alone, over all epochs."""
+    def image_macs(self) -> float:
+        """Multiply-adds of one image, forward alone, over all epochs."""
         macs = float(self.whole_macs * self.recipe.epochs)
         if self.power:
             macs += self.whole_macs * self.power.search + self.macs * self.power.retrain
@@ -276,7 +276,7 @@ class Training:
     @property
     def training_macs(self) -> float:
         """Multiply-adds of the whole training."""
-        return TRAINING * self.picture_macs * self.pictures
+        return TRAINING * self.image_macs * self.images
 
     @functools.cached_property
     def key(self) -> str:
@@ -345,7 +345,7 @@ def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Plan:
         training = training_of(row.model, config, recipe, round(epochs, 3))
     if budget == "epochs":
         return Plan(row, budget, training, 1.0)
-    return Plan(row, budget, training, training.picture_macs / budget_macs)
+    return Plan(row, budget, training, training.image_macs / budget_macs)
 
 
 def training_of(model: str, config: HVTConfig, recipe: Recipe, epochs: float) -> Training:

@@ -166,7 +166,7 @@ def _opening(
         "The paper's tables, with its figures and ours beside them. Every row is trained from "
         "scratch, alike but for the model, under two budgets: *equal epochs*, as the paper trains, "
         "and *equal compute*, where every row gets about the same multiply-adds of training and a "
-        "cheap model sees more pictures. Top-1 is that of the last weights on the test pictures in "
+        "cheap model sees more images. Top-1 is that of the last weights on the test images in "
         "per cent, with the standard deviation over seeds; no epoch was chosen by it. In the paper "
         "it is that of 300 epochs at 224 pixels, so differences are to be compared, not levels.",
         f"Of {len(wanted)} trainings, {len(done)} have been run"
@@ -182,7 +182,7 @@ def _opening(
             "two standard errors could have turned it round. It holds *the other way round* where "
             "the claim allows for a loss and the paper has one, but here it is a gain, or the "
             "reverse; its *sign is not clear* where that gain is within two standard errors. These "
-            "are of the seeds alone, for the same test pictures; other 10,000 pictures would move "
+            "are of the seeds alone, for the same test images; other 10,000 images would move "
             "each top-1 by half a point. At equal compute a row with less than half an epoch "
             f"({SHORT}) decides nothing."
         )
@@ -343,8 +343,8 @@ def _figures_part(protocol: Protocol, known: Known, data: str | None, folder: st
         + (", longer than the tables' rows." if protocol.name in CURVE_EPOCHS else "."),
     ]
     if curves(protocol, known, data):
-        picture = f"{folder}/figure4.png"
-        parts.append(f"![Loss and top-1 by epoch of DeiT-Ti and Scale HVT-Ti-4]({picture})")
+        image = f"{folder}/figure4.png"
+        parts.append(f"![Loss and top-1 by epoch of DeiT-Ti and Scale HVT-Ti-4]({image})")
     else:
         parts.append("Not run yet.")
     return parts

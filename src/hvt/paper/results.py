@@ -42,7 +42,7 @@ class Finished:
     epochs: float
     training_macs: float
     top1: float
-    """Of the last weights on the test pictures, in per cent; no epoch is chosen by them."""
+    """Of the last weights on the test images, in per cent; no epoch is chosen by them."""
     top5: float
     loss: float
     seconds: float | None

@@ -206,10 +206,10 @@ def _seconds(result: Result, training: Training) -> float | None:
 
     A part of some steps knows no speed either, as it has an evaluation at its end.
     """
-    pictures = training.epochs * training.pictures
-    if result.images_per_second * result.seconds < LEAST_PART * pictures:
+    images = training.epochs * training.images
+    if result.images_per_second * result.seconds < LEAST_PART * images:
         return None
-    return pictures / result.images_per_second
+    return images / result.images_per_second
 
 
 def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | None) -> Finished:
@@ -231,7 +231,7 @@ def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | Non
         top5=last["val_top5"],
         loss=last["val_loss"],
         seconds=seconds,
-        images_per_second=training.epochs * training.pictures / seconds if seconds else None,
+        images_per_second=training.epochs * training.images / seconds if seconds else None,
         config=result.model.config.to_dict(),
         recipe=recipe | {"seed": job.seed},
         curve=[

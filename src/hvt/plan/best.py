@@ -89,7 +89,7 @@ class Entry:
     def config(self, space: Space) -> HVTConfig:
         lengths = self.priced.lengths
         return space.config(
-            space.widths[self.width], self.priced.depth, lengths.pictures[self.length],
+            space.widths[self.width], self.priced.depth, lengths.images[self.length],
             lengths.poolings[self.length], self.priced.places[self.place],
         )  # fmt: skip
 
@@ -99,7 +99,7 @@ class Entry:
         lengths = self.priced.lengths
         return (
             round(2 * math.log2(heads * dim)), round(2 * math.log2(self.priced.depth)),
-            lengths.pictures[self.length].grid, len(self.priced.places[self.place]),
+            lengths.images[self.length].grid, len(self.priced.places[self.place]),
             lengths.poolings[self.length][0],
         )  # fmt: skip
 
@@ -126,8 +126,8 @@ def _leaders(one: Priced, space: Space, fits: Bools, scores: Any, spent_share: A
     ]
     lengths = one.lengths
     usual = [
-        (pooling[1:] != WINDOWS[pooling[0]][0]) + (picture.patch != 16)
-        for picture, pooling in zip(lengths.pictures, lengths.poolings, strict=True)
+        (pooling[1:] != WINDOWS[pooling[0]][0]) + (image.patch != 16)
+        for image, pooling in zip(lengths.images, lengths.poolings, strict=True)
     ]
     unusual = np.array(usual)[q] + ~np.array(evenly)[p]
     poor = 0.0 if near.any() else 1.0

@@ -1,11 +1,11 @@
-"""The picture of a plan: the best score that each cost buys, and where the choices lie."""
+"""The image of a plan: the best score that each cost buys, and where the choices lie."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bench.plot import check_picture, save
+from ..bench.plot import check_image, save
 from ..errors import HVTError
 from ..plot import new_figure
 
@@ -18,12 +18,12 @@ LINE = "#8c959f"
 
 def draw(plan: Plan, path: str | Path) -> None:
     """Score against GFLOPs, over the whole space and for the choices."""
-    check_picture(path)
+    check_image(path)
     if plan.source is not None:
-        raise HVTError("a plan for upcycling has no frontier to draw: leave the picture out")
+        raise HVTError("a plan for upcycling has no frontier to draw: leave the image out")
     figure = new_figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
-    axes.set(xscale="log", xlabel="multiply-adds of a picture (G)",
+    axes.set(xscale="log", xlabel="multiply-adds of an image (G)",
              ylabel="order by the regression (points)")  # fmt: skip
     axes.step(
         plan.frontier.gflops, plan.frontier.scores, where="pre", color=LINE, lw=1.2,

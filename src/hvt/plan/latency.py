@@ -57,7 +57,7 @@ class Latency:
     start: float
     """Of a call, whatever the model."""
     patches: tuple[float, float]
-    """Of a multiply-add of the patch embedding, and of a value of the picture."""
+    """Of a multiply-add of the patch embedding, and of a value of the image."""
     pools: dict[str, tuple[float, float]]
     """By dimensions: of a pooling, and of a value that is pooled."""
 
@@ -131,7 +131,7 @@ class Latency:
         tokens = np.maximum(lengths.tokens, 1)[:, :, None]
         blocks = self.block(tokens, widths, space.base.mlp_ratio)  # (Q, stages, W)
         total = np.einsum("ps,qsw->pqw", one.counts, blocks)
-        pixels = np.array([p.size[0] * p.size[1] for p in lengths.pictures]) * space.base.in_chans
+        pixels = np.array([p.size[0] * p.size[1] for p in lengths.images]) * space.base.in_chans
         total += self.start + pixels[:, None] * (self.patches[0] * widths + self.patches[1])
         total += self._per_weight * widths * space.base.num_classes
         pools = np.array([self.pools[str(pooling[0])] for pooling in lengths.poolings])  # (Q, 2)
@@ -298,7 +298,7 @@ def _solve(
             for (n, d), t in sorted(blocks.items())
         ]
         table = Latency(machine, points, start, patches, {})
-        # Two widths have the same picture and other multiply-adds.
+        # Two widths have the same image and other multiply-adds.
         rows, values = [], []
         for width in widths:
             config = cases["patches", width]

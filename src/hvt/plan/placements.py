@@ -30,7 +30,7 @@ ORDER = (
 def plan_source(
     source: str, budgets: dict[str, float], fixed: dict[str, Any], judge: Judge, count: int
 ) -> Plan:
-    """The placements of `hvt upcycle` within some budgets, and the source on small pictures."""
+    """The placements of `hvt upcycle` within some budgets, and the source on small images."""
     for name in fixed:
         if name not in FIXED:
             raise HVTError(
@@ -50,7 +50,7 @@ def plan_source(
     if not known:
         raise HVTError(
             f"no placement with what is fixed costs less than the {whole:.3g} GFLOPs of "
-            f"{Path(source).name} itself: use smaller pictures, or pool earlier"
+            f"{Path(source).name} itself: use smaller images, or pool earlier"
         )
     nearest = Nearest(dict.fromkeys(budgets, math.inf))
     within = []
@@ -89,7 +89,7 @@ def _kept(config: HVTConfig) -> float:
 
 
 def _whole(base: HVTConfig, known: list[HVTConfig]) -> list[HVTConfig]:
-    """The source itself at its own picture size and at each smaller one."""
+    """The source itself at its own image size and at each smaller one."""
     sizes = {base.image} | {one.image for one in known if one.image <= base.image}
     return [base.replace(img_size=size) for size in sorted(sizes)]
 
@@ -99,7 +99,7 @@ def _size(config: HVTConfig) -> tuple[int, int]:
 
 
 def _spread(configs: list[HVTConfig], count: int) -> list[HVTConfig]:
-    """The first of each picture size and pooling, so that few of them are alike."""
+    """The first of each image size and pooling, so that few of them are alike."""
     chosen: dict[tuple[Any, ...], HVTConfig] = {}
     for config in configs:
         chosen.setdefault((config.image, config.pool_dims, config.pool_stride), config)

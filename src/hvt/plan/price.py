@@ -3,7 +3,7 @@
 A block's cost is a polynomial of its tokens, so that of a model follows from sums over its blocks:
 how many see each length. These are matrix products over the places to pool and the lengths, and
 the widths are one axis more. Costs are float64: an int64 overflows at very large
-pictures. `tests/test_plan.py` holds every figure to `hvt.cost`'s.
+images. `tests/test_plan.py` holds every figure to `hvt.cost`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..config import HVTConfig
 from ..costs import FLOAT32, Cost
 from ..lengths import window
-from .space import MOST_STAGES, Picture, Pooling, Space, lengths
+from .space import MOST_STAGES, ImageSpec, Pooling, Space, lengths
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -45,9 +45,9 @@ def memory_mb(cost: Cost, config: HVTConfig, batch: int) -> float:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Pictures and how they are pooled: Q pairs, each with its tokens at every stage."""
+    """Images and how they are pooled: Q pairs, each with its tokens at every stage."""
 
-    pictures: list[Picture]
+    images: list[ImageSpec]
     poolings: list[Pooling]
     tokens: Floats
     """(Q, stages + 1) with prefix tokens; 0 where a stage would leave too few."""
@@ -98,12 +98,12 @@ class Priced:
         A model that is never pooled is the same with any pooling: the first stands for it.
         """
         poolings = self.poolings[:, None]
-        first = np.arange(len(self.lengths.pictures)) % len(self.space.poolings) == 0
+        first = np.arange(len(self.lengths.images)) % len(self.space.poolings) == 0
         return (poolings <= self.lengths.stages) & ((poolings > 0) | first)
 
     @cached_property
     def macs(self) -> Floats:
-        """(P, Q, W), multiply-adds of a picture."""
+        """(P, Q, W), multiply-adds of an image."""
         base, d = self.space.base, self._widths
         squares = self.counts @ (self.lengths.tokens**2).T
         macs = (
@@ -119,7 +119,7 @@ class Priced:
     def params(self) -> Floats:
         """(P, Q, W)"""
         base, d, hidden = self.space.base, self._widths, self._hidden
-        patch = np.array([p.patch**2 * base.in_chans for p in self.lengths.pictures], float)
+        patch = np.array([p.patch**2 * base.in_chans for p in self.lengths.images], float)
         blocks = self.depth * (4 * d * d + 6 * d + 2 * d * hidden + 3 * d + hidden)
         rest = (patch[:, None] + 1 + self.lengths.prefix) * d
         rest = rest + blocks + 2 * d + (d + 1) * base.num_classes
@@ -162,7 +162,7 @@ class Priced:
 
     @cached_property
     def _values(self) -> Floats:
-        sizes = [p.size[0] * p.size[1] for p in self.lengths.pictures]
+        sizes = [p.size[0] * p.size[1] for p in self.lengths.images]
         return np.array(sizes, float) * self.space.base.in_chans
 
     @cached_property
@@ -194,21 +194,21 @@ class Priced:
 
 
 def sequences(space: Space) -> Lengths:
-    """All pairs of a picture and a pooling."""
+    """All pairs of an image and a pooling."""
     prefix = space.base.num_prefix_tokens
     stages = MOST_STAGES
     if space.fixed.get("pool_after") is not None:
         stages = len(space.fixed["pool_after"])
     elif space.fixed.get("stages") is not None:
         stages = space.fixed["stages"]
-    pictures, poolings, rows = [], [], []
-    for picture in space.pictures:
+    images, poolings, rows = [], [], []
+    for image in space.images:
         for pooling in space.poolings:
-            counts = [n + prefix for n in lengths(picture.grid, pooling, stages)]
-            pictures.append(picture)
+            counts = [n + prefix for n in lengths(image.grid, pooling, stages)]
+            images.append(image)
             poolings.append(pooling)
             rows.append(counts + [0] * (stages + 1 - len(counts)))
-    return Lengths(pictures, poolings, np.array(rows, float), prefix)
+    return Lengths(images, poolings, np.array(rows, float), prefix)
 
 
 def priced(space: Space, batch: int = 1) -> Iterator[Priced]:

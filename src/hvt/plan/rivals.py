@@ -18,9 +18,9 @@ MOST = {"num_heads": 64, "depth": 512, "img_size": 2048}
 
 
 def paper_ways(space: Space, fits: Fits) -> dict[str, HVTConfig]:
-    """Each of the paper's four: more heads, more blocks, smaller patches, larger pictures.
+    """Each of the paper's four: more heads, more blocks, smaller patches, larger images.
 
-    One field of the model grows until the budget is spent; with patches half as large the pictures
+    One field of the model grows until the budget is spent; with patches half as large the images
     are as large as the budget allows. Fields that are fixed do not grow.
     """
     if {"stages", "pool_after", "class_token"} & set(space.fixed):
@@ -59,9 +59,9 @@ def deit(space: Space, fits: Fits) -> HVTConfig | None:
     Where not even one head is within, it has fewer blocks.
     """
     fixed = {k: v for k, v in space.fixed.items() if not k.startswith("pool") and k != "stages"}
-    picture = {"img_size": fixed.get("img_size", 224)}
-    picture["patch_size"] = fixed.get("patch_size", _patch(picture["img_size"]))
-    kept = {"class_token": True} | fixed | picture
+    image = {"img_size": fixed.get("img_size", 224)}
+    image["patch_size"] = fixed.get("patch_size", _patch(image["img_size"]))
+    kept = {"class_token": True} | fixed | image
     for depth in (fixed["depth"],) if "depth" in fixed else (12, 8, 6, 4, 2):
         widths = sorted(_widths(space), key=lambda pair: pair[0] * pair[1])
         values = {k: v for k, v in kept.items() if k != "embed_dim"} | {"depth": depth}
@@ -94,7 +94,7 @@ def _within(name: str, space: Space, fits: Fits) -> HVTConfig | None:
 
 
 def _patch(size: Any) -> int:
-    """The paper's 16 pixels, or less where a picture would have fewer than 8 rows of them."""
+    """The paper's 16 pixels, or less where an image would have fewer than 8 rows of them."""
     rows, cols = HVTConfig(img_size=size, patch_size=1).image
     fitting = [p for p in PATCHES if p <= 16 and rows % p == cols % p == 0 and rows // p >= 8]
     return max(fitting, default=1)
@@ -121,7 +121,7 @@ def _last(configs: Iterable[HVTConfig | None], fits: Fits) -> HVTConfig | None:
 
 
 def _scaled(base: HVTConfig, rows: int) -> tuple[int, int]:
-    """A picture of so many rows of pixels in the proportion of the base's."""
+    """An image of so many rows of pixels in the proportion of the base's."""
     height, width = base.image
     return rows, rows * width // height
 

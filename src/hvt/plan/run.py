@@ -42,9 +42,9 @@ def plan(
 ) -> Plan:
     """The best configs within some budgets: `hvt.plan(gflops=1.25, img_size=384)`.
 
-    `gflops` are multiply-adds of a picture in 10⁹, `params` 10⁶ parameters, `latency_ms` the time
-    of a batch of `batch` pictures on `device` in `mode` (eager, onnx or int8), and `memory` the MB
-    of a training step at `train_batch` pictures. `fixed` are fields of `HVTConfig` that are not
+    `gflops` are multiply-adds of an image in 10⁹, `params` 10⁶ parameters, `latency_ms` the time
+    of a batch of `batch` images on `device` in `mode` (eager, onnx or int8), and `memory` the MB
+    of a training step at `train_batch` images. `fixed` are fields of `HVTConfig` that are not
     up for choice. `source`, a checkpoint, asks for placements that `hvt upcycle` could give it:
     its width and depth are kept. `note` is told what takes time.
     """

@@ -1,4 +1,4 @@
-"""What a plan chooses from: widths, depths, pictures, poolings and their places."""
+"""What a plan chooses from: widths, depths, images, poolings and their places."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ Pooling = tuple[int, int | Grid, int | Grid]
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture size and its patches."""
+class ImageSpec:
+    """An image size and its patches."""
 
     size: Grid
     patch: int
@@ -65,7 +65,7 @@ class Space:
     widths: tuple[tuple[int, int], ...]
     """Heads and the width of one."""
     depths: tuple[int, ...]
-    pictures: tuple[Picture, ...]
+    images: tuple[ImageSpec, ...]
     poolings: tuple[Pooling, ...]
     around: HVTConfig = PLAIN
     """What is neither searched nor fixed."""
@@ -105,13 +105,13 @@ class Space:
         self,
         heads: tuple[int, int],
         depth: int,
-        picture: Picture,
+        image: ImageSpec,
         pooling: Pooling,
         after: Sequence[int],
     ) -> HVTConfig:
         """One choice as a config; even stages are said as such."""
         values: dict[str, Any] = {
-            "img_size": picture.size, "patch_size": picture.patch,
+            "img_size": image.size, "patch_size": image.patch,
             "num_heads": heads[0], "head_dim": heads[1], "depth": depth,
         }  # fmt: skip
         stages = len(after)
@@ -170,7 +170,7 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
         fixed=fixed,
         widths=with_mlp(_widths(fixed), fixed.get("mlp_ratio", PLAIN.mlp_ratio)),
         depths=(fixed["depth"],) if "depth" in fixed else DEPTHS,
-        pictures=_pictures(fixed, sizes),
+        images=_images(fixed, sizes),
         poolings=_poolings(fixed),
     )
     if not any(space.places(depth) for depth in space.depths):
@@ -241,25 +241,25 @@ def head_dim_of(width: int) -> int:
     return next((dim for dim in dims if width % dim == 0), width)
 
 
-def _pictures(fixed: dict[str, Any], sizes: Sequence[int]) -> tuple[Picture, ...]:
+def _images(fixed: dict[str, Any], sizes: Sequence[int]) -> tuple[ImageSpec, ...]:
     size, patch = fixed.get("img_size"), fixed.get("patch_size")
     asked = [HVTConfig(img_size=one, patch_size=1).image for one in ([size] if size else sizes)]
-    pictures = [
-        Picture(one, p)
+    images = [
+        ImageSpec(one, p)
         for one in asked
         for p in ([patch] if patch else PATCHES)
         if one[0] % p == 0 and one[1] % p == 0
     ]
     if size and patch:
         HVTConfig(img_size=size, patch_size=patch)  # refuses what does not fit
-        return tuple(pictures)
-    within = [one for one in pictures if ROWS[0] <= min(one.grid) and max(one.grid) <= ROWS[1]]
-    if not within and pictures:
+        return tuple(images)
+    within = [one for one in images if ROWS[0] <= min(one.grid) and max(one.grid) <= ROWS[1]]
+    if not within and images:
         # The nearest to the paper's 14 rows, where all are too coarse or too fine.
-        within = [min(pictures, key=lambda one: abs(max(one.grid) - 14))]
+        within = [min(images, key=lambda one: abs(max(one.grid) - 14))]
     if not within:
         what = f"img_size={size}" if size else f"patch_size={patch}"
-        raise HVTError(f"{what} fits no {'patch' if size else 'picture'} of the plan: fix both")
+        raise HVTError(f"{what} fits no {'patch' if size else 'image'} of the plan: fix both")
     return tuple(within)
 
 

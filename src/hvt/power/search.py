@@ -223,7 +223,7 @@ class Searcher(Learner):
                             f"{self.price():.4g} GFLOPs  {clock(left)} left"
                         )
         except BaseException as error:
-            # What reads pictures ends with its iterator, and a traceback would keep that alive.
+            # What reads images ends with its iterator, and a traceback would keep that alive.
             traceback.clear_frames(error.__traceback__)
             raise
 

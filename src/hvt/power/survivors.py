@@ -1,4 +1,4 @@
-"""Which patches a PoWER model keeps of a picture."""
+"""Which patches a PoWER model keeps of an image."""
 
 from __future__ import annotations
 

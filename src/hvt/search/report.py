@@ -113,7 +113,7 @@ def draw(
     left.step([r["gflops"] for r in best], [r["top1"] for r in best], where="post", color=BLUE,
               lw=1, label="frontier")  # fmt: skip
     left.axvline(gflops, color=LINE, ls="--", lw=0.8, label="budget")
-    left.set(xlabel="multiply-adds of a picture (G)", ylabel="top-1 on pictures held out (%)")
+    left.set(xlabel="multiply-adds of an image (G)", ylabel="top-1 on images held out (%)")
     left.grid(alpha=0.3)
     left.legend(fontsize=8)
     names = list(reversed(mattered))
@@ -152,7 +152,7 @@ def render(
             arrow(list(config.tokens)),
         ]
         lines.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-    headings = ("trial", "top-1 %", "epochs", "GFLOPs", "params (M)", "picture", "width", "blocks",
+    headings = ("trial", "top-1 %", "epochs", "GFLOPs", "params (M)", "image", "width", "blocks",
                 "pool after", "window", "tokens")  # fmt: skip
     head = "".join(f"<th>{heading}</th>" for heading in headings)
     shares = ", ".join(f"{html.escape(n)} {share:.0%}" for n, share in mattered.items())
@@ -166,7 +166,7 @@ tr:nth-child(even) {{ background: #f6f8fa }} img {{ max-width: 100% }}
 </style></head><body>
 <h1>{html.escape(name)}</h1>
 <p>{len(rows)} trials, {sum(bool(r["finished"]) for r in rows)} trained to the end.
-Accuracy is that of training pictures held out. ★ is on the frontier.</p>
+Accuracy is that of training images held out. ★ is on the frontier.</p>
 <img alt="Top-1 against multiply-adds, and what mattered" src="data:image/png;base64,{image}">
 <p>What mattered to the accuracy on the first rung: {shares or "too few trials to say"}.</p>
 <table><thead><tr>{head}</tr></thead><tbody>

@@ -32,7 +32,7 @@ from .suggest import Choices, choices_of
 from .worker import PROMISING, Worker, file_name
 
 HOLDOUT = 0.1
-"""The share of the training pictures that trials are compared on; no test picture is seen."""
+"""The share of the training images that trials are compared on; no test image is seen."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def search(
 ) -> SearchResult:
     """Search for the models that learn most within a budget: `hvt.search("digits", 0.005)`.
 
-    Every trial is a training by `recipe`, of whose training pictures a share (`holdout`, a tenth
-    unless it is set) is held out to compare by; the test pictures are not touched. `values` are
+    Every trial is a training by `recipe`, of whose training images a share (`holdout`, a tenth
+    unless it is set) is held out to compare by; the test images are not touched. `values` are
     fields of the recipe, or fields of `HVTConfig` that are not to be searched. `trials` are those
     of the whole study: a study that has some goes on, and several processes with the same
     `storage` and `study` share the work. `output` is the folder for the report. `seed`, the
@@ -93,13 +93,13 @@ def search(
     }  # fmt: skip
     console = Console(quiet=quiet)
     model, data, _ = build_model(base)  # refuses a recipe or data that no trial could use
-    settings["pictures"] = {"classes": data.class_names, **identity(data)}
+    settings["images"] = {"classes": data.class_names, **identity(data)}
     _check_folder(folder, name, settings)
     choices = choices_of(model.config, float(gflops), fixed)
     _check_budget(choices)
     first = _given(configs, choices)
     console.print(
-        f"{data.name}: {len(data.train)} pictures to learn from, {len(data.val)} held out to "
+        f"{data.name}: {len(data.train)} images to learn from, {len(data.val)} held out to "
         f"compare by; rungs of {', '.join(f'{e:g}' for e in epochs)} epochs",
         highlight=False,
         soft_wrap=True,
@@ -229,7 +229,7 @@ def _check_budget(choices: Choices) -> None:
     if cheapest is None:
         raise HVTError(
             "no config of the search has blocks and tokens enough for the poolings that are fixed: "
-            "fix fewer, or a larger depth or picture"
+            "fix fewer, or a larger depth or image"
         )
     if cheapest > limit(choices.gflops):
         raise HVTError(

@@ -28,7 +28,7 @@ TAKEN = ("already exists", "unique constraint")
 """What databases say of a table or a row that another process has just made."""
 SETTINGS = "hvt"
 """The study's attribute with what it is of."""
-PICTURES = "pictures"
+IMAGES = "images"
 """The setting that earlier studies do not have."""
 
 
@@ -82,10 +82,10 @@ def differences(theirs: dict[str, Any], settings: dict[str, Any]) -> str:
     """What another study was begun with, as far as it differs; empty where nothing does."""
     ours = json.loads(json.dumps(settings))
     differs = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
-    told = [f"{key} was {theirs.get(key)!r}" for key in differs if key != PICTURES]
-    if PICTURES in differs and PICTURES in theirs:
-        pair = (theirs[PICTURES], ours[PICTURES])
-        told += [f"another {key}" for key in ours[PICTURES] if pair[0].get(key) != pair[1][key]]
+    told = [f"{key} was {theirs.get(key)!r}" for key in differs if key != IMAGES]
+    if IMAGES in differs and IMAGES in theirs:
+        pair = (theirs[IMAGES], ours[IMAGES])
+        told += [f"another {key}" for key in ours[IMAGES] if pair[0].get(key) != pair[1][key]]
     return ", ".join(told)[:300]
 
 

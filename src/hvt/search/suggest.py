@@ -22,7 +22,7 @@ from ..plan.space import (
     DEPTHS,
     KEPT,
     MOST_STAGES,
-    Picture,
+    ImageSpec,
     Pooling,
     Space,
     lengths,
@@ -33,7 +33,7 @@ from ..plan.space import (
 LEAST_SPENT = 0.5
 """The smallest share of the budget that a trial is given."""
 AROUND = (0.75, 1.0, 1.25, 1.5)
-"""Picture sizes to choose from, over the recipe's."""
+"""ImageSpec sizes to choose from, over the recipe's."""
 MOST_DEPTH = 16
 DRAWS = 500
 """Random configs of which the regression's favourites are the first trials."""
@@ -91,8 +91,8 @@ class Choices:
     gflops: float
 
     @property
-    def pictures(self) -> dict[str, Picture]:
-        return {f"{p.size[0]}x{p.size[1]}/{p.patch}": p for p in self.space.pictures}
+    def images(self) -> dict[str, ImageSpec]:
+        return {f"{p.size[0]}x{p.size[1]}/{p.patch}": p for p in self.space.images}
 
     @property
     def windows(self) -> dict[str, Pooling]:
@@ -107,7 +107,7 @@ class Choices:
         """The config of a trial; None where not even the narrowest is within the budget."""
         depths = self.space.depths
         depth = depths[trial.suggest_int("depth", 0, len(depths) - 1)]
-        picture = self.pictures[trial.suggest_categorical("picture", list(self.pictures))]
+        image = self.images[trial.suggest_categorical("image", list(self.images))]
         window = self.windows[trial.suggest_categorical("window", list(self.windows))]
         if self.placed:
             places = self.space.places(depth)
@@ -116,14 +116,14 @@ class Choices:
             stages = trial.suggest_int("stages", 0, MOST_STAGES)
             first = trial.suggest_float("first", 0.0, 1.0)
             gap = trial.suggest_float("gap", 0.0, 1.0)
-            after = _as_far(place(depth, stages, first, gap), picture, window)
+            after = _as_far(place(depth, stages, first, gap), image, window)
         spent = trial.suggest_float("spent", LEAST_SPENT, 1.0)
         if after is None:
             return None
         best = None
         for heads in sorted(self.space.widths, key=lambda pair: pair[0] * pair[1]):
             try:
-                config = self.space.config(heads, depth, picture, window, after)
+                config = self.space.config(heads, depth, image, window, after)
             except HVTError:  # poolings that are fixed and leave no token
                 return None
             # The narrowest may be above the trial's share, but not above the budget.
@@ -159,13 +159,13 @@ class Choices:
     def params_of(self, config: HVTConfig, name: str) -> dict[str, Any]:
         """The parameters that suggest a config; what the search cannot suggest is refused."""
         price, depths = cost(config).gflops, self.space.depths
-        picture = Picture(config.image, config.patch_size)
-        pictures = [key for key, one in self.pictures.items() if one == picture]
+        image = ImageSpec(config.image, config.patch_size)
+        images = [key for key, one in self.images.items() if one == image]
         pooling = config.pool_dims, config.pool_kernel, config.pool_stride
         windows = [k for k, one in self.windows.items() if one == pooling or not config.pool_blocks]
         for what, known in (
             (f"depth={config.depth}", config.depth in depths),
-            (f"img_size={config.img_size} with patch_size={config.patch_size}", pictures),
+            (f"img_size={config.img_size} with patch_size={config.patch_size}", images),
             (f"pooling in {pooling[0]}D by {pooling[1]}/{pooling[2]}", windows),
         ):
             if not known:
@@ -173,7 +173,7 @@ class Choices:
         if price > limit(self.gflops):
             raise HVTError(f"{name} takes {rounded_up(price)} GFLOPs, above {self.gflops:g}")
         params = {
-            "depth": depths.index(config.depth), "picture": pictures[0], "window": windows[0],
+            "depth": depths.index(config.depth), "image": images[0], "window": windows[0],
             "spent": max(LEAST_SPENT, min(1.0, price / self.gflops)),
         }  # fmt: skip
         if not self.placed:
@@ -198,10 +198,10 @@ class Choices:
         places = space.places(depth) if depth else []
         if not self.placed:
             places = [place(depth, stages, 0.0, 0.0) for stages in range(MOST_STAGES + 1)]
-        for picture, window, after in itertools.product(space.pictures, space.poolings, places):
-            kept = after if self.placed else _as_far(after, picture, window)
+        for image, window, after in itertools.product(space.images, space.poolings, places):
+            kept = after if self.placed else _as_far(after, image, window)
             try:
-                config = space.config(heads, depth, picture, window, kept)
+                config = space.config(heads, depth, image, window, kept)
             except HVTError:
                 continue
             prices.append(cost(config).gflops)
@@ -250,13 +250,13 @@ def _compared(config: HVTConfig) -> dict[str, Any]:
     return values | {"img_size": config.image, "pool_after": config.pool_blocks}
 
 
-def _as_far(after: tuple[int, ...], picture: Picture, window: Pooling) -> tuple[int, ...]:
-    """The poolings that a picture has tokens enough for."""
-    return after[: len(lengths(picture.grid, window, len(after))) - 1]
+def _as_far(after: tuple[int, ...], image: ImageSpec, window: Pooling) -> tuple[int, ...]:
+    """The poolings that an image has tokens enough for."""
+    return after[: len(lengths(image.grid, window, len(after))) - 1]
 
 
 def choices_of(config: HVTConfig, gflops: float, fixed: dict[str, Any]) -> Choices:
-    """The space around a recipe's model: its kind of heads, pictures near its size, any shape.
+    """The space around a recipe's model: its kind of heads, images near its size, any shape.
 
     Widths are multiples of the recipe's head, and there is no class token, as in the paper's HVT.
     `fixed` fields are as they are, and others that are not searched are the recipe's.

@@ -158,7 +158,7 @@ class Worker:
         )
 
     def _train(self, config: HVTConfig, number: int, rung: int) -> float:
-        """Top-1 on the pictures held out; 0 where the loss was not finite."""
+        """Top-1 on the images held out; 0 where the loss was not finite."""
         name = f"{file_name(self.study.study_name)}-{number:04d}-rung{rung}"
         run = self.folder / "trials" / name
         shutil.rmtree(run, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What happens inside a model, as numbers and as pictures."""
+"""What happens inside a model, as numbers and as images."""
 
 from .draw import FeatureView, draw_costs, draw_features, draw_tokens
 from .maps import FeatureMap, feature_maps

@@ -1,6 +1,6 @@
 """The figures: what `maps`, `sources` and `cost` find, drawn as PNG files.
 
-Lengths are points, 72 to the inch. Pictures are resized here and drawn pixel by pixel, so that a
+Lengths are points, 72 to the inch. Images are resized here and drawn pixel by pixel, so that a
 patch stays a square with sharp edges.
 """
 
@@ -36,35 +36,35 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class FeatureView:
-    """One row of the figure: a model, the picture as it sees it, `(H, W, 3)`, and its maps."""
+    """One row of the figure: a model, the image as it sees it, `(H, W, 3)`, and its maps."""
 
     title: str
-    picture: Tensor
+    image: Tensor
     maps: Sequence[FeatureMap]
 
 
 def draw_features(
     path: str | Path, views: Sequence[FeatureView], channels: int = 9, dpi: int = DPI
 ) -> None:
-    """A row for each model: the picture, then at each place the channels that vary most.
+    """A row for each model: the image, then at each place the channels that vary most.
 
     Each channel has its own colours, from dark (its least) to light (its most).
     """
     cell, gap, heading = (_pixels(points, dpi) for points in (138, 12, 40))
     rows = [
-        [_resized(v.picture, cell), *(_mosaic(m.values, channels, cell) for m in v.maps)]
+        [_resized(v.image, cell), *(_mosaic(m.values, channels, cell) for m in v.maps)]
         for v in views
     ]
-    heights = [max(picture.shape[0] for picture in row) for row in rows]
+    heights = [max(image.shape[0] for image in row) for row in rows]
     columns = max(len(row) for row in rows)
     width = gap + columns * (cell + gap)
     figure = new_figure(width, sum(heights) + len(rows) * (heading + gap), dpi)
     top = 0
     for view, row, height in zip(views, rows, heights, strict=True):
         _write(figure, gap, top + round(0.45 * heading), view.title)
-        labels = ["picture", *(f"{_short(m.name, 20)} · {m.size}" for m in view.maps)]
-        for column, (picture, label) in enumerate(zip(row, labels, strict=True)):
-            _place(figure, gap + column * (cell + gap), top + heading, picture, label)
+        labels = ["image", *(f"{_short(m.name, 20)} · {m.size}" for m in view.maps)]
+        for column, (image, label) in enumerate(zip(row, labels, strict=True)):
+            _place(figure, gap + column * (cell + gap), top + heading, image, label)
         top += heading + height + gap
     _save(figure, path)
 
@@ -72,11 +72,11 @@ def draw_features(
 def draw_tokens(
     path: str | Path,
     title: str,
-    picture: Tensor,
+    image: Tensor,
     sources: Sequence[TokenSources],
     dpi: int = DPI,
 ) -> None:
-    """The picture `(H, W, 3)`, then after each step what is left of its patches.
+    """The image `(H, W, 3)`, then after each step what is left of its patches.
 
     Where values are taken, the colour is a patch's share over an even share: at 1 it gave as much
     as if all gave equally. Where tokens are averaged, the patches of one token have their average
@@ -85,13 +85,13 @@ def draw_tokens(
     mixed = sources[0].origins is None
     cell, gap, heading = (_pixels(points, dpi) for points in (160, 12, 44))
     scale = 0 if mixed else _pixels(64, dpi)
-    seen = _resized(picture, cell)
+    seen = _resized(image, cell)
     height, patches = seen.shape[0], sources[0].shares.numel()
     columns = 1 + len(sources)
     figure = new_figure(gap + columns * (cell + gap) + scale, height + heading + gap, dpi)
     _write(figure, gap, round(0.45 * heading), title)
     rows, cols = sources[0].shares.shape
-    _place(figure, gap, heading, seen, f"picture, {rows} × {cols} patches")
+    _place(figure, gap, heading, seen, f"image, {rows} × {cols} patches")
     most = max(1.0, max(float(stage.shares.max()) for stage in sources) * patches)
     for column, stage in enumerate(sources, 1):
         shown = _grouped(seen, stage) if mixed else _shaded(seen, stage, most)
@@ -153,48 +153,48 @@ def _save(figure: Any, path: str | Path) -> None:
         figure.savefig(temporary, format="png", dpi=figure.dpi, pil_kwargs={"optimize": True})
 
 
-# ── pictures, all (H, W, 3) from 0 to 1 ─────────────────────────────────────────────────────────
+# ── images, all (H, W, 3) from 0 to 1 ─────────────────────────────────────────────────────────
 
 
 def _pixels(points: float, dpi: int) -> int:
     return round(points * dpi / 72)
 
 
-def _resized(picture: Tensor, side: int) -> Tensor:
-    """A picture as wide as a cell, or narrower where it is much higher than wide."""
-    rows, cols = picture.shape[:2]
+def _resized(image: Tensor, side: int) -> Tensor:
+    """An image as wide as a cell, or narrower where it is much higher than wide."""
+    rows, cols = image.shape[:2]
     scale = min(side / cols, 2 * side / rows)
     size = (max(1, round(rows * scale)), max(1, round(cols * scale)))
-    if scale > 2:  # small pictures show their pixels
-        return _enlarged(picture, *size)
-    planes = picture.permute(2, 0, 1)[None].float()
+    if scale > 2:  # small images show their pixels
+        return _enlarged(image, *size)
+    planes = image.permute(2, 0, 1)[None].float()
     smooth = F.interpolate(planes, size, mode="bicubic", antialias=True)
     return smooth[0].clamp(0, 1).permute(1, 2, 0)
 
 
-def _enlarged(picture: Tensor, rows: int, cols: int) -> Tensor:
+def _enlarged(image: Tensor, rows: int, cols: int) -> Tensor:
     """`(H, W, C)` → `(rows, cols, C)` with sharp edges, or the average where it must shrink."""
-    planes = picture.permute(2, 0, 1)[None].float()
-    mode = "area" if picture.shape[0] > rows else "nearest-exact"
+    planes = image.permute(2, 0, 1)[None].float()
+    mode = "area" if image.shape[0] > rows else "nearest-exact"
     return F.interpolate(planes, (rows, cols), mode=mode)[0].permute(1, 2, 0)
 
 
-def _shaded(picture: Tensor, stage: TokenSources, most: float) -> Tensor:
-    """The picture in grey under the share of each patch, in colours up to `most` even shares."""
+def _shaded(image: Tensor, stage: TokenSources, most: float) -> Tensor:
+    """The image in grey under the share of each patch, in colours up to `most` even shares."""
     even = stage.shares[..., None] * stage.shares.numel()
-    colours = _coloured(_enlarged(even, *picture.shape[:2])[..., 0] / most, "inferno")
-    return 0.3 * picture.mean(dim=2, keepdim=True) + 0.7 * colours
+    colours = _coloured(_enlarged(even, *image.shape[:2])[..., 0] / most, "inferno")
+    return 0.3 * image.mean(dim=2, keepdim=True) + 0.7 * colours
 
 
-def _grouped(picture: Tensor, stage: TokenSources) -> Tensor:
+def _grouped(image: Tensor, stage: TokenSources) -> Tensor:
     """The patches of each token in their average colour, with lines between tokens."""
     rows, cols = stage.shares.shape
-    small = F.interpolate(picture.permute(2, 0, 1)[None], (rows, cols), mode="area")
+    small = F.interpolate(image.permute(2, 0, 1)[None], (rows, cols), mode="area")
     colours = stage.weights.float() @ small[0].flatten(1).T  # (tokens, 3)
     owners = _owners(stage)
     filled = torch.where(owners[:, None] < 0, torch.zeros(3), colours[owners])
-    size = picture.shape[:2]
-    mixed = 0.25 * picture + 0.75 * _enlarged(filled.view(rows, cols, 3), *size)
+    size = image.shape[:2]
+    mixed = 0.25 * image + 0.75 * _enlarged(filled.view(rows, cols, 3), *size)
     numbers = owners.double().view(1, 1, rows, cols)
     group = F.interpolate(numbers, size, mode="nearest-exact")[0, 0]
     line = torch.zeros(size, dtype=torch.bool)
@@ -254,10 +254,10 @@ def _axes(figure: Any, left: int, top: int, width: int, height: int) -> Any:
     return figure.add_axes((left / across, bottom / down, width / across, height / down))
 
 
-def _place(figure: Any, left: int, top: int, picture: Tensor, label: str) -> None:
-    axes = _axes(figure, left, top, picture.shape[1], picture.shape[0])
+def _place(figure: Any, left: int, top: int, image: Tensor, label: str) -> None:
+    axes = _axes(figure, left, top, image.shape[1], image.shape[0])
     # 64 steps of each colour look the same, and make the file a third smaller.
-    steps = (picture * 63).round() / 63
+    steps = (image * 63).round() / 63
     axes.imshow(steps.numpy(), interpolation="nearest", aspect="auto")
     axes.set_axis_off()
     axes.set_title(label, pad=4, **_LABEL)

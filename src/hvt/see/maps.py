@@ -32,7 +32,7 @@ class FeatureMap:
 
 
 def feature_maps(model: nn.Module, image: Tensor) -> list[FeatureMap]:
-    """The feature maps of a prepared picture `(C, H, W)`, stage by stage.
+    """The feature maps of a prepared image `(C, H, W)`, stage by stage.
 
     Of our models these are the first block and the last of each stage; fewer than three stages are
     divided, so that DeiT, HVT-S-1 and HVT-S-4 are seen at the same depth. Of timm's models it is
@@ -47,7 +47,7 @@ def feature_maps(model: nn.Module, image: Tensor) -> list[FeatureMap]:
             if isinstance(error, HVTError):
                 raise
             what, reason = type(model).__name__, " ".join(str(error).split())
-            raise HVTError(f"{what} gives no feature maps of a picture ({reason})") from error
+            raise HVTError(f"{what} gives no feature maps of an image ({reason})") from error
 
 
 def stage_ends(config: HVTConfig) -> list[int]:
@@ -62,7 +62,7 @@ def five_places(depth: int) -> list[int]:
 
 
 def strongest(values: Tensor, count: int) -> Tensor:
-    """The channels of `(D, H, W)` that vary most over the picture: `(count, H, W)`.
+    """The channels of `(D, H, W)` that vary most over the image: `(count, H, W)`.
 
     How much is measured between the 5th and the 95th hundredth, so that a single odd token, which
     transformers tend to have, does not decide what is shown.
@@ -100,7 +100,7 @@ def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:
     if not places:
         raise HVTError(
             "the model drops or merges tokens from its first block on, and those that are left "
-            "have lost their places in the picture: see tokens shows which they are"
+            "have lost their places in the image: see tokens shows which they are"
         )
     maps = model.forward_intermediates(
         images, places, stop_early=True, intermediates_only=True, interpolate=True

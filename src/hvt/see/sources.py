@@ -58,7 +58,7 @@ class TokenSources:
 
 
 def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
-    """Where the tokens come from, each time they become fewer, of a prepared picture `(C, H, W)`.
+    """Where the tokens come from, each time they become fewer, of a prepared image `(C, H, W)`.
 
     Max pooling takes its maximum channel by channel, so a token's channels come from several of
     the tokens in its window, and through several stages from many patches. Average pooling and
@@ -174,7 +174,7 @@ def token_mixes(model: HVT, image: Tensor) -> list[Mix]:
 
 
 def _watched(model: HVT, image: Tensor, kinds: Any, see: Callable[..., Any]) -> list[Any]:
-    """What `see(block, layer, inputs)` makes of each layer of some kinds while a picture passes."""
+    """What `see(block, layer, inputs)` makes of each layer of some kinds while an image passes."""
     model = replica(model)
     seen: list[Any] = []
 

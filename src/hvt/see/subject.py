@@ -21,7 +21,7 @@ from ..builtin import DEFAULT, find_checkpoint, is_checkpoint
 from ..checkpoint.save_load import load, read
 from ..costs import Cost, cost
 from ..data.evaluation import RefuseStrips, eval_transform
-from ..data.pictures import UnreadableImageError
+from ..data.images import UnreadableImageError
 from ..errors import HVTError, did_you_mean
 from ..files import expanded
 from ..model import HVT
@@ -29,7 +29,7 @@ from ..registry import create_model
 from ..zoo import MODELS, get_config
 
 if TYPE_CHECKING:
-    from ..deploy.inputs import Picture
+    from ..deploy.inputs import Image
 
 TIMM = "timm:"
 BUILT_IN = "built-in model"
@@ -39,7 +39,7 @@ _PLAIN = ("best", "model", "pytorch_model")
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in evaluation mode, its name for a title, and its own way to prepare a picture."""
+    """A model in evaluation mode, its name for a title, and its own way to prepare an image."""
 
     name: str
     note: str
@@ -53,17 +53,17 @@ class Subject:
         return f"{self.name} ({self.note})" if self.note else self.name
 
     def prepare(self, source: ImageInput) -> Tensor:
-        """A picture as the model takes it, `(C, H, W)`."""
-        from ..deploy.inputs import open_picture, source_of
+        """An image as the model takes it, `(C, H, W)`."""
+        from ..deploy.inputs import open_image, source_of
 
-        image = open_picture(source, self.in_chans)
+        image = open_image(source, self.in_chans)
         try:
             return self.transform(image)
         except UnreadableImageError as error:  # the transform does not know its name
             raise UnreadableImageError.of(source_of(source) or error.path, error.reason) from error
 
     def shown(self, image: Tensor) -> Tensor:
-        """A prepared picture for the eye: `(C, H, W)` → `(H, W, 3)` from 0 to 1."""
+        """A prepared image for the eye: `(C, H, W)` → `(H, W, 3)` from 0 to 1."""
         for step in self.transform.transforms:
             if hasattr(step, "mean") and hasattr(step, "std"):
                 mean, std = (torch.as_tensor(v).view(-1, 1, 1) for v in (step.mean, step.std))

@@ -1,1 +1,1 @@
-"""A model behind HTTP: pictures in, answers out, in batches, within limits, without any state."""
+"""A model behind HTTP: images in, answers out, in batches, within limits, without any state."""

@@ -10,42 +10,42 @@ from .refusals import Busy
 
 
 class AdmissionControl:
-    """Counts the pictures and bytes that are queued, and refuses more than the limits.
+    """Counts the images and bytes that are queued, and refuses more than the limits.
 
-    `pictures` may be admitted and not yet answered at a time, and `size` bytes of what requests
+    `images` may be admitted and not yet answered at a time, and `size` bytes of what requests
     have sent. When there is no room for more bytes, uploads that have been under way for longer
     than `patience` seconds are evicted: slow ones must not keep out the quick.
     """
 
     def __init__(
         self,
-        pictures: int,
+        images: int,
         size: int,
         show: Callable[[int], None] = lambda held: None,
         patience: float = 5.0,
     ) -> None:
-        self.limits, self.held, self.size, self._show = (pictures, size), 0, 0, show
+        self.limits, self.held, self.size, self._show = (images, size), 0, 0, show
         self.patience = patience
         self.uploads: dict[Admission, float] = {}  # since when, the oldest first
 
-    def check(self, pictures: int) -> None:
+    def check(self, images: int) -> None:
         """Refuse early what could not be accepted anyway."""
-        if self.held + pictures > self.limits[0]:
-            raise Busy(f"{self.held} pictures are waiting, and {self.limits[0]} may: try again")
+        if self.held + images > self.limits[0]:
+            raise Busy(f"{self.held} images are waiting, and {self.limits[0]} may: try again")
 
-    def acquire(self, pictures: int = 0, size: int = 0, admission: Admission | None = None) -> None:
-        self.check(pictures)
+    def acquire(self, images: int = 0, size: int = 0, admission: Admission | None = None) -> None:
+        self.check(images)
         if self.size + size > self.limits[1]:
             self._make_room(admission, size)
-        self.held += pictures
+        self.held += images
         self.size += size
-        if pictures:
+        if images:
             self._show(self.held)
 
-    def release(self, pictures: int, size: int) -> None:
-        self.held -= pictures
+    def release(self, images: int, size: int) -> None:
+        self.held -= images
         self.size -= size
-        if pictures:
+        if images:
             self._show(self.held)
 
     def _make_room(self, asking: Admission | None, size: int) -> None:
@@ -63,19 +63,19 @@ class Admission:
     """What one request has acquired of the queue; the end of its context releases all of it."""
 
     def __init__(self, control: AdmissionControl) -> None:
-        self._control, self._pictures, self._size = control, 0, 0
+        self._control, self._images, self._size = control, 0, 0
         self._task: asyncio.Task[object] | None = None
         self.chunks: list[bytes] = []
         self.evicted = False
         self.complete = False
         """Whether all of the request has arrived."""
 
-    def check(self, pictures: int) -> None:
-        self._control.check(pictures)
+    def check(self, images: int) -> None:
+        self._control.check(images)
 
-    def acquire(self, pictures: int = 0, size: int = 0) -> None:
-        self._control.acquire(pictures, size, self)
-        self._pictures += pictures
+    def acquire(self, images: int = 0, size: int = 0) -> None:
+        self._control.acquire(images, size, self)
+        self._images += images
         self._size += size
 
     def wait_for_more(self) -> None:
@@ -102,4 +102,4 @@ class Admission:
 
     def __exit__(self, *failure: object) -> None:
         self._control.uploads.pop(self, None)
-        self._control.release(self._pictures, self._size)
+        self._control.release(self._images, self._size)

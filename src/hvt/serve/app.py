@@ -30,7 +30,7 @@ from ..terminal import printable
 from . import docs, page
 from .admission import AdmissionControl
 from .batcher import Batcher
-from .body import answer_pictures
+from .body import answer_images
 from .engine import Engine
 from .hosts import Hosts
 from .inference import InferencePipeline
@@ -41,7 +41,7 @@ from .settings import Settings
 
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
 LIMITS = (
-    "max_body", "max_pixels", "max_pictures", "max_header_bytes", "max_header_count",
+    "max_body", "max_pixels", "max_images", "max_header_bytes", "max_header_count",
     "max_connections", "max_buffered_bytes", "max_batch", "max_wait_ms", "queue", "header_timeout", "timeout",
     "decode_timeout",
 )  # fmt: skip
@@ -79,7 +79,7 @@ def create_app(
     app = Service(
         title="hvt",
         version=__version__,
-        summary="What pictures show, by a vision transformer with hierarchical pooling.",
+        summary="What images show, by a vision transformer with hierarchical pooling.",
         lifespan=lifespan,
         # /docs is ours: the usual pages load scripts from elsewhere.
         docs_url=None,
@@ -114,17 +114,17 @@ def _add_routes(app: FastAPI, engine: Engine, settings: Settings, metrics: Metri
         response_model=Answers,
         responses=problems(408, 413, 415, 421, 422, 500, 503, 504),
         openapi_extra=request_body(settings),
-        summary="The likeliest classes of one or many pictures",
+        summary="The likeliest classes of one or many images",
     )
     async def predict(
         request: Request,
         top: int = Query(min(5, classes), ge=1, le=classes, description="classes to name"),
     ) -> Response:
-        """Send one picture as the body, or several as multipart files in the field `pictures`.
+        """Send one image as the body, or several as multipart files in the field `images`.
 
-        One picture that cannot be read refuses the whole request, by a sentence that names it.
+        One image that cannot be read refuses the whole request, by a sentence that names it.
         """
-        body = await predict_pictures(request, top)
+        body = await predict_images(request, top)
         return Response(body, media_type="application/json")
 
     @app.get(
@@ -172,13 +172,13 @@ def _describe(engine: Engine, settings: Settings) -> dict[str, Any]:
     }
 
 
-async def predict_pictures(request: Request, top: int) -> bytes:
-    """What the pictures of a request show, in JSON."""
+async def predict_images(request: Request, top: int) -> bytes:
+    """What the images of a request show, in JSON."""
     start = time.perf_counter()
     state = request.app.state
     engine = state.engine
     inference = state.inference
-    uploads, rows = await answer_pictures(request, lambda uploads: inference.predict(uploads, top))
+    uploads, rows = await answer_images(request, lambda uploads: inference.predict(uploads, top))
     names = engine.class_names
     answers = []
     for upload, (values, labels) in zip(uploads, rows, strict=True):
@@ -189,7 +189,7 @@ async def predict_pictures(request: Request, top: int) -> bytes:
             for value, label in zip(values, labels, strict=True)
         ]
         answers.append({"source": upload.name, **guesses[0], "top": guesses})
-    state.metrics.pictures.inc(len(rows))
+    state.metrics.images.inc(len(rows))
     milliseconds = round(1e3 * (time.perf_counter() - start), 3)
     content = {"model": engine.name, "milliseconds": milliseconds, "answers": answers}
     return json.dumps(content, allow_nan=False).encode()
@@ -205,7 +205,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """The model's own fault, such as a file that ONNX Runtime cannot run on a picture.
+    """The model's own fault, such as a file that ONNX Runtime cannot run on an image.
 
     What it is in full, with the file's path, is for the service's log and not for strangers.
     """
@@ -229,7 +229,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 class Shortcut:
-    """Leads the plain `POST /predict` past FastAPI's router, which costs as much as a picture.
+    """Leads the plain `POST /predict` past FastAPI's router, which costs as much as an image.
 
     It is the innermost middleware: what a user adds later is around it and sees every request.
     Whatever needs a word about its query, its method or its path goes to the router.
@@ -252,7 +252,7 @@ class Shortcut:
         scope["route"] = self._route
         request = Request(scope, receive)
         try:
-            body = await predict_pictures(request, top)
+            body = await predict_images(request, top)
         except (HVTError, ClientDisconnect) as error:
             handlers = self._service.exception_handlers
             kind = next(kind for kind in type(error).__mro__ if kind in handlers)

@@ -1,4 +1,4 @@
-"""Dynamic batching: queued pictures of different requests that came within milliseconds."""
+"""Dynamic batching: queued images of different requests that came within milliseconds."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Watchdog:
 
 
 class Batcher:
-    """Runs prepared pictures through a model in batches, in `runs` threads side by side.
+    """Runs prepared images through a model in batches, in `runs` threads side by side.
 
-    A batch starts when it is full, or when its first picture has waited `max_wait` seconds, and a
+    A batch starts when it is full, or when its first image has waited `max_wait` seconds, and a
     thread is free. The threads help themselves, so that none is idle while the event loop is busy.
     """
 
@@ -66,7 +66,7 @@ class Batcher:
             thread.start()
 
     def __len__(self) -> int:
-        """Pictures in the queue, not yet in a batch."""
+        """Images in the queue, not yet in a batch."""
         return len(self._queue)
 
     def submit(self, image: np.ndarray, top: int) -> asyncio.Future[Row]:

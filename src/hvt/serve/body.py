@@ -1,4 +1,4 @@
-"""The pictures of a request's body: raw or multipart, in memory only, never above the limit."""
+"""The images of a request's body: raw or multipart, in memory only, never above the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .admission import Admission
 from .refusals import SlowBody, TooLarge, TooSlow, UnprocessableImage, WrongType
 from .settings import Settings
 
-FIELD = "pictures"
+FIELD = "images"
 SMALL = 65_536  # bytes up to which a thread would cost more than it saves
 # What a client sends that does not know the type: the last is what `curl --data-binary` says.
 UNTYPED = (b"", b"application/octet-stream", b"application/x-www-form-urlencoded")
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class Upload(NamedTuple):
-    """One picture as it was sent, by its file's name where it has one."""
+    """One image as it was sent, by its file's name where it has one."""
 
     name: str | None
     content: bytes
@@ -34,16 +34,14 @@ class Upload(NamedTuple):
 Predict = Callable[[list[Upload]], Awaitable[Result]]
 
 
-async def answer_pictures(
-    request: Request, predict: Predict[Result]
-) -> tuple[list[Upload], Result]:
-    """The pictures of a request and what `predict` makes of them, within the service's limits."""
+async def answer_images(request: Request, predict: Predict[Result]) -> tuple[list[Upload], Result]:
+    """The images of a request and what `predict` makes of them, within the service's limits."""
     state = request.app.state
     seconds = state.settings.timeout
     with Admission(state.admission_control) as admission:
         try:
             async with _within(seconds):
-                uploads = await receive_pictures(request, state.settings, admission)
+                uploads = await receive_images(request, state.settings, admission)
                 return uploads, await predict(uploads)
         except TimeoutError as error:
             if admission.complete:
@@ -54,25 +52,25 @@ async def answer_pictures(
                 request.state.unread = True
 
 
-async def receive_pictures(
+async def receive_images(
     request: Request, settings: Settings, admission: Admission
 ) -> list[Upload]:
-    """The pictures of a request; what exceeds a limit is refused as soon as that is known.
+    """The images of a request; what exceeds a limit is refused as soon as that is known.
 
     Their places in the queue are taken once all of the body is here.
     """
-    admission.check(pictures=1)
+    admission.check(images=1)
     # Each header once, as HTTP wants these; Starlette's own look-up takes longer.
     headers = dict(request.scope["headers"])
     kind, options = parse_options_header(headers.get(b"content-type"))
     multipart = kind == b"multipart/form-data"
     if not multipart and not (kind in UNTYPED or kind.startswith(b"image/")):
         raise WrongType(
-            "the body's type is not understood: send a picture as image/* or "
+            "the body's type is not understood: send an image as image/* or "
             f"application/octet-stream, or several as multipart/form-data in the field {FIELD!r}"
         )
     body = await read_body(request, headers.get(b"content-length", b""), settings, admission)
-    admission.acquire(pictures=1)
+    admission.acquire(images=1)
     if not multipart:
         return [Upload(None, body)]
     boundary = options.get(b"boundary", b"")
@@ -81,11 +79,11 @@ async def receive_pictures(
             "the multipart body's type does not name a boundary of 1 to 70 characters"
         )
     if len(body) <= SMALL:
-        uploads = _parts(body, boundary, settings.max_pictures)
+        uploads = _parts(body, boundary, settings.max_images)
     else:
-        parse = functools.partial(_parts, body, boundary, settings.max_pictures)
+        parse = functools.partial(_parts, body, boundary, settings.max_images)
         uploads = await asyncio.get_running_loop().run_in_executor(None, parse)
-    admission.acquire(pictures=len(uploads) - 1)
+    admission.acquire(images=len(uploads) - 1)
     return uploads
 
 
@@ -150,7 +148,7 @@ def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:
 
     def begin() -> None:
         if len(uploads) == most:
-            raise TooLarge(f"the request has more than the {most} pictures allowed")
+            raise TooLarge(f"the request has more than the {most} images allowed")
         headers.clear()
         pieces.clear()
 
@@ -163,9 +161,7 @@ def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:
         disposition, options = parse_options_header(headers.get(b"content-disposition"))
         field = options.get(b"name", b"").decode(errors="replace")
         if disposition != b"form-data" or field != FIELD:
-            raise UnprocessableImage(
-                f"unknown field {field!r}: pictures come in the field {FIELD!r}"
-            )
+            raise UnprocessableImage(f"unknown field {field!r}: images come in the field {FIELD!r}")
         file = options.get(b"filename")
         content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         uploads.append(Upload(None if file is None else file.decode(errors="replace"), content))
@@ -190,5 +186,5 @@ def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:
     if not closed:
         raise UnprocessableImage("the multipart body is cut short: its last boundary is missing")
     if not uploads:
-        raise UnprocessableImage(f"the request has no picture: send some in the field {FIELD!r}")
+        raise UnprocessableImage(f"the request has no image: send some in the field {FIELD!r}")
     return uploads

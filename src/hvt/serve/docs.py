@@ -41,7 +41,7 @@ def render(description: dict[str, Any]) -> str:
   <h1>{escape(info["title"])} {escape(info["version"])}</h1>
   <p>{escape(info.get("summary", ""))}</p>
   <p class="model">For programs: <a href="openapi.json">openapi.json</a>.
-  For pictures: <a href="./">the page</a>.</p>
+  For images: <a href="./">the page</a>.</p>
 </header>
 <main>
 {"".join(operations)}</main>

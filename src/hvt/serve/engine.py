@@ -1,4 +1,4 @@
-"""The model behind a service: bytes to pictures, pictures to inputs, inputs to answers."""
+"""The model behind a service: bytes to images, images to inputs, inputs to answers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..checkpoint.save_load import load
 from ..config import HVTConfig
 from ..data.bounds import Bounds
 from ..data.evaluation import eval_transform, resized_side
-from ..data.pictures import mode_of
+from ..data.images import mode_of
 from ..deploy.export import write
 from ..deploy.runtime import OnnxModel, check_classifier, is_onnx
 from ..errors import HVTError
 from ..model import HVT
-from .pictures import finish_safely, known_formats, open_safely, read_safely
+from .images import finish_safely, known_formats, open_safely, read_safely
 from .settings import Settings
 
 Row = tuple[list[float], list[int]]
-"""The probabilities of a picture's likeliest classes, best first, and the classes."""
+"""The probabilities of an image's likeliest classes, best first, and the classes."""
 
 
 class Engine:
@@ -61,7 +61,7 @@ class Engine:
         names = self.session.class_names
         numbers = map(str, range(self.session.num_classes))
         self.class_names = tuple(map(valid_text, names or numbers))
-        mode_of(self.config.in_chans)  # refuses what no picture has
+        mode_of(self.config.in_chans)  # refuses what no image has
         self._place, self._table, self._as_is = _steps(eval_transform(self.session))
         side = resized_side(self.session)
         self.bounds = Bounds(settings.max_pixels, settings.decode_timeout, side, known_formats())
@@ -69,23 +69,23 @@ class Engine:
         # that has no finite answer even for black is refused here.
         self.session(self.inputs([np.zeros((*self.config.image, self.config.in_chans), np.uint8)]))
 
-    def open(self, content: bytes, what: str = "the picture") -> Image.Image | None:
-        """The picture of some bytes, not decoded yet, or a `RequestError`, which calls it `what`.
+    def open(self, content: bytes, what: str = "the image") -> Image.Image | None:
+        """The image of some bytes, not decoded yet, or a `RequestError`, which calls it `what`.
 
         None if `read` would have it decoded elsewhere.
         """
         return open_safely(content, self.bounds, what)
 
-    def finish(self, image: Image.Image, what: str = "the picture") -> Image.Image:
-        """An opened picture, upright and in the model's channels, or a `RequestError`."""
+    def finish(self, image: Image.Image, what: str = "the image") -> Image.Image:
+        """An opened image, upright and in the model's channels, or a `RequestError`."""
         return finish_safely(image, self.config.in_chans, what)
 
-    def read(self, content: bytes, what: str = "the picture") -> Image.Image:
-        """The picture of some bytes, upright and in the model's channels, or a `RequestError`."""
+    def read(self, content: bytes, what: str = "the image") -> Image.Image:
+        """The image of some bytes, upright and in the model's channels, or a `RequestError`."""
         return read_safely(content, self.config.in_chans, self.bounds, what)
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """The part of a picture that the model sees, in its size: uint8 `(H, W, C)`."""
+        """The part of an image that the model sees, in its size: uint8 `(H, W, C)`."""
         pixels = np.asarray(image if image.size == self._as_is else self._place(image))
         return pixels.reshape(*pixels.shape[:2], -1)  # grey ones have no last axis
 
@@ -98,9 +98,9 @@ class Engine:
         return torch.from_numpy(batch)
 
     def answer(self, pixels: Sequence[np.ndarray], top: int) -> list[Row]:
-        """The likeliest classes of some pictures' pixels, computed as one batch.
+        """The likeliest classes of some images' pixels, computed as one batch.
 
-        The probabilities of a picture for which the model computes no finite number are NaN.
+        The probabilities of an image for which the model computes no finite number are NaN.
         """
         logits = self.session.logits(self.inputs(pixels)).numpy()
         # In numpy: torch would wake threads for this, which then spin for a while.
@@ -159,10 +159,10 @@ def _no_room(error: OSError, what: str) -> str:
 
 
 def _steps(transform: Any) -> tuple[Any, np.ndarray, tuple[int, int] | None]:
-    """An evaluation transform as its part on pictures and a table of what each value becomes.
+    """An evaluation transform as its part on images and a table of what each value becomes.
 
     Conversion and normalisation look at one value at a time, so that 256 inputs for each channel
-    say everything of them: float32 `(C, 256)`. The last is the size of pictures that the first
+    say everything of them: float32 `(C, 256)`. The last is the size of images that the first
     part leaves as they are, if there is one.
     """
     *first, convert, normalise = transform.transforms

@@ -1,4 +1,4 @@
-"""The hierarchy of one picture, as plain data: its tokens stage by stage, and what blocks cost."""
+"""The hierarchy of one image, as plain data: its tokens stage by stage, and what blocks cost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Stage(BaseModel):
 
 
 class Block(BaseModel):
-    """One block and its price for one picture."""
+    """One block and its price for one image."""
 
     block: int
     tokens: int = Field(description="that it takes")
@@ -54,9 +54,9 @@ class Block(BaseModel):
 
 
 class Box(BaseModel):
-    """A part of the upright picture, in parts of its width and height.
+    """A part of the upright image, in parts of its width and height.
 
-    It reaches beyond the picture, below 0 or above 1, where the model's input has a border.
+    It reaches beyond the image, below 0 or above 1, where the model's input has a border.
     """
 
     left: float
@@ -66,11 +66,11 @@ class Box(BaseModel):
 
 
 class Hierarchy(BaseModel):
-    """What becomes of one picture inside the model."""
+    """What becomes of one image inside the model."""
 
     image: list[int] = Field(description="height and width in pixels that the model sees")
     patches: list[int] = Field(description="rows and columns of patches")
-    seen: Box = Field(description="the part of the picture that the model sees")
+    seen: Box = Field(description="the part of the image that the model sees")
     class_token: bool
     reduction: Literal["max", "avg", "conv", "drop", "merge"] | None = Field(
         description="how tokens become fewer: max or average pooling or a convolution, PoWER's "
@@ -89,7 +89,7 @@ def hierarchy(
     image: Tensor | None,
     seen: Box,
 ) -> Hierarchy:
-    """The hierarchy of a prepared picture `(C, H, W)`; without a model, counts and costs alone."""
+    """The hierarchy of a prepared image `(C, H, W)`; without a model, counts and costs alone."""
     traces, untraced = _traces(config, model, image)
     stages = [
         Stage(
@@ -124,9 +124,9 @@ def hierarchy(
 
 
 def seen_part(size: tuple[int, int], config: HVTConfig, preprocessing: Mapping[str, Any]) -> Box:
-    """What part of a picture of `(width, height)` reaches the model after resize and crop."""
+    """What part of an image of `(width, height)` reaches the model after resize and crop."""
     share = preprocessing["crop_pct"]
-    # Pixels of the picture for each pixel of the input: timm's transform_imagenet_eval.
+    # Pixels of the image for each pixel of the input: timm's transform_imagenet_eval.
     scales = [
         side / math.floor(wanted / share)
         for side, wanted in zip(size, reversed(config.image), strict=True)

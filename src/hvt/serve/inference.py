@@ -1,4 +1,4 @@
-"""Inference for a request: its pictures are decoded, then batched with those of others."""
+"""Inference for a request: its images are decoded, then batched with those of others."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
-from ..data.pictures import Heavy
+from ..data.images import Heavy
 from .batcher import Batcher, Watchdog
 from .body import Upload
 from .engine import Engine, Row
 
-SMALL_FILE, SMALL_PICTURE = 16_384, 16_384
+SMALL_FILE, SMALL_IMAGE = 16_384, 16_384
 """Bytes and pixels up to which a thread would cost more than it saves."""
 LONGEST = 8
-"""Times its shorter side, of a small picture: resizing makes a strip as much larger."""
+"""Times its shorter side, of a small image: resizing makes a strip as much larger."""
 
 
 class InferencePipeline:
-    """Decodes pictures in threads beside the event loop, and queues them for the model."""
+    """Decodes images in threads beside the event loop, and queues them for the model."""
 
     def __init__(self, engine: Engine, batcher: Batcher, threads: int) -> None:
         self.engine, self.batcher = engine, batcher
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-read")
-        # Threads that wait for a process, so that no light picture waits behind a heavy one.
+        # Threads that wait for a process, so that no light image waits behind a heavy one.
         self._heavy_pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-wait")
         self._watchdogs = (Watchdog(threads), Watchdog(threads), batcher.watchdog)
 
     async def predict(self, uploads: Sequence[Upload], top: int) -> list[Row]:
-        """The answers to a request's pictures, in order; one that is refused refuses them all."""
+        """The answers to a request's images, in order; one that is refused refuses them all."""
         answers: list[asyncio.Future[Row]] = []
         try:
             for place, upload in enumerate(uploads):
@@ -64,7 +64,7 @@ class InferencePipeline:
         return asyncio.ensure_future(self._submit_in_thread(content, what, top))
 
     async def _submit_in_thread(self, content: bytes, what: str, top: int) -> Row:
-        """The same for a larger picture, in a thread that leaves the event loop alone."""
+        """The same for a larger image, in a thread that leaves the event loop alone."""
         loop = asyncio.get_running_loop()
         image = await loop.run_in_executor(self._pool, self._read_light, content, what)
         if image is None:
@@ -86,13 +86,13 @@ class InferencePipeline:
 
 
 def _what(place: int, uploads: Sequence[Upload]) -> str:
-    """What a refusal calls a picture."""
+    """What a refusal calls an image."""
     if uploads[place].name:
-        return f"the picture {uploads[place].name!r}"
-    return "the picture" if len(uploads) == 1 else f"picture {place + 1} of {len(uploads)}"
+        return f"the image {uploads[place].name!r}"
+    return "the image" if len(uploads) == 1 else f"image {place + 1} of {len(uploads)}"
 
 
 def _is_small(image: Image.Image) -> bool:
     """Whether it is prepared so soon that the event loop can wait for it."""
     sides = sorted(image.size)
-    return sides[0] * sides[1] <= SMALL_PICTURE and sides[1] <= LONGEST * sides[0]
+    return sides[0] * sides[1] <= SMALL_IMAGE and sides[1] <= LONGEST * sides[0]

@@ -26,13 +26,13 @@ class Metrics:
         self.seconds = Histogram(
             "hvt_request_seconds", "Time of a request", ["path"], buckets=SECONDS, registry=to
         )
-        self.pictures = Counter("hvt_pictures", "Pictures that were classified", registry=to)
+        self.images = Counter("hvt_images", "Images that were classified", registry=to)
         self.batches = Histogram(
-            "hvt_batch_pictures", "Pictures that shared a batch", buckets=SIZES, registry=to
+            "hvt_batch_images", "Images that shared a batch", buckets=SIZES, registry=to
         )
         self.queue = Gauge(
-            "hvt_queue_pictures",
-            "Pictures that were accepted and not answered yet",
+            "hvt_queue_images",
+            "Images that were accepted and not answered yet",
             multiprocess_mode="livesum",
             registry=to,
         )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import Field
 
-from .body import Upload, answer_pictures
+from .body import Upload, answer_images
 from .engine import Engine
 from .hierarchy import Hierarchy, hierarchy, seen_part
 from .refusals import TooLarge
@@ -70,7 +70,7 @@ router = APIRouter(lifespan=_lifespan)
 
 
 class Explanation(Hierarchy):
-    """What becomes of one picture inside the model that answers."""
+    """What becomes of one image inside the model that answers."""
 
     model: str
     milliseconds: float = Field(description="from the request's headers to this answer")
@@ -100,11 +100,11 @@ def _sent(request: Request, part: Part) -> Response:
     "/explain",
     response_model=Explanation,
     responses=problems(408, 413, 415, 421, 422, 500, 503, 504),
-    openapi_extra=request_body(Settings(max_pictures=1)),
-    summary="The tokens of one picture stage by stage, and what each block costs",
+    openapi_extra=request_body(Settings(max_images=1)),
+    summary="The tokens of one image stage by stage, and what each block costs",
 )
 async def explain(request: Request) -> Response:
-    """Send one picture as in `/predict`.
+    """Send one image as in `/predict`.
 
     Which patches tokens come from is known of every checkpoint but those with convolutional
     pooling. Of these, and of exported files, there are counts and costs, and `untraced` says why.
@@ -114,18 +114,18 @@ async def explain(request: Request) -> Response:
 
     async def explain_upload(uploads: list[Upload]) -> str:
         if len(uploads) > 1:
-            raise TooLarge(f"the request has {len(uploads)} pictures: send one to explain")
+            raise TooLarge(f"the request has {len(uploads)} images: send one to explain")
         loop = asyncio.get_running_loop()
         work = functools.partial(_explained, state.engine, uploads[0], start)
         return await loop.run_in_executor(state.explainer, work)
 
-    _, explained = await answer_pictures(request, explain_upload)
+    _, explained = await answer_images(request, explain_upload)
     return Response(explained, media_type="application/json")
 
 
 def _explained(engine: Engine, upload: Upload, start: float) -> str:
     """In a thread."""
-    what = f"the picture {upload.name!r}" if upload.name else "the picture"
+    what = f"the image {upload.name!r}" if upload.name else "the image"
     decoded = engine.read(upload.content, what)
     seen = seen_part(decoded.size, engine.config, engine.session.pretrained_cfg)
     image = None if engine.model is None else engine.inputs([engine.pixels(decoded)])[0]

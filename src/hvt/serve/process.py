@@ -35,7 +35,7 @@ def answer(
     """Answer on a listening socket until told to stop; `parent` is a pipe that closes with it."""
     # A run that has ended waits this long for a busy event loop before it can start the next.
     sys.setswitchinterval(SWITCH)
-    # What Pillow has to say about strangers' pictures.
+    # What Pillow has to say about strangers' images.
     warnings.filterwarnings("ignore", module="PIL")
     allow_files(app.state.settings.max_connections + SPARE_FILES)
     server = _Server(app, sock, ready)

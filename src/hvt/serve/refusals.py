@@ -18,19 +18,19 @@ class SlowBody(RequestError):
 
 
 class TooLarge(RequestError):
-    """A body, a picture or a number of pictures above a limit."""
+    """A body, an image or a number of images above a limit."""
 
     status = 413
 
 
 class WrongType(RequestError):
-    """Content that is not a picture, or not in a form that is understood."""
+    """Content that is not an image, or not in a form that is understood."""
 
     status = 415
 
 
 class UnprocessableImage(RequestError):
-    """A request or a picture of the right kind that is wrong in itself, or damaged."""
+    """A request or an image of the right kind that is wrong in itself, or damaged."""
 
     status = 422
 

@@ -19,7 +19,7 @@ class ClassScore(BaseModel):
 
 
 class Prediction(BaseModel):
-    """What one picture shows: the likeliest class, and the `top` of them."""
+    """What one image shows: the likeliest class, and the `top` of them."""
 
     source: str | None = Field(description="the file's name where it was sent")
     label: int = Field(ge=0, description="the index of the class among the logits")
@@ -29,7 +29,7 @@ class Prediction(BaseModel):
 
 
 class Answers(BaseModel):
-    """What the pictures of a request show, in their order."""
+    """What the images of a request show, in their order."""
 
     model: str
     milliseconds: float = Field(description="from the request's headers to this answer")
@@ -60,7 +60,7 @@ class ModelInfo(BaseModel):
     image: list[int] = Field(description="channels, height and width of the model's input")
     preprocessing: dict[str, Any]
     config: dict[str, Any]
-    gflops: float = Field(description="multiply-adds in 10⁹ for one picture")
+    gflops: float = Field(description="multiply-adds in 10⁹ for one image")
     params_m: float = Field(description="parameters in millions")
     class_names: list[str] = Field(description="the classes by label")
     limits: dict[str, float]
@@ -68,17 +68,17 @@ class ModelInfo(BaseModel):
 
 REASONS = {
     408: "The body did not arrive in time",
-    413: "The body, a picture or the number of pictures is above a limit",
-    415: "Not a picture, or not a form in which pictures can be sent",
+    413: "The body, an image or the number of images is above a limit",
+    415: "Not an image, or not a form in which images can be sent",
     421: "The Host header has a name that is not the service's",
-    422: "A damaged picture or request, or a value out of its range",
+    422: "A damaged image or request, or a value out of its range",
     500: "The model's answer is not a finite number",
     503: "Too much is waiting, or the service is about to stop: Retry-After says when to come",
     504: "No answer within the time limit",
 }
 
 RAW = ("image/jpeg", "image/png", "image/webp", "image/gif", "application/octet-stream")
-"""How a picture may be named; every other image type does as well."""
+"""How an image may be named; every other image type does as well."""
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -93,12 +93,12 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def request_body(settings: Settings) -> dict[str, Any]:
-    """How pictures are sent, for the description."""
+    """How images are sent, for the description."""
     binary = {"type": "string", "format": "binary"}
-    pictures = {"type": "array", "items": binary, "minItems": 1, "maxItems": settings.max_pictures}
+    images = {"type": "array", "items": binary, "minItems": 1, "maxItems": settings.max_images}
     form = {
         "type": "object",
-        "properties": {FIELD: pictures},
+        "properties": {FIELD: images},
         "required": [FIELD],
         "additionalProperties": False,
     }

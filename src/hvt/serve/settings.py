@@ -29,23 +29,23 @@ class Settings:
     )
     port: int = field(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
     workers: int = _count(1, "processes that answer")
-    max_batch: int = _count(16, "pictures that the model sees at once, at most")
+    max_batch: int = _count(16, "images that the model sees at once, at most")
     max_wait_ms: float = field(
-        2.0, "milliseconds that a picture waits for others to share its batch", least=0, most=1000
+        2.0, "milliseconds that an image waits for others to share its batch", least=0, most=1000
     )
     threads: int = _count(1, "threads of ONNX Runtime for one batch")
     runs: int = field(0, "batches at once in a worker; 0 is one for each core", least=0)
-    decoders: int = _count(2, "pictures that a worker decodes at once")
+    decoders: int = _count(2, "images that a worker decodes at once")
     device: str = field("auto", "where the model runs: auto, cpu or cuda")
     max_body: int = _count(20_000_000, "bytes of a request, at most")
-    max_pixels: int = _count(50_000_000, "pixels of a picture, at most", most=MOST_PIXELS)
-    max_pictures: int = _count(64, "pictures of a request, at most")
+    max_pixels: int = _count(50_000_000, "pixels of an image, at most", most=MOST_PIXELS)
+    max_images: int = _count(64, "images of a request, at most")
     max_header_bytes: int = _count(32_768, "bytes of a request's line and headers, at most")
     max_header_count: int = _count(100, "headers of a request, at most")
     max_connections: int = _count(
         1000, "connections of a worker; then the one that waits longest for its client is closed"
     )
-    queue: int = _count(256, "pictures that a worker has accepted and not answered, at most")
+    queue: int = _count(256, "images that a worker has accepted and not answered, at most")
     max_buffered_bytes: int = _count(
         500_000_000, "bytes of requests that a worker has accepted and not answered, at most"
     )
@@ -56,7 +56,7 @@ class Settings:
         30.0, "seconds for a request, from its headers to its answer", least=0.001, most=86400
     )
     decode_timeout: float = field(
-        10.0, "seconds for decoding a picture, which is then given up", least=0.001, most=86400
+        10.0, "seconds for decoding an image, which is then given up", least=0.001, most=86400
     )
     drain: float = field(
         0.5, "seconds of still taking requests after being told to stop", least=0, most=3600
@@ -70,14 +70,14 @@ class Settings:
         for name in self.allow_host:
             if not NAME.fullmatch(name):
                 raise HVTError(
-                    f"allow_host={name!r} must be a name such as pictures.example.org, without a "
+                    f"allow_host={name!r} must be a name such as images.example.org, without a "
                     "scheme and a port, or * for all"
                 )
         if self.workers > 1 and os.name == "nt":
             raise HVTError(f"workers={self.workers} must be 1 on Windows")
-        if self.max_pictures > self.queue:
+        if self.max_images > self.queue:
             raise HVTError(
-                f"max_pictures={self.max_pictures} must be at most queue={self.queue}, "
+                f"max_images={self.max_images} must be at most queue={self.queue}, "
                 "or a full request could never be accepted"
             )
         if self.max_body > self.max_buffered_bytes:

@@ -21,7 +21,7 @@ from ..checkpoint.description import PREPROCESSING
 from ..checkpoint.save_load import save
 from ..costs import arrow
 from ..data.fingerprint import identity
-from ..data.sources import Data, Pictures
+from ..data.sources import Data, Images
 from ..errors import HVTError
 from ..evaluation import Score, evaluate
 from ..files import atomic_write, open_regular
@@ -184,14 +184,14 @@ class Trainer:
     def _fit_batch(self, recipe: Recipe) -> Recipe:
         """The recipe with a batch that the data can fill, which a line tells."""
         unit = 2 * self.processes.world_size * recipe.accumulate
-        if not isinstance(self.data.train, Pictures):
+        if not isinstance(self.data.train, Images):
             return recipe
         most = len(self.data.train) // unit * unit
         if not most or recipe.batch_size <= most:
             return recipe
         self._say(
             f"batch_size={recipe.batch_size} is more than the {len(self.data.train)} training "
-            f"pictures: lowered to {most}, and the learning rate with it"
+            f"images: lowered to {most}, and the learning rate with it"
         )
         return recipe.replace(batch_size=most)
 
@@ -265,22 +265,22 @@ class Trainer:
         try:
             self._announce()
             self.started, self.saved = time.perf_counter(), time.monotonic()
-            self.first_epoch, pictures = self.progress.epoch, 0
+            self.first_epoch, images = self.progress.epoch, 0
             with self.signals:
                 for epoch in range(self.first_epoch, self.epochs):
                     began, first = time.perf_counter(), self.progress.step
                     self._epoch(epoch)
                     done = (self.progress.step - first) * self.recipe.batch_size
-                    pictures += done
+                    images += done
                     self._close_epoch(epoch, done / (time.perf_counter() - began))
         except BaseException as error:
-            # What reads pictures ends with its iterator, and a traceback would keep that alive.
+            # What reads images ends with its iterator, and a traceback would keep that alive.
             traceback.clear_frames(error.__traceback__)
             raise
         finally:
             self.watcher.close()
         seconds = time.perf_counter() - self.started
-        result = self._finish(seconds, pictures / seconds)
+        result = self._finish(seconds, images / seconds)
         (result.stop_asked,) = self.processes.any(self.device, self.signals.asked)
         return result
 
@@ -351,7 +351,7 @@ class Trainer:
             row[f"{prefix}_loss"], row[f"{prefix}_top1"] = score.loss, score.top1
             row[f"{prefix}_top5"] = score.top5
             if score.skipped and prefix == "val":
-                self._say(f"{score.skipped} unreadable validation pictures were passed over")
+                self._say(f"{score.skipped} unreadable validation images were passed over")
             merit = self._merit(row, prefix)
             if merit > progress.best_top1:
                 progress.best_top1 = merit
@@ -390,7 +390,7 @@ class Trainer:
             f"{recipe.model or recipe.init}{self._weights()}: "
             f"{config.image[0]}×{config.image[1]}, tokens {arrow(list(config.tokens))}; "
             f"{self.data.name}: {len(self.data.train)} training and {len(self.data.val)} "
-            f"validation pictures, {len(self.data.class_names)} classes"
+            f"validation images, {len(self.data.class_names)} classes"
             + (" (held out of the training data)" if self.data.held_out else "")
         )
         self._say(
@@ -509,14 +509,12 @@ class Trainer:
         values = {k: v for k, v in self.recipe.to_dict().items() if k not in RESUMABLE_FIELDS}
         values["classes"] = self.data.class_names
         return (
-            {name: json.dumps(value) for name, value in values.items()}
-            | self._pictures
-            | self._files
+            {name: json.dumps(value) for name, value in values.items()} | self._images | self._files
         )
 
     @functools.cached_property
-    def _pictures(self) -> dict[str, str]:
-        """The pictures, by which a run knows its data again wherever that lies."""
+    def _images(self) -> dict[str, str]:
+        """The images, by which a run knows its data again wherever that lies."""
         return identity(self.data)
 
     @functools.cached_property

@@ -26,7 +26,7 @@ from rich.console import Console
 from .. import distributed
 from ..checkpoint.save_load import load
 from ..costs import cost
-from ..data.sources import Pictures
+from ..data.sources import Images
 from ..device import find_device
 from ..errors import HVTError
 from . import engine
@@ -120,14 +120,14 @@ def _launched() -> bool:
 def _check_batch(recipe: Recipe, processes: int) -> None:
     """Refuse a batch that the processes of a new run cannot share, before they are started.
 
-    One of more than the training pictures is fitted to them.
+    One of more than the training images is fitted to them.
     """
     batch, unit = recipe.batch_size, 2 * processes * recipe.accumulate
     if batch % unit == 0:
         return
     if batch > unit:
         train = build_model(recipe).data.train
-        if isinstance(train, Pictures) and 0 < len(train) // unit * unit < batch:
+        if isinstance(train, Images) and 0 < len(train) // unit * unit < batch:
             return
     raise HVTError(f"batch_size={batch} must be a multiple of {unit} (2 × processes × accumulate)")
 
@@ -159,7 +159,7 @@ def choose(recipe: Recipe, done: int = 0) -> Choice | None:
     trainer = Trainer(
         recipe, Path(recipe.output or "."), distributed.DistributedContext(), device, _silent()
     )
-    if not isinstance(trainer.data.train, Pictures) or any(
+    if not isinstance(trainer.data.train, Images) or any(
         getattr(trainer.learner.model.config, rate) for rate in _DROPOUT
     ):
         # A stream deals out its files, and dropout its masks, by the number of processes.

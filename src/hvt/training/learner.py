@@ -2,7 +2,7 @@
 
 With several processes the model is wrapped in DistributedDataParallel (DDP).
 
-Nothing random has a state: every step seeds itself from (seed, step), every picture from its key,
+Nothing random has a state: every step seeds itself from (seed, step), every image from its key,
 and dropout from (seed, step, share of the batch).
 So what `Learner.state` gives, and the number of steps done, is all there is to know.
 """
@@ -48,7 +48,7 @@ class Step:
     taken: bool
     """False where the loss or a gradient was not finite: nothing has changed then."""
     broken: int
-    """Unreadable pictures that others stood in for."""
+    """Unreadable images that others stood in for."""
     flags: tuple[bool, ...] = ()
     """For each flag, whether it was raised in any process."""
 
@@ -176,7 +176,7 @@ class Learner:
         return seconds * self.recipe.accumulate
 
     def _trial(self, size: int) -> Tensor:
-        """A loss of black pictures that depends on all weights."""
+        """A loss of black images that depends on all weights."""
         config = self.model.config
         images = torch.zeros(size, config.in_chans, *config.image, device=self.device)
         return self.network(images).float().logsumexp(1).mean()

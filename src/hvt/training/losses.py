@@ -35,8 +35,8 @@ class Teacher(nn.Module):
     """A frozen model whose logits a student follows; DeiT's soft and hard distillation.
 
     There is no distillation token: the student's own head, on its averaged tokens, is taught.
-    `size` is that of the teacher's pictures. `normal` and `student_normal` are the mean and
-    standard deviation, channel by channel, that teacher and student want pictures normalised by.
+    `size` is that of the teacher's images. `normal` and `student_normal` are the mean and
+    standard deviation, channel by channel, that teacher and student want images normalised by.
     `order` says which of the teacher's classes each of the student's is, where they differ.
     """
 
@@ -68,7 +68,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """The teacher's logits for pictures as the student sees them."""
+        """The teacher's logits for images as the student sees them."""
         images = images * self.scale + self.shift
         if tuple(images.shape[-2:]) != self.size:
             images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
@@ -76,7 +76,7 @@ class Teacher(nn.Module):
         return logits if self.order is None else logits[:, self.order]
 
     def loss(self, logits: Tensor, images: Tensor) -> Tensor:
-        """How far the student's logits are from the teacher's logits for the same pictures."""
+        """How far the student's logits are from the teacher's logits for the same images."""
         teacher_logits = self(images).float()
         if self.kind == "hard":
             return F.cross_entropy(logits.float(), teacher_logits.argmax(dim=1))

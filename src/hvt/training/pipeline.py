@@ -15,7 +15,7 @@ from ..config import HVTConfig
 from ..data.augment import INTERPOLATIONS, BatchAugment
 from ..data.evaluation import SMALL, as_files, eval_transform, per_channel
 from ..data.loader import EvalBatches, TrainBatches
-from ..data.sources import ArrayPictures, Data, open_data
+from ..data.sources import ArrayImages, Data, open_data
 from ..distributed import DistributedContext
 from ..errors import HVTError
 from ..model import HVT
@@ -155,18 +155,18 @@ def open_batches(
     """This process's batches to learn from and to measure by."""
     workers = reading_processes(recipe.workers, processes, device)
     height, width = model.config.image
-    small = isinstance(data.train, ArrayPictures) and height == width <= SMALL
-    # timm's augmentations are PIL's, picture by picture; crops and flips alone need no PIL.
-    # So does resizing, unless each picture draws its own.
+    small = isinstance(data.train, ArrayImages) and height == width <= SMALL
+    # timm's augmentations are PIL's, image by image; crops and flips alone need no PIL.
+    # So does resizing, unless each image draws its own.
     drawn = recipe.interpolation not in INTERPOLATIONS and data.image_size != height
     if small and not (recipe.rand_augment or recipe.color_jitter or recipe.erase or drawn):
-        pictures: Any = data.train
+        images: Any = data.train
         augment = _crop_and_flip(recipe, model)
     else:
-        pictures = as_files(data.train)
+        images = as_files(data.train)
         augment = _augmentation(recipe, model, data.image_size if small else None)
     train = TrainBatches(
-        pictures,
+        images,
         augment,
         batch_size=recipe.batch_size,
         repeats=recipe.repeats,
@@ -202,7 +202,7 @@ def reading_processes(workers: int, processes: DistributedContext, device: torch
 
 
 def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
-    """timm's; small pictures, of `side` pixels, get padded crops instead of resized ones."""
+    """timm's; small images, of `side` pixels, get padded crops instead of resized ones."""
     cfg, config, policy = model.pretrained_cfg, model.config, recipe.rand_augment
     try:
         if policy.startswith("rand") and not _RAND_AUGMENT.fullmatch(policy):

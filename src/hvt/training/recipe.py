@@ -43,24 +43,24 @@ class Recipe:
         0.1, "validation share of a folder that has no split", above=0, below=1
     )
     holdout: float = field(
-        0.0, "validate on this share of the training pictures instead", least=0, below=1
+        0.0, "validate on this share of the training images instead", least=0, below=1
     )
     train_fraction: float = field(
-        1.0, "learn from this share of the training pictures of each class", above=0, most=1
+        1.0, "learn from this share of the training images of each class", above=0, most=1
     )
-    skip_broken: bool = field(False, "pass over unreadable pictures and count them")
+    skip_broken: bool = field(False, "pass over unreadable images and count them")
     output: str | None = field(None, "the run's folder (default: runs/RECIPE-MODEL)")
 
     epochs: float = field(
         300, "passes over the training data, of which the last may be a part", above=0, most=MOST
     )
-    batch_size: int = field(1024, "pictures per step over all processes", least=2)
+    batch_size: int = field(1024, "images per step over all processes", least=2)
     accumulate: int = field(
         1, "pieces a process cuts its share of a batch into, to save memory", least=1
     )
     optimizer: str = field(
         "adamw",
-        "adamw, or muon, which learns more per step where pictures are few",
+        "adamw, or muon, which learns more per step where images are few",
         choices=("adamw", "muon"),
     )
     lr: float = field(5e-4, "learning rate at a batch of 512; scales with the batch", above=0)
@@ -80,10 +80,10 @@ class Recipe:
     mixup_switch: float = field(0.5, "share of mixed batches that use CutMix", least=0, most=1)
     rand_augment: str = field("rand-m9-mstd0.5-inc1", "timm's RandAugment; '' is off")
     color_jitter: float = field(0.4, "colour jitter where RandAugment is off", least=0)
-    erase: float = field(0.25, "share of pictures with a random patch of noise", least=0, most=1)
-    repeats: int = field(3, "augmented copies of a picture in an epoch of equal length", least=1)
-    flip: float = field(0.5, "share of pictures flipped left to right", least=0, most=1)
-    padding: int = field(4, "padding of random crops, for pictures up to 64 pixels", least=0)
+    erase: float = field(0.25, "share of images with a random patch of noise", least=0, most=1)
+    repeats: int = field(3, "augmented copies of an image in an epoch of equal length", least=1)
+    flip: float = field(0.5, "share of images flipped left to right", least=0, most=1)
+    padding: int = field(4, "padding of random crops, for images up to 64 pixels", least=0)
     interpolation: str = field(
         "bicubic",
         "resizing: bicubic, bilinear or random",
@@ -106,9 +106,7 @@ class Recipe:
     )
     compile: bool = field(False, "torch.compile the model")
     grad_checkpointing: bool = field(False, "recompute blocks in the backward pass")
-    workers: int = field(
-        -1, "processes that read pictures; -1 chooses", least=-1, most=MOST_THREADS
-    )
+    workers: int = field(-1, "processes that read images; -1 chooses", least=-1, most=MOST_THREADS)
     threads: int | None = field(None, "CPU threads of each process", least=1, most=MOST_THREADS)
     processes: int | str | None = field(
         None,

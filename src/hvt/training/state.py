@@ -49,7 +49,7 @@ class Progress:
     """Losses that were not finite, in all."""
     consecutive_nonfinite: int = 0
     broken: int = 0
-    """Unreadable training pictures that were passed over, in all."""
+    """Unreadable training images that were passed over, in all."""
     best_top1: float = -1.0
     rows: list[dict[str, Any]] = field(default_factory=list)
 

@@ -126,7 +126,7 @@ class Watcher:
         if row["bad_steps"]:
             parts.append(f"{row['bad_steps']} bad steps")
         if row["broken"]:
-            parts.append(f"{row['broken']} broken pictures")
+            parts.append(f"{row['broken']} broken images")
         parts += [f"{speed:.0f} images/s", f"{clock(seconds_left)} left"]
         self.say("  ".join(parts))
 

@@ -173,8 +173,8 @@ class Cache:
         for epoch in sorted({number // self.batches.steps for number in mine}):
             numbers = [n for n in mine if n // self.batches.steps == epoch]
             steps = [number % self.batches.steps for number in numbers]
-            pictures = self.batches.batches(epoch, steps)
-            for number, batch in zip(numbers, pictures, strict=True):
+            images = self.batches.batches(epoch, steps)
+            for number, batch in zip(numbers, images, strict=True):
                 self._write(self.paths(chunks)[number], batch.images)
                 done += self.processes.world_size
                 note(min(done, chunks), chunks)

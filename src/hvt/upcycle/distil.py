@@ -34,7 +34,7 @@ class Weights:
 
 
 def divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(source ‖ student) of each picture: `(B, classes)` twice → `(B,)`."""
+    """KL(source ‖ student) of each image: `(B, classes)` twice → `(B,)`."""
     ours, theirs = F.log_softmax(logits.float(), dim=1), F.log_softmax(target.float(), dim=1)
     return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
 
@@ -74,7 +74,7 @@ def mixed(views: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
     """Mixup of bytes: each crop blended with its opposite in the batch, alike at every size.
 
     `(B, C, H, W)` each, and `(B,)` → float of the same shapes. The source answers what it is shown,
-    so the blends need no labels, and few photos make many pictures that no one has learnt by heart.
+    so the blends need no labels, and few photos make many images that no one has learnt by heart.
     """
     keep = kept.view(-1, 1, 1, 1)
     return [torch.lerp(view.flip(0).float(), view.float(), keep) for view in views]
@@ -216,7 +216,7 @@ class HoldoutAgreement:
             top1=100 * same / count,
             top5=100 * among / count,
             loss=loss / count,
-            pictures=int(count),
+            images=int(count),
             skipped=0,
             seconds=time.perf_counter() - began,
             num_classes=model.num_classes,
@@ -225,7 +225,7 @@ class HoldoutAgreement:
 
 
 def compare(answers: Tensor, target: Tensor, head: bool) -> Tensor:
-    """For each picture whether the best is the same, among the first five, and KL: `(B, 3)`."""
+    """For each image whether the best is the same, among the first five, and KL: `(B, 3)`."""
     if not head:
         alike = F.cosine_similarity(answers.float(), target.float(), dim=1)
         return torch.stack((alike, alike, 1 - alike), dim=1)

@@ -43,7 +43,7 @@ class Work:
     photos: Photos
     target: Target
     sizes: tuple[Size, ...]
-    """Of the source's pictures and the student's; one where they are the same."""
+    """Of the source's images and the student's; one where they are the same."""
     held: HoldoutAgreement
 
     def crops(self) -> Crops:
@@ -152,8 +152,8 @@ class Phase(Trainer):
 
     def _announce(self) -> None:
         what = "the tail" if self.layout is not None else "all blocks"
-        pictures = len(self.work.photos.train) if self.rows is None else len(self.rows)
+        images = len(self.work.photos.train) if self.rows is None else len(self.rows)
         self._say(
-            f"{what}: {pictures} {'photos' if self.rows is None else 'crops'}, {self.steps} steps "
+            f"{what}: {images} {'photos' if self.rows is None else 'crops'}, {self.steps} steps "
             f"of {self.recipe.batch_size} an epoch, {self._estimate()}, without reading"
         )

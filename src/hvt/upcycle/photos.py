@@ -16,9 +16,9 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import pil_to_tensor
 
 from ..data.evaluation import eval_transform, per_channel
-from ..data.folders import FilePictures
+from ..data.folders import FileImages
 from ..data.loader import EvalBatches
-from ..deploy.inputs import find_pictures
+from ..deploy.inputs import find_images
 from ..errors import HVTError
 from ..files import expanded
 from ..model import HVT
@@ -31,19 +31,19 @@ class Photos:
     """Photos to learn from and photos held out."""
 
     name: str
-    train: FilePictures
-    val: FilePictures
+    train: FileImages
+    val: FileImages
     digest: str
     """Of all names, by which a resumed run knows its photos again."""
 
 
 def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int = 3) -> Photos:
-    """The pictures below a folder, some of them held out by a hash of their names.
+    """The images below a folder, some of them held out by a hash of their names.
 
     So a photo stays in its part, whatever the seed and the order on the disk, and nearly always
     when others are added: runs can be compared, and averaged, on photos that none has learnt from.
     """
-    paths = sorted(find_pictures([str(folder)]))
+    paths = sorted(find_images([str(folder)]))
     base = expanded(folder)
     if not base.is_dir():
         raise HVTError(f"{folder} is not a folder: name the one that has the photos in it")
@@ -58,19 +58,19 @@ def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int
     train, val = [p for p in paths if p not in held], [p for p in paths if p in held]
     if not val or len(train) < batch_size:
         raise HVTError(
-            f"{folder} has {len(paths)} pictures, of which {len(train)} are to learn from and "
+            f"{folder} has {len(paths)} images, of which {len(train)} are to learn from and "
             f"{len(val)} held out: too few for a batch of {batch_size}, add more or lower "
             "--batch-size"
         )
     digest = hashlib.blake2b("".join(sorted(ranks.values())).encode(), digest_size=16).hexdigest()
 
-    def pictures(chosen: list[str]) -> FilePictures:
-        return FilePictures(chosen, [0] * len(chosen), in_chans)
+    def images(chosen: list[str]) -> FileImages:
+        return FileImages(chosen, [0] * len(chosen), in_chans)
 
-    return Photos(str(folder), pictures(train), pictures(val), digest)
+    return Photos(str(folder), images(train), images(val), digest)
 
 
-# ── the same picture at several sizes ───────────────────────────────────────────────────────────
+# ── the same image at several sizes ───────────────────────────────────────────────────────────
 
 
 class Crops:
@@ -80,13 +80,13 @@ class Crops:
         self.sizes, self.scale = tuple(sizes), (scale, 1.0)
         self.resample = str_to_pil_interp(interpolation if interpolation != "random" else "bicubic")
 
-    def __call__(self, picture: Image.Image) -> Tensor:  # → uint8 (bytes,)
-        top, left, height, width = RandomResizedCrop.get_params(picture, self.scale, (3 / 4, 4 / 3))
+    def __call__(self, image: Image.Image) -> Tensor:  # → uint8 (bytes,)
+        top, left, height, width = RandomResizedCrop.get_params(image, self.scale, (3 / 4, 4 / 3))
         flip = bool(torch.rand(()) < 0.5)
         box = (left, top, left + width, top + height)
         parts = []
         for rows, cols in self.sizes:
-            cut = picture.resize((cols, rows), self.resample, box=box)
+            cut = image.resize((cols, rows), self.resample, box=box)
             if flip:
                 cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             parts.append(pil_to_tensor(cut).flatten())
@@ -99,12 +99,12 @@ class Views:
     def __init__(self, models: Sequence[HVT]) -> None:
         self.transforms = [eval_transform(model, normalize=False) for model in models]
 
-    def __call__(self, picture: Image.Image) -> Tensor:
-        return torch.cat([transform(picture).flatten() for transform in self.transforms])
+    def __call__(self, image: Image.Image) -> Tensor:
+        return torch.cat([transform(image).flatten() for transform in self.transforms])
 
 
 def unpack(flat: Tensor, channels: int, sizes: Sequence[Size]) -> list[Tensor]:
-    """Flat bytes as pictures: `(B, bytes)` → `(B, C, H, W)` for each size."""
+    """Flat bytes as images: `(B, bytes)` → `(B, C, H, W)` for each size."""
     counts = [channels * rows * cols for rows, cols in sizes]
     parts = flat.split(counts, dim=1)
     return [part.reshape(-1, channels, *size) for part, size in zip(parts, sizes, strict=True)]

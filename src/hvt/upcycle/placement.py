@@ -1,4 +1,4 @@
-"""Where to pool: all placements and picture sizes within a budget, ranked before any training."""
+"""Where to pool: all placements and image sizes within a budget, ranked before any training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..config import HVTConfig
 from ..costs import cost
-from ..data.folders import FilePictures
+from ..data.folders import FileImages
 from ..errors import HVTError
 from ..model import HVT
 from .distil import compare
@@ -79,7 +79,7 @@ def describe(config: HVTConfig) -> str:
 def candidates(
     source: HVTConfig, gflops: float | None, fixed: dict[str, Any]
 ) -> tuple[list[HVTConfig], list[HVTConfig]]:
-    """Pooled architectures that cost the budget or a little less, and whole ones on small pictures.
+    """Pooled architectures that cost the budget or a little less, and whole ones on small images.
 
     One for each size, stride and place; averages and log(size) unless `fixed` has others, for
     which see `variants`. Without a budget `fixed` must name a size and the places.
@@ -114,7 +114,7 @@ def candidates(
 
 
 def placements(base: HVTConfig, fixed: dict[str, Any]) -> list[HVTConfig]:
-    """A config for each picture size, stride and place to pool after; one at least is possible."""
+    """A config for each image size, stride and place to pool after; one at least is possible."""
     configs: list[HVTConfig] = []
     impossible: HVTError | None = None
     options = itertools.product(_sizes(base, fixed), _strides(fixed), _places(base, fixed))
@@ -221,7 +221,7 @@ def _kernel(
 
 
 def _rivals(base: HVTConfig, gflops: float, sizes: Iterable[tuple[int, int]]) -> list[HVTConfig]:
-    """The whole source on the largest pictures that the budget allows."""
+    """The whole source on the largest images that the budget allows."""
     configs = [drop_unread_patches(base.replace(img_size=size)) for size in sizes]
     within = [config for config in configs if cost(config).gflops <= gflops]
     return within[-1:]
@@ -249,12 +249,12 @@ def _only(base: HVTConfig, fixed: dict[str, Any]) -> HVTConfig:
 class Judge:
     """Measures placements on photos, cheaply.
 
-    For each picture size the source's blocks run once and every block's output is kept, so that a
+    For each image size the source's blocks run once and every block's output is kept, so that a
     placement costs its tail alone.
     """
 
     def __init__(
-        self, source: HVT, photos: FilePictures, device: torch.device, workers: int, skip: bool
+        self, source: HVT, photos: FileImages, device: torch.device, workers: int, skip: bool
     ) -> None:
         self.source, self.photos = source.to(device), photos
         self.device, self.workers, self.skip = device, workers, skip
@@ -315,7 +315,7 @@ class Judge:
         for config in configs:
             self.sums[config][4] = stop
 
-    def _truth(self, part: FilePictures, start: int, stop: int, views: Tensor | None) -> Tensor:
+    def _truth(self, part: FileImages, start: int, stop: int, views: Tensor | None) -> Tensor:
         """The source's answers at its own size."""
         if (start, stop) not in self._answers:
             if views is None:

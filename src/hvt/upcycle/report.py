@@ -19,7 +19,7 @@ from ..checkpoint.save_load import save
 from ..costs import cost
 from ..data.evaluation import SMALL, as_files, eval_transform
 from ..data.loader import EvalBatches
-from ..data.sources import ArrayPictures, EvalData, open_eval
+from ..data.sources import ArrayImages, EvalData, open_eval
 from ..errors import HVTError
 from ..evaluation import Score, evaluate
 from ..model import HVT
@@ -73,7 +73,7 @@ def top(
 ) -> tuple[float, float]:
     """Top-1 and top-5 on labelled data."""
     height, width = model.config.image
-    small = isinstance(data.val, ArrayPictures) and height == width <= SMALL
+    small = isinstance(data.val, ArrayImages) and height == width <= SMALL
     batches = EvalBatches(
         data.val if small else as_files(data.val),
         eval_transform(model, arrays=small),

@@ -83,7 +83,7 @@ def upcycle(
 ) -> Upcycled:
     """Make a trained plain ViT cheap and write it to `output`.
 
-    `source` is what `open_source` takes, `data` any folder of pictures, `run_folder` the folder
+    `source` is what `open_source` takes, `data` any folder of images, `run_folder` the folder
     to work in. `settings` are the fields of `Settings`, such as `gflops=0.7, minutes=30`.
     """
     names = [field.name for field in dataclasses.fields(Settings)]
@@ -236,7 +236,7 @@ class Upcycling:
         self._open_data()
         if self.photos.digest != digest:
             raise HVTError(
-                f"the pictures in {self.data} are not those that the run in {self.folder} began "
+                f"the images in {self.data} are not those that the run in {self.folder} began "
                 "with: put them back, or begin another run"
             )
         if not (self.folder / "placement.json").exists():
@@ -511,7 +511,7 @@ class Upcycling:
             self._say(f"and {len(table) - len(rows)} more in {self.folder / 'placement.json'}")
         if table[0].config in rivals and settings.pool_after != ():
             self._say(
-                "untrained, the whole source on smaller pictures is nearer to itself than any "
+                "untrained, the whole source on smaller images is nearer to itself than any "
                 "placement: --pool-after '()' takes it"
             )
         return table
@@ -546,9 +546,7 @@ class Upcycling:
             self._check_output(model)
             save(model, self.output)
             self._say(f"the model is in {self.output}")
-            whole = Score(
-                100.0, 100.0, 0.0, scores[best].pictures, 0, 0.0, 0, scores[best].confusion
-            )
+            whole = Score(100.0, 100.0, 0.0, scores[best].images, 0, 0.0, 0, scores[best].confusion)
             rows = [report.row_of("source", self.source, whole)]
             rows += [report.row_of(name, models[name], score) for name, score in scores.items()]
             kept = {"source": self.source, **models}
@@ -595,7 +593,7 @@ class Upcycling:
             if self.source.num_classes
             else ("cosine similarity {:.1f} %, loss {:.4f}")
         )
-        self._say(f"{name}: {words.format(score.top1, score.loss)} on {score.pictures} photos")
+        self._say(f"{name}: {words.format(score.top1, score.loss)} on {score.images} photos")
 
     def _progress(self, what: str, each: int) -> Any:
         printed = time.monotonic()

@@ -23,11 +23,9 @@ EPOCHS = 10.0
 class Settings:
     """Everything but the source, the photos and the file to write."""
 
-    gflops: float | None = field(
-        None, "multiply-adds of one picture to stay within, in 10⁹", above=0
-    )
+    gflops: float | None = field(None, "multiply-adds of one image to stay within, in 10⁹", above=0)
 
-    img_size: int | tuple[int, int] | None = field(None, "picture size: N or HxW")
+    img_size: int | tuple[int, int] | None = field(None, "image size: N or HxW")
     pool_after: tuple[int, ...] | None = field(None, "blocks to pool after; () pools nowhere")
     pool: str | None = field(None, "max or avg", choices=("max", "avg"))
     pool_dims: int | None = field(None, "1 pools the sequence, 2 the grid", least=1, most=2)

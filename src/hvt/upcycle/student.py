@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..config import HVTConfig
 from ..model import HVT
-from ..pooling import as_picture, as_tokens
+from ..pooling import as_image, as_tokens
 
 
 class Answer(NamedTuple):
@@ -23,7 +23,7 @@ class Answer(NamedTuple):
 
 
 def resized(source: HVT, image: tuple[int, int]) -> HVT:
-    """The source for pictures of another size, its other weights shared."""
+    """The source for images of another size, its other weights shared."""
     if source.config.image == image:
         return source
     memo = {id(tensor): tensor for tensor in (*source.parameters(), *source.buffers())}
@@ -33,7 +33,7 @@ def resized(source: HVT, image: tuple[int, int]) -> HVT:
 
 
 def pooled(source: HVT, config: HVTConfig) -> HVT:
-    """The source's weights in a pooled architecture of the same picture size.
+    """The source's weights in a pooled architecture of the same image size.
 
     Positions that follow a pooling are zero, so that what is pooled goes on as it is. Other weights
     are shared with the source.
@@ -77,7 +77,7 @@ def front(model: HVT, images: Tensor, split: int) -> Tensor:
 
 
 class Student(nn.Module):
-    """A model that gives more than logits, from pictures or, with a split, from its front's."""
+    """A model that gives more than logits, from images or, with a split, from its front's."""
 
     def __init__(self, model: HVT, split: int | None = None) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Student(nn.Module):
         self.taken = taken_blocks(model.config)
 
     def forward(self, x: Tensor, blend: float = 1.0) -> Answer:
-        """With a `blend` below 1 from pictures, at full length: see `_blended`."""
+        """With a `blend` below 1 from images, at full length: see `_blended`."""
         if blend < 1:
             return self._blended(x, blend)
         model, first = self.model, 0
@@ -118,8 +118,8 @@ class Student(nn.Module):
             if block.pool is not None:
                 grid, position = block.pool.grid, block.pos_embed
                 pooled = block.pool(x) + position
-                picture = as_picture(pooled[:, prefix:], block.pool.out_grid)
-                spread = as_tokens(F.interpolate(picture, grid, mode="nearest"))
+                image = as_image(pooled[:, prefix:], block.pool.out_grid)
+                spread = as_tokens(F.interpolate(image, grid, mode="nearest"))
                 x = torch.lerp(x, torch.cat((pooled[:, :prefix], spread), dim=1), share)
             if index in self.taken:
                 tokens.append(averaged(x, index, config, config))
@@ -132,17 +132,17 @@ class Student(nn.Module):
 
 
 def averaged(x: Tensor, index: int, whole: HVTConfig, student: HVTConfig) -> Tensor:
-    """Unpooled tokens after a block, averaged over the part of the picture of each of a student's.
+    """Unpooled tokens after a block, averaged over the part of the image of each of a student's.
 
     `(B, N, D)` → `(B, N', D)`; prefix tokens stay.
     """
     prefix, stage = whole.num_prefix_tokens, sum(block <= index for block in student.pool_blocks)
     patches = x[:, prefix:]
-    picture = as_picture(patches, whole.grid)
+    image = as_image(patches, whole.grid)
     if stage > 0 and student.pool_dims == 1:  # row by row, in rows of the student's length
-        patches = as_tokens(F.adaptive_avg_pool2d(picture, student.grid))
-        picture = as_picture(patches, (1, patches.shape[1]))
-    parts = as_tokens(F.adaptive_avg_pool2d(picture, student.grids[stage]))
+        patches = as_tokens(F.adaptive_avg_pool2d(image, student.grid))
+        image = as_image(patches, (1, patches.shape[1]))
+    parts = as_tokens(F.adaptive_avg_pool2d(image, student.grids[stage]))
     return torch.cat((x[:, :prefix], parts), dim=1)
 
 

@@ -1,4 +1,4 @@
-// The page: one picture to /predict and /explain, and what they say drawn here. Nothing is fetched
+// The page: one image to /predict and /explain, and what they say drawn here. Nothing is fetched
 // from elsewhere, and no markup is built from text: names of classes and files come from outside.
 
 const LARGEST = 1280; // pixels of a longer side; a larger photograph is made smaller before it is sent
@@ -11,7 +11,7 @@ const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const arrow = (numbers) => numbers.join(" → ");
 const quick = (ms) => `${ms < 100 ? ms.toFixed(1) : Math.round(ms)} ms`;
 
-let turn = null; // the picture that is being looked at; a newer one stops it
+let turn = null; // the image that is being looked at; a newer one stops it
 let drawn = null; // the explanation on the page, for when the window changes its width
 
 function element(name, attributes = {}, ...children) {
@@ -37,7 +37,7 @@ function amount(macs) {
   return `${digits(macs / size)} ${unit}`.trim();
 }
 
-// ── a picture and its way to the service ───────────────────────────────────────────────────────
+// ── an image and its way to the service ───────────────────────────────────────────────────────
 
 async function look(blob, name) {
   turn?.abort();
@@ -48,7 +48,7 @@ async function look(blob, name) {
   try {
     const bitmap = await decoded(blob);
     if (signal.aborted) return;
-    showPicture(bitmap, name);
+    showImage(bitmap, name);
     const sent = await lighter(blob, bitmap);
     const start = performance.now();
     const answers = await ask("predict", sent, signal);
@@ -65,7 +65,7 @@ async function look(blob, name) {
   }
 }
 
-// The picture upright, or null where this browser cannot show it; the service may still read it.
+// The image upright, or null where this browser cannot show it; the service may still read it.
 async function decoded(blob) {
   try {
     return await createImageBitmap(blob, { imageOrientation: "from-image" });
@@ -127,9 +127,9 @@ function clear() {
 
 const WORDS = {
   0: "The service does not answer. Check the connection and try again.",
-  413: "That picture is too large.",
-  415: "That file is not a picture of a kind the service knows.",
-  422: "That picture is damaged.",
+  413: "That image is too large.",
+  415: "That file is not an image of a kind the service knows.",
+  422: "That image is damaged.",
   503: "The service is busy. Wait a moment and try again.",
   504: "The service took too long. Wait a moment and try again.",
 };
@@ -144,8 +144,8 @@ function showProblem(error) {
   if (!at("top").children.length) say("No answer.");
 }
 
-function showPicture(bitmap, name) {
-  const canvas = at("picture");
+function showImage(bitmap, name) {
+  const canvas = at("image");
   at("drop").classList.toggle("full", bitmap !== null);
   canvas.hidden = bitmap === null;
   at("invite").hidden = bitmap !== null;
@@ -154,11 +154,11 @@ function showPicture(bitmap, name) {
   const scale = Math.min(1, 1024 / Math.max(bitmap.width, bitmap.height));
   canvas.width = Math.max(1, Math.round(bitmap.width * scale));
   canvas.height = Math.max(1, Math.round(bitmap.height * scale));
-  canvas.setAttribute("aria-label", `Your picture: ${name}`);
+  canvas.setAttribute("aria-label", `Your image: ${name}`);
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
 }
 
-// On a phone the answer is below the picture, out of sight.
+// On a phone the answer is below the image, out of sight.
 function scrollToAnswer() {
   const { top } = at("answer").getBoundingClientRect();
   if (top < innerHeight / 2) return;
@@ -186,15 +186,15 @@ function showAnswer({ answers: [{ top }], milliseconds }, trip) {
   at("times").hidden = false;
 }
 
-// The part that the model sees, framed where it is not the whole picture.
+// The part that the model sees, framed where it is not the whole image.
 function showSeen() {
   const { explanation: { seen, image }, bitmap } = drawn;
   const whole = seen.width > 0.999 && seen.height > 0.999;
-  const part = whole ? "the whole picture" : "the framed part of the picture";
+  const part = whole ? "the whole image" : "the framed part of the image";
   at("view").textContent = `The model sees ${part} in ${image[1]} × ${image[0]} pixels.`;
   at("view").hidden = false;
   if (whole || !bitmap) return;
-  const canvas = at("picture");
+  const canvas = at("image");
   const context = canvas.getContext("2d");
   const box = [seen.left * canvas.width, seen.top * canvas.height, seen.width * canvas.width, seen.height * canvas.height];
   context.fillStyle = `rgba(${DIM}, .5)`;
@@ -238,13 +238,13 @@ function showStages() {
   const shown = numbers.length > 7 ? [...numbers.slice(0, 3), "…", numbers.at(-1)] : numbers;
   at("stages-title").textContent = `${arrow(shown)} tokens`;
   const also = extra ? "; a class token stands before them" : "";
-  const patch = `The picture becomes ${patches[0]} × ${patches[1]} patches, a token for each${also}.`;
+  const patch = `The image becomes ${patches[0]} × ${patches[1]} patches, a token for each${also}.`;
   if (untraced) at("stages-note").textContent = `${patch} Which patches survive cannot be shown: ${untraced}.`;
   else if (stages.length === 1) at("stages-note").textContent = `${patch} This model keeps them all.`;
   else at("stages-note").textContent = `${patch} ${alone ? ALONE : HOW[explanation.reduction]}`;
   at("detail").hidden = stages[0].kept === null;
   at("detail").textContent = HINT;
-  const figures = alone ? stages.slice(0, 1) : stages; // nothing was dropped that a picture could show
+  const figures = alone ? stages.slice(0, 1) : stages; // nothing was dropped that an image could show
   at("strip").replaceChildren(...figures.map((stage, index) => stageFigure(stage, index)));
   at("stages").hidden = false;
 }
@@ -465,7 +465,7 @@ function showCosts() {
   const { explanation: { blocks, macs, unpooled_macs: unpooled } } = drawn;
   const times = unpooled / macs;
   at("costs-note").textContent =
-    `${amount(macs)} multiply-adds in all for this picture` +
+    `${amount(macs)} multiply-adds in all for this image` +
     (times > 1.005 ? `, ${times.toFixed(1)} times fewer than ${amount(unpooled)} with all tokens kept.` : ".");
   at("legend").hidden = times <= 1.005;
   at("rows").replaceChildren(
@@ -545,7 +545,7 @@ function take(files) {
   const [file] = files;
   if (!file) return;
   mark(null);
-  look(file, file.name || "picture");
+  look(file, file.name || "image");
 }
 
 for (const input of [at("file"), at("camera")]) {

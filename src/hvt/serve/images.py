@@ -1,4 +1,4 @@
-"""Pictures from strangers: what they cost is bounded before a pixel of them is decoded."""
+"""Images from strangers: what they cost is bounded before a pixel of them is decoded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 from PIL import Image, UnidentifiedImageError
 
 from ..data.bounds import Bounds, ImageTooLargeError
-from ..data.pictures import Heavy, decode, finish, open_light, picture_formats, why
+from ..data.images import Heavy, decode, finish, image_formats, open_light, why
 from .refusals import RequestError, TooLarge, UnprocessableImage, WrongType
 
 # What people send. The other formats that Pillow reads are rare, and each is code to attack.
@@ -15,7 +15,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 
 
 def open_safely(content: bytes, bounds: Bounds, what: str) -> Image.Image | None:
-    """A picture of which the header was read and nothing decoded; a refusal calls it `what`.
+    """An image of which the header was read and nothing decoded; a refusal calls it `what`.
 
     None if it is not to be decoded here.
     """
@@ -26,7 +26,7 @@ def open_safely(content: bytes, bounds: Bounds, what: str) -> Image.Image | None
 
 
 def finish_safely(image: Image.Image, in_chans: int, what: str) -> Image.Image:
-    """What an opened picture shows, as `hvt predict` sees it."""
+    """What an opened image shows, as `hvt predict` sees it."""
     try:
         return finish(image, in_chans)[0]
     except Heavy:
@@ -56,4 +56,4 @@ def _refusal(error: Exception, what: str) -> RequestError:
 @functools.cache
 def known_formats() -> tuple[str, ...]:
     """Those of `FORMATS` that this Pillow decodes."""
-    return tuple(name for name in FORMATS if name in picture_formats())
+    return tuple(name for name in FORMATS if name in image_formats())

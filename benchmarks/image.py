@@ -1,6 +1,6 @@
 """Draw `docs/hierarchy.svg`: what each block of DeiT-S and of two HVT-S costs.
 
-    python benchmarks/picture.py [--out FILE.svg|FILE.png] [--dark]
+    python benchmarks/image.py [--out FILE.svg|FILE.png] [--dark]
 
 The SVG carries both colour schemes, and the reader's browser chooses; `--dark` draws the dark one
 alone, to look at it as PNG.

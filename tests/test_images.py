@@ -1,4 +1,4 @@
-"""A file becomes a picture whatever its mode, and a damaged one an error that names it."""
+"""A file becomes an image whatever its mode, and a damaged one an error that names it."""
 
 import io
 import multiprocessing
@@ -19,12 +19,12 @@ from PIL import Image, UnidentifiedImageError
 
 from hvt.data import decoder
 from hvt.data.bounds import MAX_SCANS, Bounds, ImageTooLargeError, jpeg_scans
-from hvt.data.pictures import (
+from hvt.data.images import (
     UnreadableImageError,
     decode,
-    picture_extensions,
-    picture_formats,
-    read_picture,
+    image_extensions,
+    image_formats,
+    read_image,
     to_channels,
 )
 from hvt.errors import HVTError
@@ -85,13 +85,13 @@ def grey16(value: int) -> Image.Image:
 def test_every_mode(
     tmp_path: Path, image: Image.Image, ending: str, expected: tuple[int, int, int]
 ) -> None:
-    file = tmp_path / f"picture.{ending}"
+    file = tmp_path / f"image.{ending}"
     image.save(file)
-    read = read_picture(file)
+    read = read_image(file)
     assert (read.mode, read.size) == ("RGB", (6, 4))
     # JPEG, WebP and a colour profile round.
     np.testing.assert_allclose(np.asarray(read)[2, 3], expected, atol=3)
-    grey = read_picture(str(file), in_chans=1)
+    grey = read_image(str(file), in_chans=1)
     assert (grey.mode, grey.size) == ("L", (6, 4))
     assert abs(int(np.asarray(grey)[2, 3]) - round(np.dot(expected, [0.299, 0.587, 0.114]))) <= 3
 
@@ -106,7 +106,7 @@ def test_values_without_a_range_of_a_format_use_their_own() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_turns_the_picture_upright(tmp_path: Path, orientation: int) -> None:
+def test_exif_turns_the_image_upright(tmp_path: Path, orientation: int) -> None:
     upright = np.zeros((16, 32, 3), np.uint8)
     upright[:8, :8] = 255  # the top left corner is white
     stored = upright
@@ -125,13 +125,13 @@ def test_exif_turns_the_picture_upright(tmp_path: Path, orientation: int) -> Non
     exif[0x0112] = orientation
     file = tmp_path / "turned.png"
     Image.fromarray(np.ascontiguousarray(stored)).save(file, exif=exif)
-    np.testing.assert_array_equal(np.asarray(read_picture(file)), upright)
+    np.testing.assert_array_equal(np.asarray(read_image(file)), upright)
 
 
-def test_damaged_exif_is_no_damage_to_the_picture(tmp_path: Path) -> None:
+def test_damaged_exif_is_no_damage_to_the_image(tmp_path: Path) -> None:
     file = tmp_path / "exif.jpg"
     solid("RGB", RED).save(file, exif=b"Exif\x00\x00II*\x00\xff\xff\xff\x7f garbage")
-    assert read_picture(file).size == (6, 4)
+    assert read_image(file).size == (6, 4)
 
 
 @pytest.mark.parametrize("ending", ["gif", "webp", "png", "tif"])
@@ -139,24 +139,24 @@ def test_of_an_animation_the_first_frame(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"moving.{ending}"
     frames = [solid("RGB", colour) for colour in ("red", "lime", "blue")]
     frames[0].save(file, save_all=True, append_images=frames[1:], lossless=True)
-    assert read_picture(file).getpixel((0, 0)) == RED
+    assert read_image(file).getpixel((0, 0)) == RED
 
 
 def test_from_a_stream() -> None:
     stream = io.BytesIO()
     solid("RGB", RED).save(stream, "PNG")
     stream.seek(0)
-    assert read_picture(stream).getpixel((0, 0)) == RED
-    with pytest.raises(UnreadableImageError, match=r"^the file cannot be read as a picture: "):
-        read_picture(io.BytesIO(b"nothing"))
-    with pytest.raises(UnreadableImageError, match=r"^picture 7 cannot be read as a picture: "):
-        read_picture(io.BytesIO(b"nothing"), name="picture 7")
+    assert read_image(stream).getpixel((0, 0)) == RED
+    with pytest.raises(UnreadableImageError, match=r"^the file cannot be read as an image: "):
+        read_image(io.BytesIO(b"nothing"))
+    with pytest.raises(UnreadableImageError, match=r"^image 7 cannot be read as an image: "):
+        read_image(io.BytesIO(b"nothing"), name="image 7")
 
 
 @pytest.mark.parametrize("in_chans", [0, 2, 4])
 def test_other_channel_counts_are_refused(tmp_path: Path, in_chans: int) -> None:
     with pytest.raises(HVTError, match=f"in_chans={in_chans} is not understood") as caught:
-        read_picture(tmp_path / "none.png", in_chans=in_chans)
+        read_image(tmp_path / "none.png", in_chans=in_chans)
     assert not isinstance(caught.value, UnreadableImageError)
 
 
@@ -182,20 +182,20 @@ def bomb() -> bytes:
         (noise("PNG")[:-200], "truncated"),
         (noise("JPEG")[:20], ""),
         (b"", "the file is empty"),
-        (b"this is text\n" * 40, "its content is not in a picture format"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not in a picture format"),
+        (b"this is text\n" * 40, "its content is not in an image format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not in an image format"),
         (bomb(), "exceeds limit"),
         (None, "there is no such file"),
     ],
 )
 def test_what_is_damaged_is_broken(tmp_path: Path, content: bytes | None, reason: str) -> None:
-    file = tmp_path / "damaged picture.jpg"
+    file = tmp_path / "damaged image.jpg"
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(UnreadableImageError) as caught:
-        read_picture(file)
+        read_image(file)
     message = str(caught.value)
-    assert message.startswith(f"{file} cannot be read as a picture: ")
+    assert message.startswith(f"{file} cannot be read as an image: ")
     assert reason in message
     assert "\n" not in message
     assert message.count(str(file)) == 1
@@ -203,9 +203,9 @@ def test_what_is_damaged_is_broken(tmp_path: Path, content: bytes | None, reason
     assert message.endswith(caught.value.reason)
 
 
-def test_a_folder_is_no_picture(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableImageError, match="cannot be read as a picture"):
-        read_picture(tmp_path)
+def test_a_folder_is_no_image(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableImageError, match="cannot be read as an image"):
+        read_image(tmp_path)
 
 
 def test_the_error_crosses_processes(tmp_path: Path) -> None:
@@ -216,10 +216,10 @@ def test_the_error_crosses_processes(tmp_path: Path) -> None:
 
 
 def test_formats() -> None:
-    assert {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif"} <= picture_extensions()
-    assert not {".txt", ".mpg", ".eps", ".h5"} & picture_extensions()
-    assert "EPS" not in picture_formats()
-    assert not {"IPTC", "FITS", "MPEG", "WMF"} & set(picture_formats())
+    assert {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif"} <= image_extensions()
+    assert not {".txt", ".mpg", ".eps", ".h5"} & image_extensions()
+    assert "EPS" not in image_formats()
+    assert not {"IPTC", "FITS", "MPEG", "WMF"} & set(image_formats())
 
 
 # ── work ────────────────────────────────────────────────────────────────────────────────────────
@@ -236,7 +236,7 @@ def test_scans_are_counted_as_libjpeg_does() -> None:
     assert jpeg_scans(many) == 10
     assert jpeg_scans(encoded(image.convert("CMYK"), "JPEG", progressive=True)) == 18
     assert jpeg_scans(encoded(image, "JPEG", progressive=True, restart_marker_blocks=1)) == 10
-    # Not those of a thumbnail, nor of what comes after the picture.
+    # Not those of a thumbnail, nor of what comes after the image.
     assert jpeg_scans(many[:2] + segment(0xE1, many) + many[2:] + 20 * many) == 10
     # Bytes of no meaning and fill bytes may lie between segments.
     last = many.rindex(b"\xff\xda")
@@ -261,20 +261,20 @@ def test_too_many_scans_are_refused_before_they_are_decoded(
     path.write_bytes(content)
     for file in (path, io.BytesIO(content)):
         with pytest.raises(UnreadableImageError, match=reason):
-            read_picture(file, name=str(path))
+            read_image(file, name=str(path))
     path.write_bytes(content + bytes(3_000_000))  # too long to be opened here
     with pytest.raises(UnreadableImageError, match=reason):
-        read_picture(path)
+        read_image(path)
 
 
 def test_scans_within_reason_are_decoded() -> None:
-    assert read_picture(io.BytesIO(repeated_scans(300))).size == (64, 64)
+    assert read_image(io.BytesIO(repeated_scans(300))).size == (64, 64)
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "TGA", "ICO"])
 def test_a_process_decodes_the_same(tmp_path: Path, form: str) -> None:
     content = encoded(drawn(random.Random(1), (40, 30)), form)
-    path = tmp_path / "picture"
+    path = tmp_path / "image"
     path.write_bytes(content)
     with Image.open(path) as image:
         mode, expected = image.mode, np.asarray(image.convert("RGB"))
@@ -283,7 +283,7 @@ def test_a_process_decodes_the_same(tmp_path: Path, form: str) -> None:
         assert (apart.mode, result) == ("RGB", mode)
         np.testing.assert_array_equal(np.asarray(apart), expected)
     assert decoder.decode_apart(content, 1, Bounds())[0].mode == "L"
-    np.testing.assert_array_equal(np.asarray(read_picture(path)), expected)
+    np.testing.assert_array_equal(np.asarray(read_image(path)), expected)
 
 
 def test_a_process_that_takes_too_long_is_ended() -> None:
@@ -312,7 +312,7 @@ def test_a_process_may_not_take_more_memory_than_its_pixels_need(where: str) -> 
     decoder._idle.pop(1000)[0].end()
 
 
-def test_what_is_no_picture_troubles_no_process() -> None:
+def test_what_is_no_image_troubles_no_process() -> None:
     before = {pixels: list(processes) for pixels, processes in decoder._idle.items()}
     with pytest.raises(UnidentifiedImageError):
         decode(b"words" * 100_000, 3, Bounds(pixels=1000, formats=("JPEG", "TIFF")))
@@ -348,7 +348,7 @@ def test_forked_processes_have_their_own() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
-def test_many_bits_take_little_memory_beside_the_picture(kind: type) -> None:
+def test_many_bits_take_little_memory_beside_the_image(kind: type) -> None:
     image = Image.fromarray(np.zeros((2_000, 2_000), kind))
     tracemalloc.start()
     to_channels(image)
@@ -358,7 +358,7 @@ def test_many_bits_take_little_memory_beside_the_picture(kind: type) -> None:
     assert peak < 12 * 2_000 * 2_000
 
 
-def test_large_pictures_are_converted_as_small_ones() -> None:
+def test_large_images_are_converted_as_small_ones() -> None:
     random_ = np.random.default_rng(0)
     height, width = 1_500, 1_000  # two parts
     for pixels in (

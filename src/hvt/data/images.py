@@ -1,4 +1,4 @@
-"""How a file becomes a picture in red, green and blue, or in grey."""
+"""How a file becomes an image in red, green and blue, or in grey."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_EXIF = 65_536  # bytes; the tags of more could each claim all of it, in a c
 
 
 class UnreadableImageError(HVTError):
-    """A file that should be a picture and is not; `path` and `reason` are the message's parts.
+    """A file that should be an image and is not; `path` and `reason` are the message's parts.
 
     Made from one message, so that it crosses the border of a process.
     """
@@ -39,29 +39,29 @@ class UnreadableImageError(HVTError):
     @classmethod
     def of(cls, path: str | Path, reason: str) -> UnreadableImageError:
         name = encodable(path)
-        broken = cls(f"{name} cannot be read as a picture: {reason}")
+        broken = cls(f"{name} cannot be read as an image: {reason}")
         broken.path, broken.reason = name, reason
         return broken
 
 
 @functools.cache
-def picture_formats() -> tuple[str, ...]:
+def image_formats() -> tuple[str, ...]:
     """Those of `FORMATS` that this Pillow decodes, the common ones first."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 @functools.cache
-def picture_extensions() -> frozenset[str]:
-    """The endings, `.jpg` among them, of files that are taken for pictures."""
-    formats = set(picture_formats())
+def image_extensions() -> frozenset[str]:
+    """The endings, `.jpg` among them, of files that are taken for images."""
+    formats = set(image_formats())
     return frozenset(ext for ext, name in Image.registered_extensions().items() if name in formats)
 
 
-def read_picture(
+def read_image(
     file: str | Path | BinaryIO, in_chans: int = 3, *, name: str | None = None
 ) -> Image.Image:
-    """The picture in a file, upright, as 8-bit RGB (3 channels) or grey (1 channel).
+    """The image in a file, upright, as 8-bit RGB (3 channels) or grey (1 channel).
 
     Transparent parts show white. Of an animation it is the first frame. `name` is what an error
     calls a file that has no path.
@@ -72,8 +72,8 @@ def read_picture(
 def read_with_mode(
     file: str | Path | BinaryIO, in_chans: int = 3, *, name: str | None = None
 ) -> tuple[Image.Image, str]:
-    """The picture in a file as `read_picture` gives it, and Pillow's mode of what lies there."""
-    mode_of(in_chans)  # a wrong number is the caller's mistake, not the picture's
+    """The image in a file as `read_image` gives it, and Pillow's mode of what lies there."""
+    mode_of(in_chans)  # a wrong number is the caller's mistake, not the image's
     try:
         # What Pillow names by its path it would name twice in a message, so it gets a stream.
         if isinstance(file, str | Path):
@@ -110,10 +110,10 @@ def decode(
     in_chans: int = 3,
     bounds: Bounds = Bounds(),  # noqa: B008
 ) -> tuple[Image.Image, str]:
-    """The picture of a file's content within bounds, and its mode there.
+    """The image of a file's content within bounds, and its mode there.
 
     It raises `ImageTooLargeError` for what is above a bound, `UnidentifiedImageError` for what is not a
-    picture, and whatever Pillow does for what is damaged.
+    image, and whatever Pillow does for what is damaged.
     """
     image = open_light(content, bounds)
     if image is not None:
@@ -124,7 +124,7 @@ def decode(
 
 
 def open_light(content: bytes, bounds: Bounds) -> Image.Image | None:
-    """A picture of which the header was read; None if a process of its own should decode it."""
+    """An image of which the header was read; None if a process of its own should decode it."""
     name = light_format(content, len(content))
     if name is None or name not in bounds.formats:
         return None
@@ -135,7 +135,7 @@ def open_light(content: bytes, bounds: Bounds) -> Image.Image | None:
 
 def _check_format(content: bytes, bounds: Bounds) -> None:
     """Refuse what Pillow cannot know by its first bytes, before a process is troubled with it."""
-    for name in picture_formats():
+    for name in image_formats():
         accept = Image.OPEN[name][1]
         if name in bounds.formats and (accept is None or accept(content[:_PREFIX])):
             return
@@ -144,19 +144,19 @@ def _check_format(content: bytes, bounds: Bounds) -> None:
 
 def decode_here(file: BinaryIO, in_chans: int, bounds: Bounds) -> tuple[Image.Image, str]:
     """The same as `decode`, in this process, however long that takes."""
-    with Image.open(file, formats=[f for f in picture_formats() if f in bounds.formats]) as image:
+    with Image.open(file, formats=[f for f in image_formats() if f in bounds.formats]) as image:
         check_bounds(image, file, bounds)
         return finish(image, in_chans, most_exif=None)
 
 
 class Heavy(Exception):
-    """What came to light only while a picture was decoded."""
+    """What came to light only while an image was decoded."""
 
 
 def finish(
     image: Image.Image, in_chans: int = 3, most_exif: int | None = _MAX_EXIF
 ) -> tuple[Image.Image, str]:
-    """An opened picture read to its end: upright, as 8-bit RGB or grey; and its mode before."""
+    """An opened image read to its end: upright, as 8-bit RGB or grey; and its mode before."""
     source_mode = image.mode
     with image:
         image.load()
@@ -179,12 +179,12 @@ def mode_of(in_chans: int) -> str:
     """Pillow's name of the mode with this many channels."""
     modes = {1: "L", 3: "RGB"}
     if in_chans not in modes:
-        raise HVTError(f"in_chans={in_chans} is not understood: pictures have 3 channels or 1")
+        raise HVTError(f"in_chans={in_chans} is not understood: images have 3 channels or 1")
     return modes[in_chans]
 
 
 def to_channels(image: Image.Image, in_chans: int = 3) -> Image.Image:
-    """A picture of any mode as 8-bit RGB or grey; transparent parts show white."""
+    """An image of any mode as 8-bit RGB or grey; transparent parts show white."""
     mode = mode_of(in_chans)
     if image.mode in _16_BIT or image.mode in ("I", "F"):
         to_8_bit = _to_8_bit(image)
@@ -200,7 +200,7 @@ def to_channels(image: Image.Image, in_chans: int = 3) -> Image.Image:
 def _by_bands(
     image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]
 ) -> Image.Image:
-    """A large picture converted a part at a time: what lies between would be larger than it."""
+    """A large image converted a part at a time: what lies between would be larger than it."""
     width, height = image.size
     parts = bands(width, height)
     if len(parts) == 1:
@@ -217,7 +217,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bit(image: Image.Image) -> Callable[[Image.Image], np.ndarray]:
-    """What makes 8 bits of the parts of a greyscale picture with more."""
+    """What makes 8 bits of the parts of a greyscale image with more."""
 
     def values(band: Image.Image) -> np.ndarray:
         return np.nan_to_num(np.asarray(band, dtype=np.float64), posinf=0.0, neginf=0.0)
@@ -238,15 +238,15 @@ def _to_8_bit(image: Image.Image) -> Callable[[Image.Image], np.ndarray]:
         return lambda band: rounded(values(band))
     if low >= 0 and high <= 65535:
         return lambda band: rounded(values(band) / 257)
-    # No range that a format defines: the picture's own.
+    # No range that a format defines: the image's own.
     factor = 255 / (high - low) if high > low else 0.0
     return lambda band: rounded((values(band) - low) * factor)
 
 
 def why(error: Exception) -> str:
-    """Why a picture cannot be read, without the path and in one line."""
+    """Why an image cannot be read, without the path and in one line."""
     if isinstance(error, UnidentifiedImageError):
-        return "its content is not in a picture format"
+        return "its content is not in an image format"
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, MemoryError):
