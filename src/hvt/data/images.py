@@ -112,8 +112,8 @@ def decode(
 ) -> tuple[Image.Image, str]:
     """The image of a file's content within bounds, and its mode there.
 
-    It raises `ImageTooLargeError` for what is above a bound, `UnidentifiedImageError` for what is not a
-    image, and whatever Pillow does for what is damaged.
+    It raises `ImageTooLargeError` above a bound, `UnidentifiedImageError` for what is not an image,
+    and whatever Pillow does for what is damaged.
     """
     image = open_light(content, bounds)
     if image is not None:

@@ -1,7 +1,7 @@
 """Images by key: all that is random about an image follows from its own 64-bit key.
 
-These are what PyTorch's reading processes run. An image that cannot be read travels back as a
-`UnreadableImageError`, because an exception that crosses the border of a process brings its traceback.
+These are what PyTorch's reading processes run. An image that cannot be read travels back as an
+`UnreadableImageError`, because an exception that crosses processes brings its traceback.
 """
 
 from __future__ import annotations

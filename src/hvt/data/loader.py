@@ -235,7 +235,7 @@ class EvalBatches:
             return map(self._from_arrays, pieces)
         keyed = SeededDataset(self.dataset, self.transform, skip_broken=self.skip_broken)
         plan = [(piece, None) for piece in pieces]
-        return _load(images, self.workers, batch_sampler=_Sampler(plan))
+        return _load(keyed, self.workers, batch_sampler=_Sampler(plan))
 
     def _from_arrays(self, indices: np.ndarray) -> Batch:
         chosen = torch.from_numpy(indices)

@@ -89,8 +89,8 @@ def source_of(image: object) -> str | None:
 def open_image(image: ImageInput, in_chans: int) -> Image.Image:
     """The image upright, as 8-bit RGB (3 channels) or grey (1 channel).
 
-    One whose content is damaged is a `UnreadableImageError`; an array of another kind is the caller's
-    mistake and another `HVTError`.
+    Damaged content is an `UnreadableImageError`; an array of another kind is the caller's mistake
+    and another `HVTError`.
     """
     mode_of(in_chans)
     if isinstance(image, np.ndarray):

@@ -2,8 +2,8 @@
 
 Only the matrix products of the blocks' linear layers are quantised. Attention's own products stay
 in float32, as do the patch embedding and the head, which are cheap, and the layers that cost the
-most accuracy for what they save (see `calibrate.layers_kept_fp32`). The copies around attention cost as
-much as its products, so it becomes one operator of ONNX Runtime's.
+most accuracy for what they save (see `calibrate.layers_kept_fp32`). The copies around attention
+cost as much as its products, so it becomes one operator of ONNX Runtime's.
 
 No value has a scale in common with another image's, so an answer does not depend on its batch.
 That is why ONNX Runtime's dynamic quantisation is not used: its scales are those of a whole batch.

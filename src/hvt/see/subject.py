@@ -29,7 +29,7 @@ from ..registry import create_model
 from ..zoo import MODELS, get_config
 
 if TYPE_CHECKING:
-    from ..deploy.inputs import Image
+    from ..deploy.inputs import ImageInput
 
 TIMM = "timm:"
 BUILT_IN = "built-in model"

@@ -194,7 +194,7 @@ class Learner:
         }
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise `StateMismatchError` for a state that is not of this model and optimizer; changes nothing."""
+        """Raise `StateMismatchError` for a state of another model or optimizer."""
         mine = self.state()
         for part in mine:
             if part not in state:

@@ -77,8 +77,8 @@ def newest_state(
 ) -> tuple[Path | None, dict[str, Any], dict[Path, str]]:
     """The newest state that can be used, and a sentence for each one passed over.
 
-    `check` raises `StateMismatchError` for a state that is not this run's. Where nothing is left but such
-    states, so does this: they may be right, and the recipe wrong. A state that the machine fails to
+    `check` raises `StateMismatchError` for a state that is not this run's. Where nothing else is left,
+    so does this: they may be right, and the recipe wrong. A state that the machine fails to
     read, for want of permission or memory say, may be good: that is an error, not damage.
     """
     passed: dict[Path, str] = {}
@@ -176,7 +176,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def check_form(name: str, value: Any, like: Any) -> None:
-    """Raise `StateMismatchError` unless two values have the same types, names, lengths, shapes and dtypes."""
+    """Raise `StateMismatchError` unless both have the same types, names, shapes and dtypes."""
     kind: Any = dict if isinstance(like, dict) else type(like)
     if not isinstance(value, kind):
         raise StateMismatchError(f"its {name} is {type(value).__name__}, not {type(like).__name__}")
