@@ -42,7 +42,7 @@ from .settings import Settings
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
 LIMITS = (
     "max_body", "max_pixels", "max_images", "max_header_bytes", "max_header_count",
-    "max_connections", "max_buffered_bytes", "max_batch", "max_wait_ms", "queue", "header_timeout", 
+    "max_connections", "max_buffered_bytes", "max_batch", "max_wait_ms", "queue", "header_timeout",
     "timeout", "decode_timeout",
 )  # fmt: skip
 

@@ -83,7 +83,8 @@ class Settings:
         if self.max_body > self.max_buffered_bytes:
             raise HVTError(
                 f"max_body={self.max_body} must be at most "
-                f"max_buffered_bytes={self.max_buffered_bytes}, or a full request could never be accepted"
+                f"max_buffered_bytes={self.max_buffered_bytes}, or a full request could never "
+                "be accepted"
             )
 
     @property
