@@ -4,7 +4,7 @@
     python benchmarks/fit_quality.py --study benchmarks/results/search/trials.csv
 
 reads the trainings of `hvt paper run` and the trials of `hvt search`, and writes
-`src/hvt/plan/quality.json`. `--check` only tells whether the file is that of these trainings.
+`src/hvt/planning/quality.json`. `--check` only tells whether the file is that of these trainings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hvt.config import HVTConfig
-from hvt.plan.quality import FILE, Run, fit, save_quality
+from hvt.planning.quality import FILE, Run, fit, save_quality
 
 HERE = Path(__file__).parent
 PAPER = HERE / "results/paper/cpu"

@@ -26,8 +26,8 @@ from hvt.config import HVTConfig
 from hvt.costs import cost
 from hvt.device import find_device
 from hvt.errors import HVTError
-from hvt.plan.latency import measure, points_of
-from hvt.plan.space import Space, lengths, space_of
+from hvt.planning.latency import measure, points_of
+from hvt.planning.space import Space, lengths, space_of
 
 HERE = Path(__file__).parent
 WITHIN = 0.15

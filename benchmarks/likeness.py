@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 import hvt
-from hvt.upcycle.distil import compare
-from hvt.upcycle.photos import Normalise, open_photos, read_views
-from hvt.upcycle.source import open_source
+from hvt.upcycling.distil import compare
+from hvt.upcycling.photos import Normalise, open_photos, read_views
+from hvt.upcycling.source import open_source
 
 
 @torch.inference_mode()

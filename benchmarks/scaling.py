@@ -33,10 +33,10 @@ from hvt.config import HVTConfig, write_config
 from hvt.costs import cost
 from hvt.files import atomic_write
 from hvt.paper.results import machine, today, versions
-from hvt.plan.answer import Judge, limit
-from hvt.plan.best import plan_space
-from hvt.plan.quality import flags_of, load_quality, measures_of
-from hvt.search.suggest import Choices, Drawn, choices_of
+from hvt.planning.answer import Judge, limit
+from hvt.planning.best import plan_space
+from hvt.planning.quality import flags_of, load_quality, measures_of
+from hvt.searching.suggest import Choices, Drawn, choices_of
 from hvt.training.recipe import load_recipe
 
 HERE = Path(__file__).parent

@@ -22,8 +22,8 @@ from scaling import BUDGET, HERE, OTHERS, RECIPES, choices, predicted, read_rows
 
 from hvt.config import HVTConfig
 from hvt.costs import arrow, cost
-from hvt.plan.quality import spearman
-from hvt.search.suggest import Drawn
+from hvt.planning.quality import spearman
+from hvt.searching.suggest import Drawn
 
 PAGE = HERE.parent / "docs/scaling.md"
 PROTOCOLS = {1: "cpu", 10: "long"}

@@ -43,8 +43,8 @@ from hvt.device import find_device
 from hvt.files import atomic_write
 from hvt.plot import new_figure
 from hvt.power import retention_for
-from hvt.upcycle.source import open_source
-from hvt.upcycle.student import pooled, resized
+from hvt.upcycling.source import open_source
+from hvt.upcycling.student import pooled, resized
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs/upcycle.md", ROOT / "benchmarks/results/upcycle/rivals"

@@ -65,6 +65,8 @@ def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
         else:
             continue
         for alias in node.names:
+            if not base and alias.name == "__version__":
+                continue  # a string, set before anything is imported
             inner = ".".join([*base, alias.name])
             yield (inner if inner in known else ".".join(base) or "__init__"), node.lineno
 

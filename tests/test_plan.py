@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 import hvt
 from hvt.cli import build_parser
 from hvt.config import HVTConfig, read_config, write_config
-from hvt.plan.answer import limit
-from hvt.plan.best import _scores
-from hvt.plan.latency import Latency, _cases, _solve, by_cost, measure, needed, points_of
-from hvt.plan.price import Priced, memory_mb, priced
-from hvt.plan.quality import Run, fit, flags_of, load_quality, measures_of, spearman
-from hvt.plan.rivals import paper_ways
-from hvt.plan.space import Space, space_of
-from hvt.plan.timings import cache_file, get_latency
+from hvt.planning.answer import limit
+from hvt.planning.best import _scores
+from hvt.planning.latency import Latency, _cases, _solve, by_cost, measure, needed, points_of
+from hvt.planning.price import Priced, memory_mb, priced
+from hvt.planning.quality import Run, fit, flags_of, load_quality, measures_of, spearman
+from hvt.planning.rivals import paper_ways
+from hvt.planning.space import Space, space_of
+from hvt.planning.timings import cache_file, get_latency
 
 ROOT = Path(__file__).parents[1]
 NARROW: dict[str, Any] = {"depth": 12, "img_size": 224, "patch_size": 16}
@@ -564,7 +564,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and a table that is taken in no time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name, value in {"WIDTHS": (16, 32), "ROWS": (2, 4), "ROUNDS": 1, "LEAST": 0.0}.items():
-        monkeypatch.setattr(f"hvt.plan.latency.{name}", value)
+        monkeypatch.setattr(f"hvt.planning.latency.{name}", value)
     return tmp_path
 
 
@@ -574,7 +574,7 @@ def test_latencies_of_exported_models(
     cache: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime", reason="the export extra is not installed")
-    monkeypatch.setattr("hvt.plan.latency.ROWS", (4, 8))
+    monkeypatch.setattr("hvt.planning.latency.ROWS", (4, 8))
     asked = {"mode": mode, "device": "cpu", "threads": 1, "img_size": 32, "depth": 2}
     choice = hvt.plan(latency_ms=1e4, **asked).choices[0]
     assert 0 < choice.latency_ms <= 1e4
@@ -619,7 +619,7 @@ def test_a_damaged_table_is_taken_anew(
     cache: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = get_latency("eager", "cpu", 1, 1)
-    monkeypatch.setattr("hvt.plan.timings.measure", lambda *_, **__: (first, {}))  # in no time
+    monkeypatch.setattr("hvt.planning.timings.measure", lambda *_, **__: (first, {}))  # in no time
     path = cache_file(first.machine)
     path.write_text(damage(path.read_text()))
     notes: list[str] = []
@@ -646,7 +646,7 @@ def test_a_table_may_end_where_blocks_are_slow(cache: Path) -> None:
 def test_a_batch_that_is_slow_from_the_first_block(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvt.plan.latency.SLOW", 0.0)
+    monkeypatch.setattr("hvt.planning.latency.SLOW", 0.0)
     points = get_latency("eager", "cpu", 1, 1).points
     assert [point[:2] for point in points] == [(4, 16), (4, 32), (16, 16)]
 
@@ -657,7 +657,7 @@ def test_a_batch_that_does_not_fit_into_memory(
     def full(*_: Any, **__: Any) -> Any:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("hvt.plan.timings.measure", full)
+    monkeypatch.setattr("hvt.planning.timings.measure", full)
     with pytest.raises(hvt.HVTError, match="batch=99 does not fit into memory: use a smaller one"):
         hvt.plan(latency_ms=20, device="cpu", batch=99)
 

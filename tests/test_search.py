@@ -21,11 +21,11 @@ from rich.console import Console
 import hvt
 from hvt.cli.search import _train_command
 from hvt.config import HVTConfig, write_config
-from hvt.plan.answer import limit
-from hvt.search.halving import Score, frontier, goes_on, rung_epochs
-from hvt.search.report import importance, render, write_report
-from hvt.search.run import _identity, _recipe
-from hvt.search.study import (
+from hvt.planning.answer import limit
+from hvt.searching.halving import Score, frontier, goes_on, rung_epochs
+from hvt.searching.report import importance, render, write_report
+from hvt.searching.run import _identity, _recipe
+from hvt.searching.study import (
     _join,
     _without_password,
     default_storage,
@@ -34,8 +34,8 @@ from hvt.search.study import (
     open_study,
     rows_of,
 )
-from hvt.search.suggest import choices_of, place
-from hvt.search.worker import Worker, _has
+from hvt.searching.suggest import choices_of, place
+from hvt.searching.worker import Worker, _has
 from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
 
@@ -52,7 +52,7 @@ TINY: dict[str, Any] = {
 def _few_draws() -> Iterator[None]:
     """What is promising is chosen from fewer, which is as good for all but its quality."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hvt.search.suggest.DRAWS", 50)
+        patch.setattr("hvt.searching.suggest.DRAWS", 50)
         yield
 
 
@@ -288,8 +288,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         recipes.append(recipe)
         return SimpleNamespace(top1=50.0, stop_asked=False)
 
-    monkeypatch.setattr("hvt.search.worker.engine.train", train)
-    monkeypatch.setattr("hvt.search.run.write_report", lambda *_: None)
+    monkeypatch.setattr("hvt.searching.worker.engine.train", train)
+    monkeypatch.setattr("hvt.searching.run.write_report", lambda *_: None)
     return recipes
 
 
@@ -432,7 +432,7 @@ def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
             raise Interrupted("stopped")
         return SimpleNamespace(top1=50.0, stop_asked=False)
 
-    monkeypatch.setattr("hvt.search.worker.engine.train", interrupted)
+    monkeypatch.setattr("hvt.searching.worker.engine.train", interrupted)
     with pytest.raises(Interrupted):
         params("cut", 8)
     assert params("cut", 8) == whole
@@ -448,7 +448,7 @@ def test_a_stop_that_comes_after_a_training_is_not_forgotten(
         trained.append(recipe)
         return SimpleNamespace(top1=50.0, stop_asked=len(trained) == trainings)
 
-    monkeypatch.setattr("hvt.search.worker.engine.train", train)
+    monkeypatch.setattr("hvt.searching.worker.engine.train", train)
     words = {"trials": 2, "output": tmp_path, "quiet": True} | TINY
     with pytest.raises(Interrupted):
         hvt.search("digits", 0.002, **words)
@@ -523,7 +523,7 @@ def test_studies_do_not_share_a_folder(
 def test_a_study_in_another_storage_is_another(
     trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvt.search.run.write_report", write_report)
+    monkeypatch.setattr("hvt.searching.run.write_report", write_report)
     words = {"trials": 1, "output": tmp_path / "out", "quiet": True} | TINY
     hvt.search("digits", 0.002, **words)
     report = (tmp_path / "out/trials.json").read_bytes()
@@ -546,8 +546,8 @@ def test_a_study_that_another_process_is_making(
             raise errors.pop()
         return _join(*arguments)
 
-    monkeypatch.setattr("hvt.search.study.PAUSE", 0)
-    monkeypatch.setattr("hvt.search.study._join", join)
+    monkeypatch.setattr("hvt.searching.study.PAUSE", 0)
+    monkeypatch.setattr("hvt.searching.study._join", join)
     assert open_study("s", f"sqlite:///{tmp_path}/study.db", {}).study_name == "s"
     assert not errors
 

@@ -28,14 +28,14 @@ from hvt.config import HVTConfig
 from hvt.data.keyed import transform_by_key
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
-from hvt.upcycle.cache import Layout
-from hvt.upcycle.distil import Weights, compare, distillation_loss, merit, mixed
-from hvt.upcycle.photos import Crops, Normalise, open_photos, read_views, unpack
-from hvt.upcycle.placement import Judge, candidates, describe, variants
-from hvt.upcycle.run import resume, upcycle
-from hvt.upcycle.settings import Settings
-from hvt.upcycle.source import open_source
-from hvt.upcycle.student import Student, Target, averaged, front, pooled, resized, split_of
+from hvt.upcycling.cache import Layout
+from hvt.upcycling.distil import Weights, compare, distillation_loss, merit, mixed
+from hvt.upcycling.photos import Crops, Normalise, open_photos, read_views, unpack
+from hvt.upcycling.placement import Judge, candidates, describe, variants
+from hvt.upcycling.run import resume, upcycle
+from hvt.upcycling.settings import Settings
+from hvt.upcycling.source import open_source
+from hvt.upcycling.student import Student, Target, averaged, front, pooled, resized, split_of
 
 CPU = torch.device("cpu")
 SMALL = HVTConfig(

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._timm import register
-from ._version import __version__
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import power
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from .errors import CheckpointError, HVTError
     from .evaluation import Score
     from .model import HVT
-    from .plan.run import plan
+    from .planning.run import plan
     from .registry import create_model
-    from .search.run import search
+    from .searching.run import search
     from .training.engine import Result
     from .training.recipe import Recipe
     from .training.run import train
-    from .upcycle.run import upcycle
+    from .upcycling.run import upcycle
     from .zoo import get_config, list_models
 
 __all__ = [
@@ -74,18 +75,18 @@ _HOMES = {
     "get_config": "zoo",
     "list_models": "zoo",
     "load": "checkpoint.save_load",
+    "plan": "planning.run",
     "save": "checkpoint.save_load",
+    "search": "searching.run",
     "train": "training.run",
+    "upcycle": "upcycling.run",
 }
-# Packages that are public themselves, or can be called.
-_PACKAGES = ("plan", "power", "search", "upcycle")
-
 register()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f".{name}", __name__)
+    if name == "power":  # a package that is public itself
+        return import_module(".power", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)

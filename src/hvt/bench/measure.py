@@ -16,7 +16,7 @@ from typing import TypeVar
 import timm
 import torch
 
-from .._version import __version__
+from .. import __version__
 from ..device import cpu_name
 
 Case = TypeVar("Case", bound=Hashable)

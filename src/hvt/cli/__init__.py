@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from .._openmp import wait_briefly
-from .._version import __version__
+from .. import __version__
 from ..errors import HVTError
 from ..terminal import printable
 from ..training.interrupt import Interrupted

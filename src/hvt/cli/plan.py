@@ -18,7 +18,7 @@ from .console import new_console
 from .flags import add_fields, converter, given_fields
 
 if TYPE_CHECKING:
-    from ..plan.answer import Choice, Plan
+    from ..planning.answer import Choice, Plan
 
 _FIXED = (
     "img_size", "patch_size", "in_chans", "num_classes", "num_heads", "head_dim", "embed_dim",
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
         if not Path(path).parent.is_dir():
             raise HVTError(f"cannot write {path}: the folder {Path(path).parent} does not exist")
 
-    from ..plan.run import plan
+    from ..planning.run import plan
 
     if args.plot:
         from ..bench.plot import check_image
@@ -226,7 +226,7 @@ def _upcycle(planned: Plan) -> str:
     Upcycling knows no budget but GFLOPs. Where another one bounds the plan, the most GFLOPs of the
     choices stand for it: with the plan's own, what is measured would be dearer than what is listed.
     """
-    from ..plan.answer import rounded_up
+    from ..planning.answer import rounded_up
 
     whole = planned.source_gflops
     assert whole is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import FIELDS, HVTConfig
-from ..plan.space import KEPT, SEARCHED
+from ..planning.space import KEPT, SEARCHED
 from ..training.recipe import Recipe, list_recipes
 from .flags import add_fields, converter, given_fields
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     values = given_fields(args, Recipe)
     values.pop("output")
 
-    from ..search.run import search
+    from ..searching.run import search
     from ..training.interrupt import Interrupted
 
     try:

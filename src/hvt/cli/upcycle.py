@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..errors import HVTError
-from ..upcycle.settings import Settings
+from ..upcycling.settings import Settings
 from .console import new_console
 from .flags import add_fields, given_fields
 
@@ -50,7 +50,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ..upcycle.run import resume, upcycle
+    from ..upcycling.run import resume, upcycle
 
     values = given_fields(args, Settings)
     console = new_console(stderr=True) if args.json else None

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._version import __version__
+from .. import __version__
 from ..checkpoint.archive import DESCRIPTION
 from ..checkpoint.description import describe
 from ..data.sample import drawn_images

@@ -18,7 +18,7 @@ import numpy
 import timm
 import torch
 
-from .._version import __version__
+from .. import __version__
 from ..config import HVTConfig
 from ..device import cpu_name
 from ..errors import HVTError

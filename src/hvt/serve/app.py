@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .._version import __version__
+from .. import __version__
 from ..checkpoint.description import PREPROCESSING
 from ..costs import cost
 from ..deploy.runtime import NOT_FINITE

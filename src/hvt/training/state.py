@@ -77,9 +77,9 @@ def newest_state(
 ) -> tuple[Path | None, dict[str, Any], dict[Path, str]]:
     """The newest state that can be used, and a sentence for each one passed over.
 
-    `check` raises `StateMismatchError` for a state of another run. Where nothing else is left, so does
-    this: they may be right, and the recipe wrong. A state that the machine fails to
-    read, for want of permission or memory say, may be good: that is an error, not damage.
+    `check` raises `StateMismatchError` for a state of another run. Where nothing else is left, so
+    does this: they may be right, and the recipe wrong. A state that the machine fails to read, for
+    want of permission or memory say, may be good: that is an error, not damage.
     """
     passed: dict[Path, str] = {}
     misfit: HVTError | None = None

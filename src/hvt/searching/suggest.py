@@ -16,9 +16,9 @@ import numpy as np
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
-from ..plan.answer import limit, rounded_up
-from ..plan.quality import flags_of, load_quality, measures_of
-from ..plan.space import (
+from ..planning.answer import limit, rounded_up
+from ..planning.quality import flags_of, load_quality, measures_of
+from ..planning.space import (
     DEPTHS,
     KEPT,
     MOST_STAGES,

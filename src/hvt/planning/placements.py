@@ -11,9 +11,9 @@ from ..checkpoint.save_load import read
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
-from ..upcycle.placement import describe, drop_unread_patches, placements
-from ..upcycle.settings import from_dict
-from ..upcycle.source import check_plain
+from ..upcycling.placement import describe, drop_unread_patches, placements
+from ..upcycling.settings import from_dict
+from ..upcycling.source import check_plain
 from .answer import Frontier, Judge, Nearest, Plan, check_timed, limit
 
 FIXED = (

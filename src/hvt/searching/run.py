@@ -14,7 +14,7 @@ from ..config import FIELDS, HVTConfig
 from ..data.fingerprint import identity
 from ..errors import HVTError, did_you_mean
 from ..fields import check_type, check_whole
-from ..plan.answer import limit, rounded_up
+from ..planning.answer import limit, rounded_up
 from ..training.pipeline import build_model
 from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
 from ..zoo import get_config
