@@ -352,7 +352,7 @@ def test_a_broken_image_stops_by_one_sentence(some_broken: FileImages, workers: 
     for batches in (train.epoch(0), iter(val)):
         with pytest.raises(UnreadableImageError) as caught:
             list(batches)
-        assert str(caught.value).endswith("cannot be read as an image: its content is not in a "
+        assert str(caught.value).endswith("cannot be read as an image: its content is not in an "
                                           "image format")  # fmt: skip
         assert caught.value.path in map(str, some_broken.paths)
         assert "\n" not in str(caught.value)

@@ -316,7 +316,7 @@ def test_one_broken_image_raises(tmp_path: Path, model: hvt.HVT, images: list[st
     cut.write_bytes(Path(images[0]).read_bytes()[:4000])
     for broken in (cut, str(cut), cut.read_bytes(), io.BytesIO(cut.read_bytes()), Image.open(cut)):
         with pytest.raises(
-            UnreadableImageError, match=r"(cut\.png|the image) cannot be read as a pic"
+            UnreadableImageError, match=r"(cut\.png|the image) cannot be read as an image"
         ):
             predictor(broken)
     for empty in (b"", io.BytesIO()):

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from .._openmp import wait_briefly
 from .. import __version__
+from .._openmp import wait_briefly
 from ..errors import HVTError
 from ..terminal import printable
 from ..training.interrupt import Interrupted
