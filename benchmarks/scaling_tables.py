@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pages
 from scaling import BUDGET, HERE, OTHERS, RECIPES, choices, predicted, read_rows, trials
+from scipy.stats import spearmanr
 
 from hvt.config import HVTConfig
 from hvt.costs import arrow, cost
-from hvt.planning.quality import spearman
 from hvt.searching.suggest import Drawn
 
 PAGE = HERE.parent / "docs/scaling.md"
@@ -179,7 +179,7 @@ def check_table(rows: Sequence[dict[str, Any]]) -> str:
              *shape(config)]
             for row, config, score in zip(some, configs, expected, strict=True)
         ]  # fmt: skip
-        order = spearman(np.array(expected), np.array([float(row["top1"]) for row in some]))
+        order = spearmanr(expected, [float(row["top1"]) for row in some]).statistic
         headings = ["config", "top-1", "predicted", "M multiply-adds", *SHAPE]
         parts.append(
             f"{1e3 * budget:g} M multiply-adds, rank correlation {order:.2f}:\n\n"

@@ -24,7 +24,7 @@ from hvt.planning.answer import limit
 from hvt.planning.best import _scores
 from hvt.planning.latency import Latency, _cases, _solve, by_cost, measure, needed, points_of
 from hvt.planning.price import Priced, memory_mb, priced
-from hvt.planning.quality import Run, fit, flags_of, load_quality, measures_of, spearman
+from hvt.planning.quality import flags_of, load_quality, measures_of
 from hvt.planning.rivals import paper_ways
 from hvt.planning.space import Space, space_of
 from hvt.planning.timings import cache_file, get_latency
@@ -461,27 +461,6 @@ def test_a_config_file_displaces_the_recipes_own_fields(tmp_path: Path) -> None:
     )
     made = hvt.get_config(recipe.model, **recipe.overrides, num_classes=10)
     assert made == config.replace(depth=5, stages=1)
-
-
-# The order
-
-
-def test_a_fit_finds_what_matters_and_says_how_well() -> None:
-    space = space_of({"depth": 6, "img_size": 32, "num_classes": 100, "head_dim": 8})
-    (one,) = priced(space)
-    some = [config for _, config in configs(space, one, 80)]
-    runs = [
-        Run(c, 1, 10 * math.log(c.width) + 5 * measures_of(c)["pooled"], f"{n}")
-        for n, c in enumerate(some)
-    ]
-    quality = fit(runs, "made up")
-    assert quality.rank_correlation > 0.95
-    assert quality.configurations == len(some)
-    noise = fit([Run(r.config, 1, float(n * 37 % 80), r.source) for n, r in enumerate(runs)], "")
-    assert abs(noise.rank_correlation) < 0.5
-    scores = [quality.score(measures_of(c), flags_of(c)) for c in some]
-    assert spearman(np.array(scores), np.array([run.top1 for run in runs])) > 0.95
-    assert f"{quality.rank_correlation:.2f}" in quality.sentence()
 
 
 # Latency

@@ -38,7 +38,7 @@ def test_what_a_script_makes_is_current(words: list[str], monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fit_quality.py", "--paper", "nowhere"], "nowhere has no results of hvt paper run"),
+        (["fit_quality.py", "--paper", "nowhere"], "nowhere has no results of the paper"),
         (["latency.py", "--gflops", "1e-9", "2e-9"], "too few configs of the plan's space"),
         (["latency.py", "--gflops", "5", "0.05"], 2),
     ],

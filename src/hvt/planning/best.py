@@ -69,7 +69,7 @@ def plan_space(space: Space, budgets: dict[str, float], judge: Judge, count: int
         deit=judge.choice("DeiT", rival) if rival else None,
         configurations=configurations,
         within=within,
-        order=judge.quality.sentence(),
+        order=judge.quality.summary(),
         frontier=_frontier(steps, edges),
         train_batch=judge.train_batch,
         machine={} if judge.latency is None else judge.latency.machine,

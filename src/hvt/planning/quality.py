@@ -1,107 +1,87 @@
-"""Which of two models learns more: a ridge regression on trainings, with the runs it came from.
+"""Which of two models is likely to be more accurate: a ridge regression on short trainings.
 
-It knows the shape of a model alone: its width, its depth, its patches and how they are pooled. It
-was fitted to short trainings of small models. What is larger than these counts as the largest that
-was seen, and what is smaller, or pooled more, loses a little more than that. So it orders the
-configs of one budget, roughly, and predicts no accuracy.
+Its features are the shape of a model: width, depth, patches and how they are pooled. It was fitted
+by `benchmarks/fit_quality.py` to short trainings of small models. Beyond the range of those, larger
+values are clipped and smaller ones penalised. It ranks the configs of one budget, roughly, and does
+not predict an accuracy.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..config import HVTConfig
 from ..costs import cost
-from ..files import atomic_write
 
 FILE = Path(__file__).with_name("quality.json")
 
-Floats = NDArray[np.float64]
-
 MEASURES = ("width", "depth", "patches", "pooled")
-"""Logarithms of the width, of the depth and of the patches at first, and by how much fewer of them
-a block sees on average. Each has a square too, for a best value in between."""
-FLAGS = ("grid", "class_token", "average", "convolution")
-"""2D pooling, a class token, and other kinds of pooling than the maximum."""
-EXTRAPOLATED = 5.0
-"""Points that a config loses for each factor of e by which it is below what was seen: a guess, to
-the safe side, where the nearest that was seen would be a free lunch."""
-PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training, or the mean of several that differ in their seed."""
-
-    config: HVTConfig
-    epochs: float
-    top1: float
-    source: str
-    """The training's key, or the study's and the trial's."""
-    seeds: int = 1
-    search: bool = False
+"""Logarithms of the width, of the depth and of the number of patches, and of the factor by which
+pooling reduces the patches of a block on average. The square of each is a feature too."""
+EXTRAPOLATION_PENALTY = 5.0
+"""Points that a config loses for each factor of e by which it is smaller, or pooled more, than the
+training data: a conservative guess, for clipping alone would make such configs free."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """A fitted regression; everything that `quality.json` has."""
+    """A fitted regression, as `quality.json` stores it."""
 
     features: list[str]
     weights: list[float]
-    """Per feature, in points of top-1; the features are centred and scaled first."""
+    """Per feature, in points of top-1, of standardised features."""
     mean: list[float]
     scale: list[float]
     low: dict[str, float]
     high: dict[str, float]
-    """The range of each measure in the trainings."""
+    """The range of each measure in the training data."""
     intercept: float
     penalty: float
     rank_correlation: float
-    """Spearman's, of predictions for configs that were left out of the fit one by one."""
+    """Spearman's, of cross-validated predictions, leaving one config out at a time."""
     error: float
-    """Root mean square of these predictions, in points of top-1."""
+    """Root mean square error of these predictions, in points of top-1."""
     configurations: int
     trainings: int
     about: str
     runs: list[dict[str, Any]] = field(default_factory=list)
 
     def score(self, measures: Mapping[str, Any], flags: Mapping[str, Any]) -> Any:
-        """Points of top-1 in a training of one epoch, by numbers or arrays that broadcast."""
+        """Top-1 after one epoch in per cent, by numbers or arrays that broadcast."""
         clipped = {
             name: np.clip(value, self.low[name], self.high[name])
             for name, value in measures.items()
         }
         total: Any = self.intercept
-        of_width: Any = 0.0
+        of_width: Any = 0.0  # an axis of its own in large arrays: added last
         for name in MEASURES:
-            away = measures[name] - clipped[name]
-            lost = EXTRAPOLATED * np.maximum(away if name == "pooled" else -away, 0.0)
+            beyond = measures[name] - clipped[name]
+            lost = EXTRAPOLATION_PENALTY * np.maximum(beyond if name == "pooled" else -beyond, 0.0)
             if name == "width":
                 of_width = of_width - lost
             else:
                 total = total - lost
-        values = _values(clipped, flags)
+        values = features_of(clipped, flags)
         for name, weight, mean, scale in zip(
             self.features, self.weights, self.mean, self.scale, strict=True
         ):
             term = weight * (values[name] - mean) / scale
-            if name.startswith("width"):  # an axis of its own where there are many: added last
+            if name.startswith("width"):
                 of_width = of_width + term
             else:
                 total = total + term
         return total + of_width
 
     def outside(self, measures: Mapping[str, float]) -> list[str]:
-        """The measures of a config that no training had."""
+        """The measures of a config that are outside the range of the training data."""
         slack = 1e-9
         return [
             name
@@ -109,13 +89,13 @@ class Quality:
             if not self.low[name] - slack <= value <= self.high[name] + slack
         ]
 
-    def sentence(self) -> str:
-        """How good the order is, in one line."""
+    def summary(self) -> str:
+        """How good the ranking is, in one line."""
         return (
             f"Order: a regression on {self.trainings} short trainings of {self.configurations} "
-            f"small models ({self.about}); rank correlation on configurations left out "
-            f"{self.rank_correlation:.2f}. A hint, not a measurement: short trainings favour few "
-            "blocks."
+            f"small models ({self.about}); rank correlation in cross-validation "
+            f"{self.rank_correlation:.2f}. A hint, not a measurement: short trainings favour "
+            "shallow models."
         )
 
 
@@ -125,13 +105,7 @@ def load_quality() -> Quality:
     return Quality(**json.loads(FILE.read_text(encoding="utf-8")))
 
 
-def save_quality(quality: Quality, path: Path = FILE) -> None:
-    with atomic_write(path) as temporary:
-        text = json.dumps(asdict(quality), indent=1, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
-
-
-# ── what the regression knows of a config ───────────────────────────────────────────────────────
+# ── features of a config ────────────────────────────────────────────────────────────────────────
 
 
 def measures_of(config: HVTConfig) -> dict[str, float]:
@@ -148,7 +122,7 @@ def measures_of(config: HVTConfig) -> dict[str, float]:
 
 
 def flags_of(config: HVTConfig) -> dict[str, float]:
-    """The flags of one config; those of a pooling count where there is one."""
+    """2D pooling, a class token, and pooling other than by the maximum."""
     pools = bool(config.pool_blocks)
     return {
         "grid": float(pools and config.pool_dims == 2),
@@ -158,93 +132,7 @@ def flags_of(config: HVTConfig) -> dict[str, float]:
     }
 
 
-def _values(measures: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def features_of(measures: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """All features of the regression: measures, their squares, flags."""
     squares = {f"{name}²": measures[name] ** 2 for name in MEASURES}
     return {**measures, **squares, **flags}
-
-
-# ── the fit ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def fit(runs: Sequence[Run], about: str) -> Quality:
-    """Fit the regression; its penalty is the one with the least error on configs left out."""
-    rows = [
-        _values(measures_of(run.config), flags_of(run.config))
-        | {
-            "epochs": math.log(run.epochs),
-            "epochs²": math.log(run.epochs) ** 2,
-            "search": float(run.search),
-        }
-        for run in runs
-    ]
-    features = [
-        name
-        for name in (*rows[0],)
-        if len({round(row[name], 12) for row in rows})
-        > 1  # a column that never varies says nothing
-    ]
-    x = np.array([[row[name] for name in features] for row in rows])
-    y = np.array([run.top1 for run in runs])
-    groups = [run.config.replace(num_classes=1, drop_path_rate=0.0) for run in runs]
-    predictions = {penalty: _left_out(x, y, groups, penalty) for penalty in PENALTIES}
-    errors = {p: float(np.sqrt(np.mean((guess - y) ** 2))) for p, guess in predictions.items()}
-    penalty = min(errors, key=lambda p: errors[p])
-    mean, scale, weights, intercept = _ridge(x, y, penalty)
-    at_one = {"epochs": 0.0, "epochs²": 0.0, "search": 0.0}
-    # Among trainings of one length, for a longer one learns more whatever the model.
-    spans = [(run.epochs, run.search) for run in runs]
-    common = max(set(spans), key=spans.count)
-    alike = np.array([span == common for span in spans])
-    measured = {name: [measures_of(run.config)[name] for run in runs] for name in MEASURES}
-    offset = sum(
-        weights[features.index(name)]
-        * (value - mean[features.index(name)])
-        / scale[features.index(name)]
-        for name, value in at_one.items()
-        if name in features
-    )
-    kept = [index for index, name in enumerate(features) if name not in at_one]
-    return Quality(
-        features=[features[index] for index in kept],
-        weights=[float(weights[index]) for index in kept],
-        mean=[float(mean[index]) for index in kept],
-        scale=[float(scale[index]) for index in kept],
-        low={name: min(values) for name, values in measured.items()},
-        high={name: max(values) for name, values in measured.items()},
-        intercept=float(intercept + offset),
-        penalty=penalty,
-        rank_correlation=spearman(predictions[penalty][alike], y[alike]),
-        error=errors[penalty],
-        configurations=len(set(groups)),
-        trainings=sum(run.seeds for run in runs),
-        about=about,
-        runs=[
-            {"source": run.source, "epochs": run.epochs, "top1": round(run.top1, 3)}
-            | ({"seeds": run.seeds} if run.seeds > 1 else {})
-            for run in runs
-        ],
-    )
-
-
-def _left_out(x: Floats, y: Floats, groups: Sequence[HVTConfig], penalty: float) -> Floats:
-    """Predictions for each config by a fit that saw none of its trainings."""
-    guesses = np.zeros_like(y)
-    for group in set(groups):
-        out = np.array([other == group for other in groups])
-        mean, scale, weights, intercept = _ridge(x[~out], y[~out], penalty)
-        guesses[out] = (x[out] - mean) / scale @ weights + intercept
-    return guesses
-
-
-def _ridge(x: Floats, y: Floats, penalty: float) -> tuple[Floats, Floats, Floats, float]:
-    mean, scale = x.mean(axis=0), x.std(axis=0)
-    scale[scale < 1e-12] = 1.0
-    z = (x - mean) / scale
-    gram = z.T @ z + penalty * np.eye(x.shape[1])
-    return mean, scale, np.linalg.solve(gram, z.T @ (y - y.mean())), float(y.mean())
-
-
-def spearman(a: Floats, b: Floats) -> float:
-    """The correlation of ranks; equal values share theirs."""
-    first, second = ([float(np.sum(v < x) + np.sum(v <= x)) for x in v] for v in (a, b))
-    return float(np.corrcoef(first, second)[0, 1])
