@@ -14,6 +14,7 @@ import pytest
 import hvt
 from hvt.builtin import installed
 from hvt.cli import main
+from hvt.cli.output import Columns, emit
 from hvt.training.recipe import list_recipes, load_recipe
 from hvt.zoo import NOTES, WEIGHTS
 
@@ -52,6 +53,31 @@ def help_of(capsys: Captured, *command: str) -> str:
         main([*command, "--help"])
     assert stop.value.code == 0
     return capsys.readouterr().out
+
+
+# ── rows ────────────────────────────────────────────────────────────────────────────────────────
+
+
+ROWS = [
+    {"name": "[red]a,\r", "size": 2.5, "parts": [1, 2]},
+    {"name": "b", "size": None, "parts": []},
+]
+COLUMNS: Columns = {
+    "name": "{name}",
+    "MB": "{size:.2f}",
+    "parts": lambda row: str(len(row["parts"])),
+}
+
+
+def test_rows_as_a_table_as_json_and_as_csv(capsys: Captured) -> None:
+    emit(ROWS, COLUMNS, title="sizes")
+    title, heading, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert (title, heading) == (["sizes"], ["name", "MB", "parts"])
+    assert lines == [["[red]a,\\r", "2.50", "2"], ["b", "0"]]  # None is an empty cell
+    emit(ROWS, COLUMNS, json=True)
+    assert json.loads(capsys.readouterr().out) == ROWS
+    emit(iter(ROWS), COLUMNS, csv=True)
+    assert capsys.readouterr().out == 'name,size,parts\n"[red]a,\r",2.5,1 2\nb,,\n'
 
 
 # ── hvt models ──────────────────────────────────────────────────────────────────────────────────
@@ -101,11 +127,13 @@ def test_models_as_json(capsys: Captured) -> None:
         priced = hvt.cost(row["name"])
         assert row == {
             "name": row["name"],
+            "tokens": priced.tokens,
             "gflops": priced.gflops,
             "params_m": priced.params_m,
-            "tokens": priced.tokens,
+            "cheaper_by": priced.ratio if priced.ratio > 1 else None,
             "weights": "published" if row["name"] in WEIGHTS else None,
-        } | ({"note": NOTES[row["name"]]} if row["name"].endswith("_power") else {})
+            "note": NOTES.get(row["name"]),
+        }
 
 
 def test_models_as_json_takes_a_pattern(capsys: Captured) -> None:
@@ -128,7 +156,7 @@ def test_a_pattern_without_a_match_offers_the_nearest(capsys: Captured) -> None:
 def test_cost_prints_totals_and_a_bar_per_block(capsys: Captured) -> None:
     out = run(capsys, "cost", "hvt_s_4")
     assert "196 → 97 → 48 → 23 → 11 tokens" in out
-    assert "1.39 GFLOPs (multiply-adds), 22.12 M parameters" in out
+    assert "1.39 GFLOPs (MACs), 22.12 M parameters" in out
     assert f"{hvt.cost('hvt_s_4').activation_mb:.1f} MB" in out
     assert "3.28× cheaper than without pooling" in out
     assert "pooling after block 3: 97 → 48 tokens, 2.06× cheaper blocks (Eq. 8: α = 2.04)" in out
@@ -270,7 +298,7 @@ def test_every_field_has_a_flag_with_help(capsys: Captured) -> None:
         ("model", "unknown command 'model': did you mean models?"),
         ("zzzzzz", "unknown command 'zzzzzz': known: "),
         ("--versoin", "unknown flag '--versoin': did you mean --version?"),
-        ("models --jsn", "unknown flag '--jsn': did you mean --json?"),
+        ("models --jsn", "unknown flag '--jsn': did you mean --json"),
         ("models a b", "'b' is one argument too many"),
         ("models 'hvt_x_*'", "no model matches 'hvt_x_*'"),
         ("cost", "required: NAME ("),
@@ -399,7 +427,7 @@ def test_bash_completes(capsys: Captured, tmp_path: Path) -> None:
 
 def test_a_cost_is_a_short_table_in_a_session() -> None:
     shown = repr(hvt.cost("hvt_s_4"))
-    assert shown.startswith("1.39 GFLOPs (multiply-adds), 3.28× cheaper")
+    assert shown.startswith("1.39 GFLOPs (MACs), 3.28× cheaper")
     assert "22.12 M parameters" in shown
     assert len(shown.splitlines()) == 4 + 12
     assert "cheaper" not in repr(hvt.cost("deit_s"))

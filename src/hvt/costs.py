@@ -103,14 +103,12 @@ class Cost:
         return [layer.tokens_in for layer in self.layers if layer.name.endswith(".mlp")]
 
     def __repr__(self) -> str:
-        rows = [f"{'block':>5}  {'tokens':>6}  {'M multiply-adds':>15}"]
-        rows += [
-            f"{i:>5}  {n:>6}  {macs / 1e6:>15.1f}" for i, (n, macs) in enumerate(self.blocks())
-        ]
+        rows = [f"{'block':>5}  {'tokens':>6}  {'M MACs':>7}"]
+        rows += [f"{i:>5}  {n:>6}  {macs / 1e6:>7.1f}" for i, (n, macs) in enumerate(self.blocks())]
         cheaper = f", {self.ratio:.2f}× cheaper than with all tokens" if self.ratio > 1 else ""
         return "\n".join(
             [
-                f"{self.gflops:.2f} GFLOPs (multiply-adds){cheaper}",
+                f"{self.gflops:.2f} GFLOPs (MACs){cheaper}",
                 f"{self.params_m:.2f} M parameters, "
                 f"{self.activation_mb:.1f} MB activations per image",
                 f"tokens {arrow(self.tokens)}",

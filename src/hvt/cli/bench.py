@@ -17,8 +17,8 @@ from ..bench import MODES
 from ..errors import HVTError, did_you_mean
 from ..fields import MOST_THREADS
 from ..files import check_writable
-from .console import new_console
 from .flags import converter
+from .output import new_console
 
 if TYPE_CHECKING:
     from ..bench.run import Row

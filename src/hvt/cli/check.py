@@ -12,8 +12,8 @@ from rich.progress import track
 from rich.table import Table
 
 from ..terminal import printable
-from .console import new_console
 from .flags import converter
+from .output import new_console
 
 if TYPE_CHECKING:
     from ..data.check import DuplicateGroup, Report

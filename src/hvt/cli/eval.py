@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ..fields import MOST_THREADS
 from ..terminal import printable
-from .console import new_console
 from .flags import add_batch_and_device, converter
+from .output import new_console
 
 if TYPE_CHECKING:
     from ..evaluation import Score

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from ..builtin import DEFAULT
 from ..errors import HVTError
-from .console import new_console
 from .flags import converter
+from .output import new_console
 from .weights import add_pretrained, check_pretrained, open_weights
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -16,8 +16,25 @@ from ..costs import Cost, arrow, cost
 from ..errors import HVTError, did_you_mean
 from ..terminal import printable
 from ..zoo import MODELS, NOTES, WEIGHTS, get_config, list_models
-from .console import new_console
 from .flags import add_fields, given_fields, parse_pairs
+from .output import Columns, add_output_flags, emit, make_table, new_console, print_json
+
+_MODELS: Columns = {
+    "model": "{name:<}",
+    "tokens": lambda row: arrow(row["tokens"]),
+    "GFLOPs": "{gflops:.2f}",
+    "params (M)": "{params_m:.2f}",
+    "cheaper by": "{cheaper_by:.2f}×",
+    "weights": "{weights:<}",
+}
+_LAYERS = {
+    "layer": "{name}",
+    "tokens in": "{tokens_in:d}",
+    "out": "{tokens_out:d}",
+    "M MACs": "{mmacs:.2f}",
+    "K params": "{kparams:.1f}",
+    "KB activations": "{kb:.1f}",
+}
 
 
 def register(commands: Any) -> None:
@@ -29,13 +46,13 @@ def register(commands: Any) -> None:
         epilog="examples:\n  hvt models\n  hvt models 'hvt_s_*' --json",
     )
     parser.add_argument("pattern", nargs="?", default="*", help="shell pattern, such as 'hvt_s_*'")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_output_flags(parser, csv=True)
     parser.set_defaults(run=run_models, parser=parser)
 
     parser = commands.add_parser(
         "cost",
         help="price a model, block by block",
-        description="Multiply-adds, parameters and training memory of a model.",
+        description="MACs, parameters and training memory of a model.",
         epilog=(
             "examples:\n  hvt cost hvt_s_1\n  hvt cost hvt_s_4 --depth 24 --num-classes 100\n"
             "  hvt cost hvt_s_4 img_size=384 patch_size=8 --json"
@@ -51,7 +68,7 @@ def register(commands: Any) -> None:
         metavar="field=value",
         help="fields to replace",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_output_flags(parser, instead_of="tables")
     parser.add_argument("--layers", action="store_true", help="a row per layer, not per block")
     add_fields(parser.add_argument_group("fields to replace"), HVTConfig)
     parser.set_defaults(run=run_cost, parser=parser)
@@ -67,27 +84,22 @@ def run_models(args: argparse.Namespace) -> None:
     weights = {name: "published" for name in names if name in WEIGHTS}
     for name in built_in:
         priced[name], weights[name] = cost(built_in_config(name)), "built-in"
-    if args.json:
-        rows = [
-            {"name": n, "gflops": c.gflops, "params_m": c.params_m, "tokens": c.tokens}
-            | {"weights": weights.get(n)}
-            | ({"note": NOTES[n]} if n in NOTES else {})
-            for n, c in priced.items()
-        ]
-        print(json.dumps(rows, indent=2))
+    rows = [
+        {
+            "name": name,
+            "tokens": c.tokens,
+            "gflops": c.gflops,
+            "params_m": c.params_m,
+            "cheaper_by": c.ratio if c.macs != c.unpooled_macs else None,
+            "weights": weights.get(name),
+            "note": NOTES.get(name),
+        }
+        for name, c in priced.items()
+    ]
+    emit(rows, _MODELS, json=args.json, csv=args.csv)
+    if args.json or args.csv:
         return
     console = new_console()
-    table = Table(box=None, header_style="bold")
-    table.add_column("model", no_wrap=True)  # in a narrow window the tokens give way, not the name
-    table.add_column("tokens", no_wrap=console.width >= 80)
-    for heading in ("GFLOPs", "params (M)", "cheaper by"):
-        table.add_column(heading, justify="right")
-    table.add_column("weights", no_wrap=True)
-    for name, c in priced.items():
-        ratio = f"{c.ratio:.2f}×" if c.macs != c.unpooled_macs else ""
-        table.add_row(name, arrow(c.tokens), f"{c.gflops:.2f}", f"{c.params_m:.2f}", ratio,
-                      weights.get(name, ""))  # fmt: skip
-    console.print(table)
     for name in built_in:
         role = ", the default where a model may be left out" if name == DEFAULT else ""
         text = f"\n{name} is built in and knows {BUILT_IN[name]}{role}"
@@ -102,13 +114,13 @@ def run_cost(args: argparse.Namespace) -> None:
     priced = cost(config)
     if args.json:
         described = {"name": args.name, **priced.to_dict(), "config": config.to_dict()}
-        print(json.dumps(described, indent=2))
+        print_json(described)
         return
     console = new_console()
     title = Text.assemble((printable(args.name), "bold"), f"  {arrow(priced.tokens)} tokens")
     console.print(title, highlight=False)
     console.print(
-        f"{priced.gflops:.2f} GFLOPs (multiply-adds), {priced.params_m:.2f} M parameters, "
+        f"{priced.gflops:.2f} GFLOPs (MACs), {priced.params_m:.2f} M parameters, "
         f"{priced.activation_mb:.1f} MB activations per image",
         highlight=False,
     )
@@ -140,34 +152,25 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _block_table(priced: Cost, width: int) -> Table:
-    rows = priced.blocks()
-    most = max(macs for _, macs in rows)
-    inner = priced.mlp_tokens()
-    drops = inner != [tokens for tokens, _ in rows]
-    longest = max(5, min(30, width - (44 if drops else 36)))
-    table = Table(box=None, header_style="bold")
-    lengths = ("tokens", "in MLP") if drops else ("tokens",)
-    for heading in ("block", *lengths, "M multiply-adds"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for index, (tokens, macs) in enumerate(rows):
-        bar = "█" * max(1, round(longest * macs / most))
-        cells = [str(tokens), str(inner[index])] if drops else [str(tokens)]
-        table.add_row(str(index), *cells, f"{macs / 1e6:.1f}", bar)
-    return table
+    blocks, inner = priced.blocks(), priced.mlp_tokens()
+    largest = max(macs for _, macs in blocks)
+    drops = inner != [tokens for tokens, _ in blocks]
+    longest = max(5, min(30, width - (36 if drops else 28)))
+    rows = [
+        {"block": index, "tokens": tokens, "mlp": inner[index], "mmacs": macs / 1e6}
+        | {"bar": "█" * max(1, round(longest * macs / largest))}
+        for index, (tokens, macs) in enumerate(blocks)
+    ]
+    columns = {"block": "{block:d}", "tokens": "{tokens:d}"}
+    columns |= {"in MLP": "{mlp:d}"} if drops else {}
+    return make_table(rows, columns | {"M MACs": "{mmacs:.1f}", "": "{bar}"})
 
 
 def _layer_table(priced: Cost) -> Table:
-    table = Table("layer", box=None, header_style="bold")
-    for heading in ("tokens in", "out", "M multiply-adds", "K params", "KB activations"):
-        table.add_column(heading, justify="right")
-    for layer in priced.layers:
-        table.add_row(
-            layer.name,
-            str(layer.tokens_in),
-            str(layer.tokens_out),
-            f"{layer.macs / 1e6:.2f}",
-            f"{layer.params / 1e3:.1f}",
-            f"{layer.activation_bytes / 1e3:.1f}",
-        )
-    return table
+    rows = [
+        asdict(layer)
+        | {"mmacs": layer.macs / 1e6, "kparams": layer.params / 1e3}
+        | {"kb": layer.activation_bytes / 1e3}
+        for layer in priced.layers
+    ]
+    return make_table(rows, _LAYERS)

@@ -14,8 +14,8 @@ from rich.text import Text
 from ..errors import HVTError
 from ..fields import MOST_THREADS
 from ..paper.tables import FOOTNOTE, entries, get_table, tables, trainable
-from .console import new_console
 from .flags import Parser, converter
+from .output import new_console
 from .paper_run import LISTED, check_order, run_run
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..errors import HVTError
 from ..paper.tables import get_table, trainable
-from .console import new_console
+from .output import new_console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,8 +14,8 @@ from rich.table import Table
 from ..config import FIELDS, HVTConfig
 from ..costs import arrow
 from ..errors import HVTError
-from .console import new_console
 from .flags import add_fields, converter, given_fields
+from .output import new_console
 
 if TYPE_CHECKING:
     from ..planning.answer import Choice, Plan

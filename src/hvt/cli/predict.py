@@ -15,8 +15,8 @@ from rich.text import Text
 
 from ..errors import HVTError
 from ..terminal import printable
-from .console import new_console
 from .flags import add_batch_and_device, converter
+from .output import new_console
 
 if TYPE_CHECKING:
     from ..deploy.predict import Answer

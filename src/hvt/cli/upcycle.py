@@ -7,8 +7,8 @@ from typing import Any
 
 from ..errors import HVTError
 from ..upcycling.settings import Settings
-from .console import new_console
 from .flags import add_fields, given_fields
+from .output import new_console
 
 _EXAMPLES = """\
 examples:

@@ -1,0 +1,114 @@
+"""What a command prints: rows as a table, as JSON or as CSV."""
+
+from __future__ import annotations
+
+import argparse
+import csv as csv_module
+import io
+import json as json_module
+from collections.abc import Callable, Iterable, Mapping
+from string import Formatter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..terminal import printable
+
+Row = Mapping[str, Any]
+Columns = Mapping[str, str | Callable[[Row], str]]
+"""A column's heading → how its cell is made of a row: by `str.format`, or by a function.
+
+`"{name}"` may wrap, `"{name:<}"` does not, and `"{gflops:.2f}"` is a number: to the right and not
+wrapped. A cell is empty where the row has no value or `None`.
+"""
+
+
+def new_console(stderr: bool = False) -> Console:
+    """A console as wide as the terminal; in a file or a pipe, as wide as a table needs."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=10_000)
+
+
+def add_output_flags(
+    parser: argparse._ActionsContainer, csv: bool = False, instead_of: str = "a table"
+) -> None:
+    """`--json` and, where rows are printed one by one, `--csv`."""
+    if csv:
+        assert isinstance(parser, argparse.ArgumentParser)
+        parser = parser.add_mutually_exclusive_group()
+        parser.add_argument("--csv", action="store_true", help=f"print CSV instead of {instead_of}")
+    parser.add_argument("--json", action="store_true", help=f"print JSON instead of {instead_of}")
+
+
+def emit(
+    rows: Iterable[Row],
+    columns: Columns,
+    *,
+    json: bool = False,
+    csv: bool = False,
+    title: str | None = None,
+) -> None:
+    """Print rows: all their values as JSON or CSV, or else the columns as a table."""
+    if json:
+        print_json(list(rows))
+    elif csv:
+        _print_csv(rows)
+    else:
+        new_console().print(make_table(rows, columns, title))
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    print(json_module.dumps(value, indent=2))
+
+
+def make_table(rows: Iterable[Row], columns: Columns, title: str | None = None) -> Table:
+    """The table of rows. Text is shown as it is: brackets are not markup."""
+    table = Table(title=title, box=None, header_style="bold", title_justify="left")
+    for heading, form in columns.items():
+        spec = _spec(form)
+        left = spec is None or spec.startswith("<")
+        table.add_column(
+            heading,
+            justify="left" if left else "right",
+            no_wrap=spec is not None,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(Text(printable(_cell(form, row))) for form in columns.values()))
+    return table
+
+
+def _spec(form: str | Callable[[Row], str]) -> str | None:
+    """The format specification of a column, such as `.2f`; None without one."""
+    specs = (
+        [spec for _, _, spec, _ in Formatter().parse(form) if spec] if isinstance(form, str) else []
+    )
+    return specs[0] if specs else None
+
+
+def _cell(form: str | Callable[[Row], str], row: Row) -> str:
+    if callable(form):
+        return form(row)
+    names = [name for _, name, _, _ in Formatter().parse(form) if name]
+    return "" if any(row.get(name) is None for name in names) else form.format_map(row)
+
+
+def _print_csv(rows: Iterable[Row]) -> None:
+    """Print each row as soon as it is there, under the keys of the first."""
+    header = False
+    for row in rows:
+        if not header:
+            print(_csv_line(row))
+            header = True
+        print(_csv_line(row.values()))
+
+
+def _csv_line(values: Iterable[Any]) -> str:
+    """One line without its end; a writer whose lines end in \\n alone leaves \\r unquoted."""
+    buffer = io.StringIO()
+    cells = (" ".join(map(str, v)) if isinstance(v, (list, tuple)) else v for v in values)
+    csv_module.writer(buffer).writerow(cells)
+    return buffer.getvalue().removesuffix("\r\n")
