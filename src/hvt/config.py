@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from .errors import HVTError, did_you_mean
-from .fields import LARGEST, check_most
+from .fields import MAX_COUNT, check_most
 from .fields import field as _field
 from .files import atomic_write, open_regular
 from .lengths import KINDS, padding, pooled_length, window
 
-MOST = 10_000
+MAX_SIZE = 10_000
 """Blocks, tokens of a pooling window, and the MLP's ratio. Checking a config takes time in
 proportion to its depth, and the config may come from a file that was made to take for ever."""
 
@@ -247,14 +247,14 @@ class HVTConfig:
             if not _is_whole(value) or value < least:
                 raise HVTError(f"{name}={value!r} must be a whole number of at least {least}")
             timed = name in ("depth", "pool_kernel", "pool_stride")
-            check_most(name, value, MOST if timed else LARGEST)
+            check_most(name, value, MAX_SIZE if timed else MAX_COUNT)
         for name in ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"):
             self._check_share(name)
         self._check_share("drop_path_rate")
         if not isinstance(self.mlp_ratio, (int, float)) or not 0 < self.mlp_ratio < math.inf:
             raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be a finite number above 0")
-        if self.mlp_ratio > MOST:
-            raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be at most {MOST}")
+        if self.mlp_ratio > MAX_SIZE:
+            raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be at most {MAX_SIZE}")
         for name in (
             "class_token", "dist_token", "proportional_attention", "fc_norm", "no_embed_class",
             "pre_norm", "qkv_bias",

@@ -15,15 +15,15 @@ def field(
     default: Any,
     help: str,
     *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
 ) -> Any:
     """A field of a dataclass with its help, what it may be, and its name in the help of a flag."""
-    limits = {"least": least, "above": above, "most": most, "below": below, "choices": choices}
+    limits = {"ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices}
     shown = {"help": help, "metavar": metavar}
     return dataclasses.field(default=default, metadata=limits | shown)
 
@@ -61,49 +61,49 @@ def check_type(name: str, value: Any, hint: Any) -> None:
         raise HVTError(f"{name}={value!r} must be {wanted}")
 
 
-MOST_THREADS = 1024
-LARGEST = 10**15
+MAX_THREADS = 1024
+MAX_COUNT = 10**15
 """Of any whole number that is a count: with more, costs would have no number in floating point."""
 
 
-def check_whole(least: int = 1, most: int = LARGEST, **values: Any) -> None:
-    """Refuse what is not a whole number from 1 to `LARGEST`, or within other bounds."""
+def check_whole(ge: int = 1, le: int = MAX_COUNT, **values: Any) -> None:
+    """Refuse what is not a whole number from 1 to `MAX_COUNT`, or within other bounds."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise HVTError(f"{name}={value!r} must be a whole number of at least {least}")
-        check_most(name, value, most)
+        if isinstance(value, bool) or not isinstance(value, int) or value < ge:
+            raise HVTError(f"{name}={value!r} must be a whole number of at least {ge}")
+        check_most(name, value, le)
 
 
-def check_most(name: str, value: int, most: int = LARGEST) -> None:
+def check_most(name: str, value: int, le: int = MAX_COUNT) -> None:
     """Refuse a whole number that is too large; one of hundreds of digits is not repeated."""
-    if value > most:
+    if value > le:
         shown = value if value < 10**18 else "…"
-        raise HVTError(f"{name}={shown} must be at most {most}")
+        raise HVTError(f"{name}={shown} must be at most {le}")
 
 
 def _check_value(
     name: str,
     value: Any,
     *,
-    least: float | None,
-    above: float | None,
-    most: float | None,
-    below: float | None,
+    ge: float | None,
+    gt: float | None,
+    le: float | None,
+    lt: float | None,
     choices: tuple[str, ...],
     **_: Any,
 ) -> None:
     if isinstance(value, str):
         if choices and value not in choices:
-            number = "" if least is None else f" or a number of at least {least:g}"
+            number = "" if ge is None else f" or a number of at least {ge:g}"
             raise HVTError(f"{name}={value!r} must be {' or '.join(choices)}{number}")
         return
     if isinstance(value, float) and not math.isfinite(value):
         raise HVTError(f"{name}={value!r} must be a finite number")
     limits = (
-        (least, "at least", lambda limit: value >= limit),
-        (above, "above", lambda limit: value > limit),
-        (most, "at most", lambda limit: value <= limit),
-        (below, "below", lambda limit: value < limit),
+        (ge, "at least", lambda limit: value >= limit),
+        (gt, "above", lambda limit: value > limit),
+        (le, "at most", lambda limit: value <= limit),
+        (lt, "below", lambda limit: value < limit),
     )
     bounds = [(words, limit, holds) for limit, words, holds in limits if limit is not None]
     if not all(holds(limit) for _, limit, holds in bounds):

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..bench import MODES
 from ..errors import HVTError, did_you_mean
-from ..fields import MOST_THREADS
+from ..fields import MAX_THREADS
 from ..files import check_writable
 from .flags import converter
 from .output import new_console
@@ -55,27 +55,27 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--batch",
-        type=converter("batch", tuple[int, ...], least=1),
+        type=converter("batch", tuple[int, ...], ge=1),
         default="1,16",
         metavar="N,N,…",
         help="batch sizes (default: 1,16)",
     )
     parser.add_argument(
         "--img-size",
-        type=converter("img_size", int, least=1),
+        type=converter("img_size", int, ge=1),
         metavar="N",
         help="pixels, for hvt's names",
     )
     parser.add_argument(
         "--threads",
-        type=converter("threads", int, least=1, most=MOST_THREADS),
+        type=converter("threads", int, ge=1, le=MAX_THREADS),
         metavar="N",
         help="CPU threads (default: torch's)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
     parser.add_argument(
         "--rounds",
-        type=converter("rounds", int, least=1),
+        type=converter("rounds", int, ge=1),
         default=5,
         metavar="N",
         help="turns of each (default: 5)",

@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--root", help="where a named source lies (default: data)")
     parser.add_argument(
         "--workers",
-        type=converter("workers", int, least=1),
+        type=converter("workers", int, ge=1),
         metavar="N",
         help="threads (default: one per core)",
     )

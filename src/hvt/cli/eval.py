@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from ..fields import MOST_THREADS
+from ..fields import MAX_THREADS
 from ..terminal import printable
 from .flags import add_batch_and_device, converter
 from .output import new_console
@@ -41,7 +41,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--download", action="store_true", help="fetch the named data set")
     parser.add_argument(
         "--workers",
-        type=converter("workers", int, least=0, most=MOST_THREADS),
+        type=converter("workers", int, ge=0, le=MAX_THREADS),
         default=1,
         metavar="N",
         help="processes that read (default: 1)",

@@ -86,7 +86,7 @@ def add_batch_and_device(parser: argparse.ArgumentParser) -> None:
     """Where to compute, and how much at once."""
     parser.add_argument(
         "--batch-size",
-        type=converter("batch_size", int, least=1),
+        type=converter("batch_size", int, ge=1),
         default=64,
         metavar="N",
         help="images at once (default: 64)",
@@ -120,7 +120,7 @@ def parse_pairs(pairs: Sequence[str], cls: type) -> dict[str, Any]:
 
 
 def converter(
-    name: str, hint: Any, least: int | None = None, most: int | None = None
+    name: str, hint: Any, ge: int | None = None, le: int | None = None
 ) -> Callable[[str], Any]:
     """An argparse `type`: from text to `hint`, refusing what does not fit by one sentence.
 
@@ -136,9 +136,9 @@ def converter(
                 value = _read(option, text)
             except ValueError:
                 continue
-            if _within(value, least, most):
+            if _within(value, ge, le):
                 return value
-        wanted = _wanted(hint, least, most)
+        wanted = _wanted(hint, ge, le)
         raise argparse.ArgumentTypeError(f"{name}={text!r} must be {wanted}")
 
     return convert
@@ -169,22 +169,22 @@ def _read(option: Any, text: str) -> Any:
     raise ValueError
 
 
-def _within(value: Any, least: int | None, most: int | None) -> bool:
-    if least is None:
+def _within(value: Any, ge: int | None, le: int | None) -> bool:
+    if ge is None:
         return True
     numbers = value if isinstance(value, tuple) else (value,)
-    return bool(numbers) and least <= min(numbers) and (most is None or max(numbers) <= most)
+    return bool(numbers) and ge <= min(numbers) and (le is None or max(numbers) <= le)
 
 
-def _wanted(hint: Any, least: int | None, most: int | None) -> str:
+def _wanted(hint: Any, ge: int | None, le: int | None) -> str:
     """What a field takes, for the end of an error."""
-    bounds = f" of at least {least}" if most is None else f" from {least} to {most}"
-    bounds = "" if least is None else bounds
+    bounds = f" of at least {ge}" if le is None else f" from {ge} to {le}"
+    bounds = "" if ge is None else bounds
     words = []
     for option in _options(hint):
         if typing.get_origin(option) is tuple:
             endless = typing.get_args(option)[-1] is Ellipsis
-            several = f"whole numbers{bounds} such as {least or 0},6"
+            several = f"whole numbers{bounds} such as {ge or 0},6"
             words.append(several if endless else "two such as 192x256")
         else:
             known = {int: f"a whole number{bounds}", float: "a number", bool: "true or false"}

@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..errors import HVTError
-from ..fields import MOST_THREADS
+from ..fields import MAX_THREADS
 from ..paper.tables import FOOTNOTE, entries, get_table, tables, trainable
 from .flags import Parser, converter
 from .output import new_console
@@ -108,7 +108,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--row", action="append", default=[], metavar="NAME", help="only this row")
     parser.add_argument(
         "--seeds",
-        type=converter("seeds", tuple[int, ...], least=0),
+        type=converter("seeds", tuple[int, ...], ge=0),
         metavar="N,N,…",
         help="default: 0,1,2 in main, 0",
     )
@@ -120,13 +120,13 @@ def register(commands: Any) -> None:
     parser.add_argument("--device", help="auto, cpu, cuda … (default: the protocol's, auto)")
     parser.add_argument(
         "--threads",
-        type=converter("threads", int, least=1, most=MOST_THREADS),
+        type=converter("threads", int, ge=1, le=MAX_THREADS),
         metavar="N",
         help="CPU threads of a process",
     )
     parser.add_argument(
         "--workers",
-        type=converter("workers", int, least=0),
+        type=converter("workers", int, ge=0),
         metavar="N",
         help="processes that read",
     )

@@ -67,14 +67,14 @@ def register(commands: Any) -> None:
         ("--batch", "images of a batch (default: 1)", 1),
     ):
         group.add_argument(
-            flag, type=converter(flag[2:], int, least=1), default=default, metavar="N", help=text
+            flag, type=converter(flag[2:], int, ge=1), default=default, metavar="N", help=text
         )
     group.add_argument(
         "--remeasure", action="store_true", help="take the table again instead of the kept one"
     )
     parser.add_argument(
         "--train-batch",
-        type=converter("train_batch", int, least=1),
+        type=converter("train_batch", int, ge=1),
         default=128,
         metavar="N",
         help="images of a training step, for --memory (default: 128)",
@@ -84,7 +84,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--count",
-        type=converter("count", int, least=1),
+        type=converter("count", int, ge=1),
         default=5,
         metavar="N",
         help="how many of the best to print (default: 5)",
@@ -92,7 +92,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--save", metavar="FILE.json", help="write the best as a config")
     parser.add_argument(
         "--choice",
-        type=converter("choice", int, least=1),
+        type=converter("choice", int, ge=1),
         metavar="N",
         help="which of the best --save writes (default: 1)",
     )

@@ -45,7 +45,7 @@ def register(commands: Any) -> None:
     parser.add_argument("others", nargs="*", metavar="IMAGE", help="what to look at")
     parser.add_argument(
         "--top",
-        type=converter("top", int, least=1),
+        type=converter("top", int, ge=1),
         default=5,
         metavar="N",
         help="classes to name (default: 5)",

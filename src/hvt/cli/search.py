@@ -59,7 +59,7 @@ def register(commands: Any) -> None:
         ("--promising", 8, "first trials that hvt plan expects most of (default: 8)"),
         ("--rungs", 3, "lengths of training; 1 trains every trial to the end (default: 3)"),
     ):
-        kind = converter(flag[2:], int, least=0 if flag == "--promising" else 1)
+        kind = converter(flag[2:], int, ge=0 if flag == "--promising" else 1)
         parser.add_argument(flag, type=kind, default=default, metavar="N", help=text)
     parser.add_argument(
         "--configs", nargs="+", default=(), metavar="FILE",

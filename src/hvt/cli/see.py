@@ -51,7 +51,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--channels",
-        type=converter("channels", int, least=1),
+        type=converter("channels", int, ge=1),
         default=9,
         metavar="N",
         help="channels to show at each place (default: 9)",
@@ -126,7 +126,7 @@ def _add_output(parser: Parser, default: str) -> None:
     )
     parser.add_argument(
         "--dpi",
-        type=converter("dpi", int, least=40, most=600),
+        type=converter("dpi", int, ge=40, le=600),
         default=110,
         metavar="N",
         help="pixels per inch, from 40 to 600; more for print (default: 110)",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError, did_you_mean
-from ..fields import MOST_THREADS, check_type, check_whole
+from ..fields import MAX_THREADS, check_type, check_whole
 from .answer import Judge, Plan, check_timed
 from .best import plan_space
 from .quality import load_quality
@@ -51,7 +51,7 @@ def plan(
     budgets = _budgets(gflops=gflops, params=params, latency_ms=latency_ms, memory=memory)
     check_whole(batch=batch, train_batch=train_batch, count=count)
     if threads is not None:
-        check_whole(most=MOST_THREADS, threads=threads)
+        check_whole(le=MAX_THREADS, threads=threads)
     check_type("mode", mode, str)
     if mode not in MODES:
         raise HVTError(f"unknown mode {mode!r}: {did_you_mean(mode, MODES)}")

@@ -13,7 +13,7 @@ from ..fields import check_values, field
 
 NAME = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+")  # any, a host's name, an IPv6 address
 
-_count = functools.partial(field, least=1)
+_count = functools.partial(field, ge=1)
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ class Settings:
         "given several times; * allows all",
         metavar="NAME",
     )
-    port: int = field(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
+    port: int = field(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
     workers: int = _count(1, "processes that answer")
     max_batch: int = _count(16, "images that the model sees at once, at most")
     max_wait_ms: float = field(
-        2.0, "milliseconds that an image waits for others to share its batch", least=0, most=1000
+        2.0, "milliseconds that an image waits for others to share its batch", ge=0, le=1000
     )
     threads: int = _count(1, "threads of ONNX Runtime for one batch")
-    runs: int = field(0, "batches at once in a worker; 0 is one for each core", least=0)
+    runs: int = field(0, "batches at once in a worker; 0 is one for each core", ge=0)
     decoders: int = _count(2, "images that a worker decodes at once")
     device: str = field("auto", "where the model runs: auto, cpu or cuda")
     max_body: int = _count(20_000_000, "bytes of a request, at most")
-    max_pixels: int = _count(50_000_000, "pixels of an image, at most", most=MOST_PIXELS)
+    max_pixels: int = _count(50_000_000, "pixels of an image, at most", le=MOST_PIXELS)
     max_images: int = _count(64, "images of a request, at most")
     max_header_bytes: int = _count(32_768, "bytes of a request's line and headers, at most")
     max_header_count: int = _count(100, "headers of a request, at most")
@@ -50,16 +50,16 @@ class Settings:
         500_000_000, "bytes of requests that a worker has accepted and not answered, at most"
     )
     header_timeout: float = field(
-        10.0, "seconds for the headers of a request to arrive", least=0.001, most=86400
+        10.0, "seconds for the headers of a request to arrive", ge=0.001, le=86400
     )
     timeout: float = field(
-        30.0, "seconds for a request, from its headers to its answer", least=0.001, most=86400
+        30.0, "seconds for a request, from its headers to its answer", ge=0.001, le=86400
     )
     decode_timeout: float = field(
-        10.0, "seconds for decoding an image, which is then given up", least=0.001, most=86400
+        10.0, "seconds for decoding an image, which is then given up", ge=0.001, le=86400
     )
     drain: float = field(
-        0.5, "seconds of still taking requests after being told to stop", least=0, most=3600
+        0.5, "seconds of still taking requests after being told to stop", ge=0, le=3600
     )
 
     def __post_init__(self) -> None:

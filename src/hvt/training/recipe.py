@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import FIELDS, HVTConfig, check_fields, is_config_file, read_config
 from ..errors import HVTError, did_you_mean
-from ..fields import MOST_THREADS, check_type, check_values, field, hints_of
+from ..fields import MAX_THREADS, check_type, check_values, field, hints_of
 from ..zoo import get_config
 
 if sys.version_info >= (3, 11):
@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-MOST = 10**9
+MAX_EPOCHS = 10**9
 """Epochs; with 1e308 of them the steps would have no number."""
 
 
@@ -39,64 +39,58 @@ class Recipe:
     data: str | None = field(None, "digits, cifar10, cifar100, imagenet or a folder")
     root: str | None = field(None, "folder that has the named data set in it")
     download: bool = field(False, "fetch the named data set if it is absent")
-    val_fraction: float = field(
-        0.1, "validation share of a folder that has no split", above=0, below=1
-    )
-    holdout: float = field(
-        0.0, "validate on this share of the training images instead", least=0, below=1
-    )
+    val_fraction: float = field(0.1, "validation share of a folder that has no split", gt=0, lt=1)
+    holdout: float = field(0.0, "validate on this share of the training images instead", ge=0, lt=1)
     train_fraction: float = field(
-        1.0, "learn from this share of the training images of each class", above=0, most=1
+        1.0, "learn from this share of the training images of each class", gt=0, le=1
     )
     skip_broken: bool = field(False, "pass over unreadable images and count them")
     output: str | None = field(None, "the run's folder (default: runs/RECIPE-MODEL)")
 
     epochs: float = field(
-        300, "passes over the training data, of which the last may be a part", above=0, most=MOST
+        300, "passes over the training data, of which the last may be a part", gt=0, le=MAX_EPOCHS
     )
-    batch_size: int = field(1024, "images per step over all processes", least=2)
+    batch_size: int = field(1024, "images per step over all processes", ge=2)
     accumulate: int = field(
-        1, "pieces a process cuts its share of a batch into, to save memory", least=1
+        1, "pieces a process cuts its share of a batch into, to save memory", ge=1
     )
     optimizer: str = field(
         "adamw",
         "adamw, or muon, which learns more per step where images are few",
         choices=("adamw", "muon"),
     )
-    lr: float = field(5e-4, "learning rate at a batch of 512; scales with the batch", above=0)
-    warmup_lr: float = field(1e-6, "learning rate at the first step", least=0)
-    min_lr: float = field(1e-5, "learning rate at the last step", least=0)
-    warmup_epochs: float = field(5, "epochs of linear warm-up", least=0, most=MOST)
-    weight_decay: float = field(0.025, "AdamW's; none on biases, norms and positions", least=0)
-    layer_decay: float | None = field(
-        None, "rate of a block over that of the next one", above=0, most=1
-    )
-    clip_grad: float | None = field(None, "largest gradient norm", above=0)
+    lr: float = field(5e-4, "learning rate at a batch of 512; scales with the batch", gt=0)
+    warmup_lr: float = field(1e-6, "learning rate at the first step", ge=0)
+    min_lr: float = field(1e-5, "learning rate at the last step", ge=0)
+    warmup_epochs: float = field(5, "epochs of linear warm-up", ge=0, le=MAX_EPOCHS)
+    weight_decay: float = field(0.025, "AdamW's; none on biases, norms and positions", ge=0)
+    layer_decay: float | None = field(None, "rate of a block over that of the next one", gt=0, le=1)
+    clip_grad: float | None = field(None, "largest gradient norm", gt=0)
 
-    smoothing: float = field(0.1, "label smoothing", least=0, below=1)
-    mixup: float = field(0.8, "mixup's alpha; 0 is off", least=0)
-    cutmix: float = field(1.0, "CutMix's alpha; 0 is off", least=0)
-    mixup_prob: float = field(1.0, "share of batches that are mixed", least=0, most=1)
-    mixup_switch: float = field(0.5, "share of mixed batches that use CutMix", least=0, most=1)
+    smoothing: float = field(0.1, "label smoothing", ge=0, lt=1)
+    mixup: float = field(0.8, "mixup's alpha; 0 is off", ge=0)
+    cutmix: float = field(1.0, "CutMix's alpha; 0 is off", ge=0)
+    mixup_prob: float = field(1.0, "share of batches that are mixed", ge=0, le=1)
+    mixup_switch: float = field(0.5, "share of mixed batches that use CutMix", ge=0, le=1)
     rand_augment: str = field("rand-m9-mstd0.5-inc1", "timm's RandAugment; '' is off")
-    color_jitter: float = field(0.4, "colour jitter where RandAugment is off", least=0)
-    erase: float = field(0.25, "share of images with a random patch of noise", least=0, most=1)
-    repeats: int = field(3, "augmented copies of an image in an epoch of equal length", least=1)
-    flip: float = field(0.5, "share of images flipped left to right", least=0, most=1)
-    padding: int = field(4, "padding of random crops, for images up to 64 pixels", least=0)
+    color_jitter: float = field(0.4, "colour jitter where RandAugment is off", ge=0)
+    erase: float = field(0.25, "share of images with a random patch of noise", ge=0, le=1)
+    repeats: int = field(3, "augmented copies of an image in an epoch of equal length", ge=1)
+    flip: float = field(0.5, "share of images flipped left to right", ge=0, le=1)
+    padding: int = field(4, "padding of random crops, for images up to 64 pixels", ge=0)
     interpolation: str = field(
         "bicubic",
         "resizing: bicubic, bilinear or random",
         choices=("bicubic", "bilinear", "random"),
     )
-    ema: float = field(0.99996, "decay of the averaged weights; 0 is off", least=0, below=1)
+    ema: float = field(0.99996, "decay of the averaged weights; 0 is off", ge=0, lt=1)
 
     teacher: str | None = field(None, "teacher to distil from: a checkpoint or a timm model's name")
     distill: str = field(
         "soft", "distillation with a teacher: soft or hard", choices=("soft", "hard")
     )
-    distill_alpha: float = field(0.5, "weight of the teacher against the labels", least=0, most=1)
-    distill_tau: float = field(3.0, "temperature of soft distillation", above=0)
+    distill_alpha: float = field(0.5, "weight of the teacher against the labels", ge=0, le=1)
+    distill_tau: float = field(3.0, "temperature of soft distillation", gt=0)
 
     device: str = field("auto", "auto, cpu, cuda, mps …")
     amp: str = field(
@@ -106,20 +100,20 @@ class Recipe:
     )
     compile: bool = field(False, "torch.compile the model")
     grad_checkpointing: bool = field(False, "recompute blocks in the backward pass")
-    workers: int = field(-1, "processes that read images; -1 chooses", least=-1, most=MOST_THREADS)
-    threads: int | None = field(None, "CPU threads of each process", least=1, most=MOST_THREADS)
+    workers: int = field(-1, "processes that read images; -1 chooses", ge=-1, le=MAX_THREADS)
+    threads: int | None = field(None, "CPU threads of each process", ge=1, le=MAX_THREADS)
     processes: int | str | None = field(
         None,
         "local processes that share each batch: a number, or auto, which measures whether several "
         "are faster (default: auto in hvt train, 1 from Python)",
-        least=1,
-        most=MOST_THREADS,
+        ge=1,
+        le=MAX_THREADS,
         choices=("auto",),
     )
-    seed: int = field(0, "seed of weights, order, augmentation and splits", least=0)
-    eval_every: int = field(1, "epochs between evaluations; the last is always evaluated", least=1)
-    checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", least=0)
-    max_bad_steps: int = field(5, "stop after so many losses in a row that are not finite", least=1)
+    seed: int = field(0, "seed of weights, order, augmentation and splits", ge=0)
+    eval_every: int = field(1, "epochs between evaluations; the last is always evaluated", ge=1)
+    checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", ge=0)
+    max_bad_steps: int = field(5, "stop after so many losses in a row that are not finite", ge=1)
     tensorboard: bool = field(True, "write TensorBoard logs where it is installed")
 
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)

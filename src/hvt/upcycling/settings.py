@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import HVTError
-from ..fields import MOST_THREADS, check_values, field
-from ..training.recipe import MOST
+from ..fields import MAX_THREADS, check_values, field
+from ..training.recipe import MAX_EPOCHS
 
 PLACEMENT = (
     "img_size", "pool_after", "pool", "pool_dims", "pool_stride", "pool_kernel",
@@ -23,57 +23,57 @@ EPOCHS = 10.0
 class Settings:
     """Everything but the source, the photos and the file to write."""
 
-    gflops: float | None = field(None, "multiply-adds of one image to stay within, in 10⁹", above=0)
+    gflops: float | None = field(None, "multiply-adds of one image to stay within, in 10⁹", gt=0)
 
     img_size: int | tuple[int, int] | None = field(None, "image size: N or HxW")
     pool_after: tuple[int, ...] | None = field(None, "blocks to pool after; () pools nowhere")
     pool: str | None = field(None, "max or avg", choices=("max", "avg"))
-    pool_dims: int | None = field(None, "1 pools the sequence, 2 the grid", least=1, most=2)
+    pool_dims: int | None = field(None, "1 pools the sequence, 2 the grid", ge=1, le=2)
     pool_stride: int | tuple[int, int] | None = field(None, "pooling stride: N, or HxW of the grid")
     pool_kernel: int | tuple[int, int] | None = field(None, "pooling window: N, or HxW of the grid")
     proportional_attention: bool | None = field(
         None, "pooled tokens count in attention as the tokens they stand for"
     )
-    rank_photos: int = field(256, "photos that the best placements are ranked by", least=1)
+    rank_photos: int = field(256, "photos that the best placements are ranked by", ge=1)
 
     epochs: float | None = field(
         None,
         "passes of each phase, if not 10: the tail over its crops, all over the photos",
-        least=0,
-        most=MOST,
+        ge=0,
+        le=MAX_EPOCHS,
     )
     minutes: float | None = field(
-        None, "bound the training by about so many minutes instead of by epochs", least=0
+        None, "bound the training by about so many minutes instead of by epochs", ge=0
     )
     tail_epochs: float | None = field(
-        None, "passes of the tail alone, if not epochs", least=0, most=MOST
+        None, "passes of the tail alone, if not epochs", ge=0, le=MAX_EPOCHS
     )
     all_epochs: float | None = field(
-        None, "passes of all blocks, if not epochs", least=0, most=MOST
+        None, "passes of all blocks, if not epochs", ge=0, le=MAX_EPOCHS
     )
-    crops: int = field(2, "crops of each photo that are cached for the tail", least=1)
+    crops: int = field(2, "crops of each photo that are cached for the tail", ge=1)
     cache: str | None = field(
         None, "folder of the cache, kept and used again (default: in the run's, removed when done)"
     )
-    kl: float = field(1.0, "weight of the logits' KL divergence", least=0)
-    feature: float = field(1.0, "weight of the final feature", least=0)
-    tokens: float = field(0.5, "weight of later blocks' tokens", least=0)
-    batch_size: int = field(16, "crops per step over all processes", least=2)
-    tail_lr: float = field(2e-4, "learning rate of the tail alone, at this batch", above=0)
-    lr: float = field(1e-4, "learning rate of all blocks, at this batch", above=0)
+    kl: float = field(1.0, "weight of the logits' KL divergence", ge=0)
+    feature: float = field(1.0, "weight of the final feature", ge=0)
+    tokens: float = field(0.5, "weight of later blocks' tokens", ge=0)
+    batch_size: int = field(16, "crops per step over all processes", ge=2)
+    tail_lr: float = field(2e-4, "learning rate of the tail alone, at this batch", gt=0)
+    lr: float = field(1e-4, "learning rate of all blocks, at this batch", gt=0)
     layer_decay: float | None = field(
-        0.85, "rate of a block over that of the next one, where all learn", above=0, most=1
+        0.85, "rate of a block over that of the next one, where all learn", gt=0, le=1
     )
-    weight_decay: float = field(0.02, "AdamW's", least=0)
+    weight_decay: float = field(0.02, "AdamW's", ge=0)
     gradual: float = field(
-        0.0, "share of the passes of all blocks over which pooling is blended in", least=0, most=1
+        0.0, "share of the passes of all blocks over which pooling is blended in", ge=0, le=1
     )
-    ema: float = field(0.0, "decay of averaged weights where all learn; 0 is off", least=0, below=1)
+    ema: float = field(0.0, "decay of averaged weights where all learn; 0 is off", ge=0, lt=1)
     mixup: float = field(
-        0.0, "share of the crops that are blended with another, where all learn", least=0, most=1
+        0.0, "share of the crops that are blended with another, where all learn", ge=0, le=1
     )
-    scale: float = field(0.5, "smallest share of a photo that a crop shows", above=0, most=1)
-    holdout: int = field(500, "photos held out to measure by, at most a fifth of all", least=1)
+    scale: float = field(0.5, "smallest share of a photo that a crop shows", gt=0, le=1)
+    holdout: int = field(500, "photos held out to measure by, at most a fifth of all", ge=1)
     skip_broken: bool = field(False, "pass over unreadable photos and count them")
 
     eval: str | None = field(None, "labelled data to measure top-1 and top-5 on, at the end only")
@@ -88,10 +88,10 @@ class Settings:
         "mixed precision: auto (bfloat16 on GPUs), off, bfloat16, float16",
         choices=("auto", "off", "bfloat16", "float16"),
     )
-    workers: int = field(-1, "processes that read photos; -1 chooses", least=-1)
-    threads: int | None = field(None, "CPU threads of each process", least=1, most=MOST_THREADS)
-    seed: int = field(0, "seed of crops and order", least=0)
-    checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", least=0)
+    workers: int = field(-1, "processes that read photos; -1 chooses", ge=-1)
+    threads: int | None = field(None, "CPU threads of each process", ge=1, le=MAX_THREADS)
+    seed: int = field(0, "seed of crops and order", ge=0)
+    checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", ge=0)
 
     def __post_init__(self) -> None:
         check_values(self)
