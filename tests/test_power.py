@@ -14,8 +14,7 @@ import torch
 from conftest import stir
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from training import PLAIN, TINY, quiet, said, tiny, write_recipe
 
@@ -447,18 +446,6 @@ def test_a_checkpoint_carries_its_retention(tmp_path: Path) -> None:
     assert torch.equal(hvt.from_pretrained(tmp_path / "hub")(images), model(images))
     theirs = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True).eval()
     assert torch.equal(theirs(images), model(images))
-
-
-def test_a_checkpoint_from_before_there_were_retentions_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "old.safetensors"
-    model = deit()
-    hvt.save(model, path)
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    described = json.loads(metadata["hvt"])
-    assert described["config"].pop("retention") is None
-    save_file(load_file(path), path, metadata | {"hvt": json.dumps(described)})
-    assert hvt.load(path).config == model.config
 
 
 def test_a_deit_takes_a_retention_and_a_recipe_may_name_one(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def test_an_unknown_precision_of_the_model_is_refused(tmp_path: Path) -> None:
     hvt.save(tiny(), path, dtype=torch.float16)
     content = path.read_bytes()
     assert b'"dtype":"float32"' in content
-    path.write_bytes(content.replace(b'"dtype":"float32"', b'"dtype":"float99"'))
+    content = content.replace(b'"dtype":"float32"', b'"dtype":"float99"')
+    path.write_bytes(content.replace(b'"crc32"', b'"other"'))
     with pytest.raises(hvt.CheckpointError, match="of a model in 'float99', which is none of"):
         hvt.load(path)
 
@@ -430,6 +431,12 @@ def written(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     return path
 
 
+def description(path: Path) -> dict[str, str]:
+    """A file's metadata without the checksum, for a file of other tensors."""
+    with safe_open(path, "pt") as file:
+        return {key: value for key, value in file.metadata().items() if key != "crc32"}
+
+
 def test_the_unchanged_description_loads(tmp_path: Path) -> None:
     hvt.load(written(tmp_path / "m.safetensors", lambda described: None))
 
@@ -559,17 +566,15 @@ def test_a_missing_tensor_is_named(tmp_path: Path, saved: Path, name: str) -> No
     tensors = load_file(saved)
     del tensors[name]
     path = tmp_path / "less.safetensors"
-    with safe_open(saved, "pt") as file:
-        save_file(tensors, path, metadata=file.metadata())
+    save_file(tensors, path, metadata=description(saved))
     with pytest.raises(CheckpointError, match=rf"less\.safetensors .* it lacks {name}"):
         hvt.load(path, img_size=32)
 
 
 def test_whole_numbers_are_no_weights(tmp_path: Path, saved: Path) -> None:
     path = tmp_path / "int.safetensors"
-    with safe_open(saved, "pt") as file:
-        tensors = {name: t.int() for name, t in load_file(saved).items()}
-        save_file(tensors, path, metadata=file.metadata())
+    tensors = {name: t.int() for name, t in load_file(saved).items()}
+    save_file(tensors, path, metadata=description(saved))
     with pytest.raises(CheckpointError, match=r"int\.safetensors holds .* as torch\.int32"):
         hvt.load(path)
 
@@ -743,6 +748,39 @@ def test_a_damaged_description_never_raises_anything_else(
     path = tmp_path / "damaged.safetensors"
     path.write_bytes(content)
     assert_loads_or_is_refused(path)
+
+
+def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    """In the weights, where nothing else would tell, and in the description."""
+    content, path = whole["safetensors"], tmp_path / "flipped"
+    start = content.index(b'"class_names')
+    for at in (*range(start, start + 30), *range(len(content) - 1, 0, -len(content) // 300)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(CheckpointError) as caught:
+            hvt.load(path)
+        assert str(path) in str(caught.value)
+        weights = at > len(content) // 10
+        assert not weights or "is damaged: its content does not match" in str(caught.value)
+
+
+def test_a_file_that_another_program_rewrote_loads(tmp_path: Path) -> None:
+    model, path = tiny(head_dim=64), tmp_path / "m.safetensors"
+    hvt.save(model, path, ["a", "b", "c"])
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    reordered = dict(sorted(metadata.items(), reverse=True))
+    save_file(dict(reversed(tensors.items())), tmp_path / "same", metadata=reordered)
+    assert_same_weights(hvt.load(tmp_path / "same"), model)
+    save_file(tensors, tmp_path / "bare")  # without our metadata, known by its tensors
+    assert_same_weights(hvt.load(tmp_path / "bare"), model)
+    tensors["head.bias"] = tensors["head.bias"] + 1
+    save_file(tensors, tmp_path / "changed", metadata=metadata)
+    with pytest.raises(CheckpointError, match="save it again if another program changed it"):
+        hvt.load(tmp_path / "changed")
+    del metadata["crc32"]
+    save_file(tensors, tmp_path / "changed", metadata=metadata)
+    assert torch.equal(hvt.load(tmp_path / "changed").head.bias, tensors["head.bias"])
 
 
 def test_reading_tells_what_a_file_says(saved: Path) -> None:

@@ -24,6 +24,7 @@ from ..files import atomic_write
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
 from ..zoo import MODELS, get_config
+from . import checksum
 from .archive import is_archive, read_archive
 from .container import file_size
 from .description import (
@@ -96,6 +97,7 @@ def save(
     if dtype is not None:
         metadata["dtype"] = _dtype_name(model.pos_embed.dtype)
         tensors = {name: _stored(name, tensor, dtype) for name, tensor in tensors.items()}
+    metadata[checksum.KEY] = checksum.checksum(checksum.tensor_parts(metadata, tensors))
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
         _sort_metadata(temporary)
@@ -250,6 +252,7 @@ def _read_safetensors(path: Path, hints: dict[str, Any], arguments: dict[str, An
             f"{path} is damaged or cut short and cannot be read ({shown(error)}): "
             "fetch or copy it again"
         ) from error
+    checksum.check(path, metadata, checksum.tensor_parts(metadata, tensors))
     if "hvt" not in metadata:
         return _foreign(path, stripped(tensors, path), arguments, hints)
     checkpoint = _described(path, metadata["hvt"], tensors)
