@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 import hvt
-from hvt.builtin import BUILT_IN, built_in
 from hvt.checkpoint.save_load import read
 from hvt.errors import HVTError
+from hvt.zoo import BUILT_IN, built_in
 
 MOST = 12_000_000
 """Bytes of a file that everybody downloads."""

@@ -12,8 +12,8 @@ from hypothesis import settings
 from torch import Tensor
 
 import hvt
-from hvt.builtin import DEFAULT, installed
 from hvt.cli import main
+from hvt.zoo import DEFAULT, installed
 
 Command = Callable[..., tuple[int, str, str]]
 

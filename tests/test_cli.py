@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 import hvt
-from hvt.builtin import installed
 from hvt.cli import main
 from hvt.cli.output import Columns, emit
 from hvt.training.recipe import list_recipes, load_recipe
-from hvt.zoo import NOTES, WEIGHTS
+from hvt.zoo import NOTES, WEIGHT_URLS, installed
 
 Captured = pytest.CaptureFixture[str]
 
@@ -131,7 +130,7 @@ def test_models_as_json(capsys: Captured) -> None:
             "gflops": priced.gflops,
             "params_m": priced.params_m,
             "cheaper_by": priced.ratio if priced.ratio > 1 else None,
-            "weights": "published" if row["name"] in WEIGHTS else None,
+            "weights": "published" if row["name"] in WEIGHT_URLS else None,
             "note": NOTES.get(row["name"]),
         }
 

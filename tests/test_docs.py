@@ -11,7 +11,7 @@ from conftest import SMALL
 from PIL import Image
 
 import hvt
-from hvt.builtin import installed
+from hvt.zoo import installed
 
 pytest.importorskip("fastapi", reason="the serve extra is not installed")
 

@@ -16,9 +16,9 @@ from PIL import Image
 from safetensors import safe_open
 
 import hvt
-from hvt.builtin import BUILT_IN, DEFAULT, built_in, built_in_config, find_checkpoint
 from hvt.cli import main
 from hvt.cli.weights import named_model
+from hvt.zoo import BUILT_IN, DEFAULT, built_in, built_in_config, find_checkpoint
 
 Captured = pytest.CaptureFixture[str]
 

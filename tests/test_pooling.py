@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hvt.lengths import KINDS, padding, pooled_length
+from hvt.config import KINDS, padding, pooled_length
 from hvt.pooling import (
     Pool,
     as_image,

@@ -25,7 +25,6 @@ from hostile import repeated_scans
 from PIL import Image
 
 import hvt
-from hvt.builtin import is_checkpoint
 from hvt.data.evaluation import eval_transform
 from hvt.data.folders import FileImages
 from hvt.data.images import UnreadableImageError
@@ -36,6 +35,7 @@ from hvt.deploy.predict import Answer, Predictor, find_device
 from hvt.deploy.runtime import NOT_FINITE
 from hvt.errors import HVTError
 from hvt.evaluation import evaluate
+from hvt.zoo import is_checkpoint
 
 DOCS = Path(__file__).parents[1] / "docs"
 Build = Callable[..., hvt.HVT]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hvt
 from hvt import HVT, CheckpointError, HVTConfig, HVTError
 from hvt.features import FeatureMaps
-from hvt.zoo import MODELS, WEIGHTS
+from hvt.zoo import MODELS, WEIGHT_URLS
 
 # After hvt: it makes torchvision, which timm imports, load where its operators are missing.
 import timm  # isort: skip
@@ -117,7 +117,7 @@ def test_timm_lists_them() -> None:
     assert set(NAMES) <= listed
     assert all(timm.is_model(name) for name in NAMES)
     published = set(timm.list_models("*hvt_*", pretrained=True))
-    assert published == {name for name in WEIGHTS if "hvt" in name}
+    assert published == {name for name in WEIGHT_URLS if "hvt" in name}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -130,7 +130,7 @@ def test_default_cfg(name: str) -> None:
         1000,
         (3, 224, 224),
     )
-    assert cfg.get("url") == WEIGHTS.get(name)
+    assert cfg.get("url") == WEIGHT_URLS.get(name)
     assert model.get_submodule(cfg["classifier"]) is model.get_classifier()
     assert isinstance(model.get_submodule(cfg["first_conv"]), nn.Conv2d)
 
@@ -547,14 +547,14 @@ def test_pretrained_without_a_network_says_so(create: Callable, name: str) -> No
         create(name, pretrained=True)
     message = str(caught.value)
     assert message.startswith(f"the pretrained weights of {name} could not be fetched")
-    assert WEIGHTS[name] in message
+    assert WEIGHT_URLS[name] in message
     assert "no route to host" in message
     assert "check the network" in message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize("create", [hvt.create_model, timm.create_model], ids=["hvt", "timm"])
-@pytest.mark.parametrize("name", sorted(set(NAMES) - set(WEIGHTS)))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(WEIGHT_URLS)))
 def test_pretrained_where_nothing_is_published_says_so(create: Callable, name: str) -> None:
     with pytest.raises(HVTError, match=f"no weights are published for {name}: .*hvt_ti_1"):
         create(name, pretrained=True)
@@ -563,8 +563,8 @@ def test_pretrained_where_nothing_is_published_says_so(create: Callable, name: s
 def test_the_published_files() -> None:
     releases = "https://github.com/zhuang-group/HVT/releases/download"
     for name in ("hvt_ti_1", "scale_hvt_ti_4", "hvt_s_0", "hvt_s_2", "hvt_s_3"):
-        assert WEIGHTS[name] == f"{releases}/v1.0/{name}.pth"
-    assert WEIGHTS["hvt_s_1"] == f"{releases}/v1.1/hvt_s_1.pth"
+        assert WEIGHT_URLS[name] == f"{releases}/v1.0/{name}.pth"
+    assert WEIGHT_URLS["hvt_s_1"] == f"{releases}/v1.1/hvt_s_1.pth"
 
 
 @pytest.mark.parametrize("name", ["hvt_s_1", "hvt_ti_4"])

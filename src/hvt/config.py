@@ -13,11 +13,32 @@ from .errors import HVTError, did_you_mean
 from .fields import MAX_COUNT, check_most
 from .fields import field as _field
 from .files import atomic_write, open_regular
-from .lengths import KINDS, padding, pooled_length, window
 
 MAX_SIZE = 10_000
 """Blocks, tokens of a pooling window, and the MLP's ratio. Checking a config takes time in
 proportion to its depth, and the config may come from a file that was made to take for ever."""
+
+KINDS = ("max", "avg", "conv")
+
+Grid = tuple[int, int]
+"""Rows and columns of tokens; a sequence is one row."""
+
+
+def pooled_length(n: int, kernel: int, stride: int, pad: int = 0) -> int:
+    """Length after pooling, `floor((n + 2·pad - kernel) / stride) + 1`; below 1 means no token."""
+    return (n + 2 * pad - kernel) // stride + 1
+
+
+def padding(dims: int, kernel: int) -> int:
+    """1D pooling has no padding; 2D pooling pads as CNNs do, so that stride 2 halves the grid."""
+    return (kernel - 1) // 2 if dims == 2 else 0
+
+
+def window(dims: int, size: int | Grid) -> Grid:
+    """Rows and columns of a kernel or stride given as one number; of a sequence, one row."""
+    if isinstance(size, tuple):
+        return size
+    return (size, size) if dims == 2 else (1, size)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import HVTConfig
+from .config import HVTConfig, window
 from .errors import HVTError
-from .lengths import window
 from .zoo import get_config
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import Any
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
-from .config import HVTConfig
+from .config import HVTConfig, window
 from .errors import HVTError
-from .lengths import window
 from .pooling import as_tokens, to_grid
 
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
-from .config import HVTConfig, default_cfg
+from .config import Grid, HVTConfig, default_cfg, window
 from .errors import HVTError
 from .extraction import Extract, shared_softmax
 from .features import feature_info
-from .lengths import Grid, window
 from .merging import Merge
 from .pooling import Pool, as_image, to_grid
 from .resize import resize_patches, resize_positions

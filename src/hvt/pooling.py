@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .lengths import Grid, padding, pooled_length, window
+from .config import Grid, padding, pooled_length, window
 
 
 def as_image(x: Tensor, grid: Grid) -> Tensor:

@@ -10,7 +10,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 
 from .config import default_cfg, is_config_file
 from .errors import HVTError
-from .zoo import MODELS, NOTES, WEIGHTS, get_config
+from .zoo import MODELS, NOTES, WEIGHT_URLS, get_config
 
 if TYPE_CHECKING:
     from .model import HVT
@@ -19,7 +19,7 @@ default_cfgs = generate_default_cfgs(
     {
         name: default_cfg(config)
         | {"paper_ids": "arXiv:2103.10619", "custom_load": True}
-        | ({"url": WEIGHTS[name]} if name in WEIGHTS else {})
+        | ({"url": WEIGHT_URLS[name]} if name in WEIGHT_URLS else {})
         | ({"notes": (NOTES[name],)} if name in NOTES else {})
         for name, config in MODELS.items()
     }
@@ -45,10 +45,10 @@ def create_model(name: str | Path, pretrained: bool = False, **overrides: Any) -
 
 
 def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
-    if pretrained and name not in WEIGHTS and not _has_other_source(kwargs):
+    if pretrained and name not in WEIGHT_URLS and not _has_other_source(kwargs):
         raise HVTError(
             f"no weights are published for {name}: use pretrained=False, "
-            f"or one of {', '.join(WEIGHTS)}"
+            f"or one of {', '.join(WEIGHT_URLS)}"
         )
     # Not at the top: timm is told these names as soon as it is imported, and the first to import it
     # may be hvt.model. From `checkpoint`, because timm asks the model to load its weights.
@@ -67,7 +67,7 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
         )
     except (URLError, OSError) as error:
         raise HVTError(
-            f"the pretrained weights of {name} could not be fetched from {WEIGHTS.get(name)} "
+            f"the pretrained weights of {name} could not be fetched from {WEIGHT_URLS.get(name)} "
             f"({error}): check the network, or download the file and use hvt.load"
         ) from error
     built = getattr(model, "model", model)  # features_only wraps it

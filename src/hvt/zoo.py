@@ -1,13 +1,15 @@
-"""The paper's models by name: a table of configs, which needs no torch."""
+"""Models by name, without torch: the paper's configs, and the checkpoints in the package."""
 
 from __future__ import annotations
 
 import fnmatch
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 from .config import HVTConfig, is_config_file, read_config
-from .errors import HVTError, did_you_mean
+from .errors import CheckpointError, HVTError, did_you_mean
 
 # One line per model: what differs from HVTConfig's defaults (224 px, patch 16, 12 blocks, M = 0).
 _TI, _S, _B = 3, 6, 12  # heads of 64 channels
@@ -43,7 +45,7 @@ _AUTHORS = "https://github.com/zhuang-group/HVT/releases/download"
 _DEIT = "https://dl.fbaipublicfiles.com/deit"
 # Published ImageNet weights. Such files hold more than tensors, so `custom_load` has timm hand any
 # file to `HVT.load_pretrained`, which reads it safely.
-WEIGHTS: dict[str, str] = {
+WEIGHT_URLS: dict[str, str] = {
     "deit_ti": f"{_DEIT}/deit_tiny_patch16_224-a1311bcf.pth",
     "deit_s": f"{_DEIT}/deit_small_patch16_224-cd65a155.pth",
     "deit_b": f"{_DEIT}/deit_base_patch16_224-b5f2ef4d.pth",
@@ -54,6 +56,17 @@ WEIGHTS: dict[str, str] = {
     "hvt_s_2": f"{_AUTHORS}/v1.0/hvt_s_2.pth",
     "hvt_s_3": f"{_AUTHORS}/v1.0/hvt_s_3.pth",
 }
+
+BUILT_IN: dict[str, str] = {
+    "imagenet": "ImageNet's 1,000 classes",
+    "cifar100": "CIFAR-100's classes",
+}
+"""Name → what the model knows; its weights are in `assets/NAME.safetensors`."""
+
+DEFAULT = "imagenet"
+"""What answers where no checkpoint is named."""
+
+_ENDINGS = (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx")
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -68,3 +81,45 @@ def get_config(name: str | Path, **overrides: Any) -> HVTConfig:
     if str(name) not in MODELS:
         raise HVTError(f"unknown model {str(name)!r}: {did_you_mean(str(name), MODELS)}")
     return MODELS[str(name)].replace(**overrides)
+
+
+def built_in(name: str = DEFAULT) -> Path:
+    """The file of a built-in checkpoint."""
+    return Path(__file__).parent / "assets" / f"{name}.safetensors"
+
+
+def find_checkpoint(name: str | Path) -> Path:
+    """The file of a built-in name, else the path itself; `./cifar100` is a path in any case."""
+    if name == "":
+        raise CheckpointError("the checkpoint's name is empty: name a file or a built-in model")
+    if not isinstance(name, str) or name not in BUILT_IN:
+        return Path(name)
+    path = built_in(name)
+    if not path.is_file():
+        raise CheckpointError(
+            f"the built-in model {name} is not in this installation, {path} is missing: "
+            "install hvt again, or name a checkpoint"
+        )
+    return path
+
+
+def installed() -> list[str]:
+    """The built-in models whose files are there; a repackaged hvt may leave large ones out."""
+    return [name for name in BUILT_IN if built_in(name).is_file()]
+
+
+def built_in_config(name: str) -> HVTConfig:
+    """A built-in model's config, from the beginning of its file: no weights, and no torch."""
+    with built_in(name).open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return HVTConfig.from_dict(json.loads(header["__metadata__"]["hvt"])["config"])
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a command's argument names weights rather than an image, by its form."""
+    folder = Path(path)
+    if path in BUILT_IN or folder.suffix.lower() in _ENDINGS:
+        return True
+    # Not Path.is_file, which raises for a name that is too long or a folder that is not ours.
+    names = ("model.safetensors", "pytorch_model.bin")
+    return any(os.path.isfile(folder / name) for name in names)  # noqa: PTH113

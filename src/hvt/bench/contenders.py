@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..builtin import is_checkpoint
 from ..costs import cost
 from ..data.sample import drawn_images
 from ..deploy.calibrate import Calibration, input_ranges
@@ -28,7 +27,7 @@ from ..deploy.runtime import OnnxModel, is_onnx, open_model
 from ..errors import HVTError, did_you_mean
 from ..model import HVT
 from ..registry import create_model
-from ..zoo import MODELS
+from ..zoo import MODELS, is_checkpoint
 
 EXPORTED = ("onnx", "int8")
 

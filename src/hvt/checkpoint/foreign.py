@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import HVTConfig
+from ..config import HVTConfig, pooled_length
 from ..errors import CheckpointError
-from ..lengths import pooled_length
 from .container import BAD_ZIP, UnsafeCheckpointError
 from .description import NOT_AS_EXPECTED, shown
 from .pickles import Foreign, TensorEntry, TorchFile

@@ -16,14 +16,13 @@ from safetensors.torch import save_file
 from timm.models import adapt_input_conv
 from torch import Tensor
 
-from ..builtin import find_checkpoint
 from ..config import HVTConfig
 from ..errors import CheckpointError, HVTError
 from ..fields import check_type
 from ..files import atomic_write
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
-from ..zoo import MODELS, get_config
+from ..zoo import MODELS, find_checkpoint, get_config
 from . import checksum
 from .archive import is_archive, read_archive
 from .container import file_size

@@ -98,8 +98,8 @@ def run_bench(args: argparse.Namespace) -> None:
     from ..bench.peak import peak_memory
     from ..bench.plot import check_image, draw
     from ..bench.run import measure, write_csv
-    from ..builtin import is_checkpoint
     from ..device import find_device
+    from ..zoo import is_checkpoint
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from ..builtin import DEFAULT
 from ..errors import HVTError
+from ..zoo import DEFAULT
 from .flags import converter
 from .output import new_console
 from .weights import add_pretrained, check_pretrained, open_weights

@@ -10,12 +10,21 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..builtin import BUILT_IN, DEFAULT, built_in_config, installed
 from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
 from ..errors import HVTError, did_you_mean
 from ..terminal import printable
-from ..zoo import MODELS, NOTES, WEIGHTS, get_config, list_models
+from ..zoo import (
+    BUILT_IN,
+    DEFAULT,
+    MODELS,
+    NOTES,
+    WEIGHT_URLS,
+    built_in_config,
+    get_config,
+    installed,
+    list_models,
+)
 from .flags import add_fields, given_fields, parse_pairs
 from .output import Columns, add_output_flags, emit, make_table, new_console, print_json
 
@@ -81,7 +90,7 @@ def run_models(args: argparse.Namespace) -> None:
         known = [*MODELS, *BUILT_IN]
         raise HVTError(f"no model matches {args.pattern!r}: {did_you_mean(args.pattern, known)}")
     priced = {name: cost(name) for name in names}
-    weights = {name: "published" for name in names if name in WEIGHTS}
+    weights = {name: "published" for name in names if name in WEIGHT_URLS}
     for name in built_in:
         priced[name], weights[name] = cost(built_in_config(name)), "built-in"
     rows = [

@@ -9,9 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..builtin import DEFAULT
 from ..errors import HVTError
-from ..zoo import MODELS
+from ..zoo import DEFAULT, MODELS
 from .flags import add_fields, given_fields
 from .weights import add_pretrained, check_pretrained, named_model
 

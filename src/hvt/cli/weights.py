@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..builtin import DEFAULT
 from ..errors import HVTError
-from ..zoo import MODELS
+from ..zoo import DEFAULT, MODELS
 
 if TYPE_CHECKING:
     from ..model import HVT

@@ -13,12 +13,12 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ..builtin import DEFAULT
 from ..data.evaluation import eval_transform
 from ..data.images import UnreadableImageError
 from ..device import find_device
 from ..errors import HVTError
 from ..model import HVT
+from ..zoo import DEFAULT
 from .inputs import ImageInput, InMemory, each_image, is_one, open_image, source_of
 from .runtime import NOT_FINITE, OnnxModel, check_classifier, open_model
 

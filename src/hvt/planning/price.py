@@ -15,9 +15,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import HVTConfig
+from ..config import HVTConfig, window
 from ..costs import FLOAT32, Cost
-from ..lengths import window
 from .space import MOST_STAGES, ImageSpec, Pooling, Space, lengths
 
 Ints = NDArray[np.int64]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import FIELDS, HVTConfig
+from ..config import FIELDS, Grid, HVTConfig, padding, pooled_length, window
 from ..errors import HVTError, did_you_mean
 from ..fields import check_type, check_whole
-from ..lengths import Grid, padding, pooled_length, window
 
 WIDTHS = (
     32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1152,

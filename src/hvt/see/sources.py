@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..config import Grid
 from ..errors import HVTError
-from ..lengths import Grid
 from ..merging import Merge, match
 from ..model import HVT
 from ..pooling import Pool, max_sources

@@ -16,8 +16,6 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from ..builtin import BUILT_IN as BUILT_IN_NAMES
-from ..builtin import DEFAULT, find_checkpoint, is_checkpoint
 from ..checkpoint.save_load import load, read
 from ..costs import Cost, cost
 from ..data.evaluation import RefuseStrips, eval_transform
@@ -26,7 +24,8 @@ from ..errors import HVTError, did_you_mean
 from ..files import expanded
 from ..model import HVT
 from ..registry import create_model
-from ..zoo import MODELS, get_config
+from ..zoo import BUILT_IN as BUILT_IN_NAMES
+from ..zoo import DEFAULT, MODELS, find_checkpoint, get_config, is_checkpoint
 
 if TYPE_CHECKING:
     from ..deploy.inputs import ImageInput

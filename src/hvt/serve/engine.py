@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..builtin import DEFAULT, find_checkpoint
 from ..checkpoint.save_load import load
 from ..config import HVTConfig
 from ..data.bounds import Bounds
@@ -22,6 +21,7 @@ from ..deploy.export import write
 from ..deploy.runtime import OnnxModel, check_classifier, is_onnx
 from ..errors import HVTError
 from ..model import HVT
+from ..zoo import DEFAULT, find_checkpoint
 from .images import finish_safely, known_formats, open_safely, read_safely
 from .settings import Settings
 

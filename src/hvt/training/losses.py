@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
-from ..builtin import BUILT_IN
 from ..checkpoint.save_load import load
 from ..data.evaluation import per_channel
 from ..errors import HVTError, did_you_mean
 from ..model import HVT
+from ..zoo import BUILT_IN
 
 Normal = tuple[Sequence[float], Sequence[float]]
 

@@ -10,14 +10,13 @@ from typing import Any
 import timm
 from torch import nn
 
-from ..builtin import BUILT_IN
 from ..checkpoint.save_load import load
 from ..checkpoint.timm_vit import from_timm, is_timm_name, named_config
 from ..config import HVTConfig
 from ..errors import HVTError, did_you_mean
 from ..model import HVT
 from ..registry import create_model
-from ..zoo import MODELS
+from ..zoo import BUILT_IN, MODELS
 
 
 def open_source(source: str | Path | nn.Module) -> HVT:
