@@ -9,6 +9,7 @@ import math
 import shutil
 import signal
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from hvt.config import HVTConfig
 from hvt.data.keyed import transform_by_key
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
+from hvt.training.run_lock import RunLock
 from hvt.upcycling.cache import Layout
 from hvt.upcycling.distil import Weights, compare, distillation_loss, merit, mixed
 from hvt.upcycling.photos import Crops, Normalise, open_photos, read_views, unpack
-from hvt.upcycling.placement import Judge, candidates, describe, variants
+from hvt.upcycling.placement import Evaluator, candidates, describe, variants
 from hvt.upcycling.run import resume, upcycle
 from hvt.upcycling.settings import Settings
 from hvt.upcycling.source import open_source
@@ -270,11 +272,11 @@ def test_the_judge_is_as_exact_as_whole_models(place: Path) -> None:
     photos = open_photos(place / "photos", 8, 500).train
     configs = candidates(source.config, 0.6 * hvt.cost(source).gflops, {})[0]
     configs = [config for config in configs if config.image in ((48, 48), (64, 64))][:4]
-    judge = Judge(source, photos, CPU, workers=0, skip=False)
-    judge.judge(configs[:2], 4)
-    judge.judge(configs, 12)  # some go on, others begin
+    evaluator = Evaluator(source, photos, CPU, workers=0, skip=False)
+    evaluator.measure(configs[:2], 4)
+    evaluator.measure(configs, 12)  # some continue, others begin
     normalise = Normalise(source, CPU)
-    for row in judge.ranked(configs):
+    for row in evaluator.ranked(configs):
         student = pooled(resized(source, row.config.image), row.config)
         theirs, ours = read_views(photos.subset(range(12)), [source, student], 0, False)
         with torch.inference_mode():
@@ -368,6 +370,7 @@ def test_the_folder_says_everything(done: Any) -> None:
     names = {path.name for path in done.folder.iterdir()} - {"half.safetensors"}
     assert names == {
         "upcycle.json", "source.safetensors", "placement.json", "tail", "all", "report.json",
+        "model.safetensors",
     }  # fmt: skip
     with (done.folder / "tail/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -417,12 +420,41 @@ def test_no_epochs_give_the_untrained_model(place: Path, tmp_path: Path) -> None
     result = run(place, tmp_path, console, epochs=0.0, gflops=budget, **values)
     assert hvt.cost(hvt.load(result.path)).gflops <= budget
     assert [row.name for row in result.rows] == ["source", "untrained"]
-    pooled_rows = [row for row in result.ranked if row["pool_after"]]
-    most = max(row["photos"] for row in pooled_rows)
-    best = min((row for row in pooled_rows if row["photos"] == most), key=lambda row: row["kl"])
-    assert list(hvt.load(result.path).config.pool_blocks) == best["pool_after"]
-    assert any(not row["pool_after"] for row in result.ranked)  # the plain rival
-    assert "px, whole" in said(console)
+    assert "px, unpooled" in said(console)
+
+
+def test_the_best_candidate_is_taken_unless_pooling_is_asked_for(
+    place: Path, tmp_path: Path
+) -> None:
+    values = {"pool_after": None, "pool": None, "pool_dims": None, "img_size": None}
+    values |= {"epochs": 0.0, "gflops": 0.6 * hvt.cost(SMALL).gflops}
+    for asked, why in ((None, "chosen: "), ("any", ""), ("max", "")):
+        console = quiet()
+        result = run(place, tmp_path / str(asked), console, **values | {"pool": asked})
+        most = max(row["photos"] for row in result.ranked)
+        last = [row for row in result.ranked if row["photos"] == most]
+        assert any(not row["pool_after"] for row in last)  # the source on smaller images
+        allowed = [row for row in last if asked is None or row["pool_after"]]
+        best = min(allowed, key=lambda row: row["kl"])
+        config = hvt.load(result.path).config
+        assert [list(config.pool_blocks), config.img_size] == [best["pool_after"], best["img_size"]]
+        assert why in said(console)
+        assert asked != "max" or config.pool == "max"
+
+
+def test_two_runs_of_one_source_do_not_share_a_folder(place: Path, tmp_path: Path) -> None:
+    """The second finds the folder taken, whatever the first has written by then."""
+    lock = RunLock(tmp_path / "run")
+    assert lock.take() is None
+    with pytest.raises(hvt.HVTError, match="run is being trained by another process"):
+        run(place, tmp_path, epochs=0.0)
+    assert not (tmp_path / "run/upcycle.json").exists()
+    lock.release()
+    first = run(place, tmp_path, epochs=0.0)
+    lock.take()
+    with pytest.raises(hvt.HVTError, match="run is being trained by another process"):
+        resume(first.folder, quiet())
+    lock.release()
 
 
 def test_minutes_bound_a_run(place: Path, tmp_path: Path) -> None:
@@ -504,27 +536,42 @@ def test_a_resumed_run_does_not_replace_another_model(place: Path, tmp_path: Pat
     assert again.path == first.path
     hvt.save(small(), first.path)
     written = first.path.read_bytes()
-    with pytest.raises(hvt.HVTError, match=r"out\.safetensors is another model's by now"):
+    with pytest.raises(hvt.HVTError, match=r"out\.safetensors is another model by now"):
         resume(first.folder, quiet())
     assert first.path.read_bytes() == written
     other = hvt.load(place / "vit.safetensors")
     hvt.save(other.bfloat16(), first.path)  # the same weights would do too, of another config
-    with pytest.raises(hvt.HVTError, match=r"out\.safetensors is another model's by now"):
+    with pytest.raises(hvt.HVTError, match=r"out\.safetensors is another model by now"):
         resume(first.folder, quiet())
 
 
-def test_the_run_s_own_cache_of_an_earlier_version_is_made_anew(
-    place: Path, tmp_path: Path
+def zeroed(content: bytes) -> bytes:
+    return content[:200] + bytes(len(content) - 200)
+
+
+def truncated(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+
+
+@pytest.mark.parametrize("damage", [zeroed, truncated, flipped, lambda content: b""])
+def test_a_damaged_chunk_of_a_named_cache_is_built_again(
+    place: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    first = run(place, tmp_path, tail_epochs=1.0, all_epochs=0.0)
-    cache = first.folder / "cache"
-    cache.mkdir()
-    (cache / "cache.json").write_text('{"source": "another"}')
-    (cache / "chunk-000000.npy").write_text("of other tokens")
-    shutil.rmtree(first.folder / "tail")  # as if it had stopped before the tail was trained
-    first.path.unlink()
-    resume(first.folder, quiet())
-    assert first.path.exists()
+    values = {"all_epochs": 0.0, "tail_epochs": 0.5, "cache": str(tmp_path / "cache")}
+    first = run(place, tmp_path / "1", **values)
+    chunk = tmp_path / "cache/chunk-000000.npy"
+    content = chunk.read_bytes()
+    chunk.write_bytes(damage(content))
+    console = quiet()
+    second = run(place, tmp_path / "2", console, **values)
+    assert "chunk-000000.npy is damaged: building it again" in said(console)
+    assert chunk.read_bytes() == content
+    ours, theirs = first.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_the_cache_of_a_finished_tail_goes_on_resuming(place: Path, tmp_path: Path) -> None:
@@ -545,11 +592,11 @@ def test_a_run_with_a_gradual_start(place: Path, tmp_path: Path) -> None:
         for share in (0.5, 0.0)
     )
     assert blended.kl != plain.kl
-    with pytest.raises(hvt.HVTError, match=r"blends one pooling in, and .* has 0"):
+    with pytest.raises(hvt.HVTError, match="blends one pooling in, and every placement"):
         run(place, tmp_path / "rival", pool_after=(), pool=None, pool_dims=None, gradual=0.5)
     assert not (tmp_path / "rival/run").exists()
     two = {"pool_after": None, "gflops": 0.00035, "gradual": 0.5}
-    with pytest.raises(hvt.HVTError, match=r"within gflops=0\.00035 every placement has another"):
+    with pytest.raises(hvt.HVTError, match="blends one pooling in, and every placement"):
         run(place, tmp_path / "two", **two)
     assert not (tmp_path / "two/run").exists()
 
@@ -726,7 +773,7 @@ def test_settings_are_checked() -> None:
         hvt.upcycle("nothing", "y.safetensors", "z", pool_after=[1])  # a list will do
     with pytest.raises(hvt.HVTError, match="must be even"):
         Settings(batch_size=7)
-    with pytest.raises(hvt.HVTError, match="pool='conv' must be max or avg"):
+    with pytest.raises(hvt.HVTError, match="pool='conv' must be max or avg or any"):
         Settings(pool="conv")
     with pytest.raises(hvt.HVTError, match="unknown setting 'gflop': did you mean gflops"):
         hvt.upcycle("x", "y.safetensors", "z", gflop=1)

@@ -27,10 +27,10 @@ def register(commands: Any) -> None:
         "upcycle",
         help="make a trained ViT cheap",
         description=(
-            "Pool the tokens of a trained plain ViT where it changes its answers least, then\n"
-            "distil it into its own pooled copy on photos without labels. --minutes gives 30 % of\n"
-            "the time to the blocks behind the pooling alone, from a cache, and the rest to all.\n"
-            "docs/upcycle.md says more."
+            "Rank smaller images and pooled tokens for a trained plain ViT within a budget, take\n"
+            "whatever changes its outputs least, and distil the ViT into that cheaper copy of\n"
+            "itself on unlabelled photos. --minutes gives 30 % of it to the blocks after the\n"
+            "pooling, from a cache, and the rest to all. See docs/upcycle.md."
         ),
         epilog=_EXAMPLES,
     )
@@ -45,7 +45,16 @@ def register(commands: Any) -> None:
                         "(default: runs/upcycle-SOURCE)")  # fmt: skip
     parser.add_argument("--resume", metavar="RUN", help="resume the run in this folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    add_fields(parser.add_argument_group("settings"), Settings)
+    group = parser.add_argument_group("settings")
+    group.add_argument(
+        "--pool",
+        nargs="?",
+        const="any",
+        default=argparse.SUPPRESS,
+        choices=("any", "max", "avg"),
+        help="pool, even where the unpooled source on smaller images ranks higher",
+    )
+    add_fields(group, Settings, skip=("pool",))
     parser.set_defaults(run=run, parser=parser)
 
 

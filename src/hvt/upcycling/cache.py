@@ -1,11 +1,14 @@
-"""Answers on disk: per crop what the student's front gives and what the source says, in float16.
+"""Targets on disk: per crop the student's front and the source's outputs, in float16.
 
-A chunk of crops is a file, written whole or not at all; so a build can stop and go on, and several
-processes can build at once. Crops, and with them their chunk, follow from (seed, number).
+A chunk of crops is an atomic .npy file that ends with a digest of its content; so a build can stop
+and resume, and several processes can build at once. Crops, and with them their chunk, follow from
+(seed, number): a damaged chunk is built again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
 import shutil
@@ -29,6 +32,7 @@ from .student import Answer, Target, front, split_of
 
 CHUNK = 256  # crops in a file
 MARGIN = 200e6  # bytes of the disk that stay free
+DIGEST_BYTES = 16
 
 
 class Layout:
@@ -59,16 +63,10 @@ class Layout:
 
 
 class CachedRows(Dataset[tuple[np.ndarray, int]]):
-    """All rows of a cache, read from the disk as they are asked for."""
+    """All rows of a cache, read from disk on access."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        try:
-            self.chunks = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
-        except (OSError, ValueError) as error:
-            raise HVTError(
-                f"a file of the cache cannot be read ({error}): remove {paths[0].parent}, which is "
-                "built again; several machines must share it"
-            ) from error
+        self.chunks = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
         self.ends = np.cumsum([len(chunk) for chunk in self.chunks])
 
     def __len__(self) -> int:
@@ -87,7 +85,7 @@ def as_row(row: np.ndarray) -> Tensor:
 
 @dataclass
 class Cache:
-    """A folder of chunks of `crops` rows each, made as they are missing."""
+    """A folder of chunks of rows, built as they are missing."""
 
     folder: Path
     batches: TrainBatches
@@ -97,11 +95,11 @@ class Cache:
     processes: DistributedContext
     device: torch.device
     identity: dict[str, Any]
-    """What the rows depend on; a folder that says otherwise is refused."""
-    named: bool = True
-    """Not the run's own, which is made anew where an earlier version made it."""
+    """What the rows depend on; a folder with another identity raises an error."""
+    note: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
+        self.intact: set[int] = set()  # chunks known to be whole
         self.normalise = Normalise(self.model, self.device)
         self.split = split_of(self.model.config)
         config = self.model.config
@@ -118,7 +116,7 @@ class Cache:
         return 2 * self.layout.width * self.batches.batch_size
 
     def open(self) -> None:
-        """Make the folder, or see that it is of the same source, placement, photos and crops."""
+        """Create the folder, or check that it has the same source, placement, photos and crops."""
         described = self.folder / "cache.json"
         identity = json.loads(json.dumps(self.identity))
         if described.exists():
@@ -126,20 +124,12 @@ class Cache:
                 same = json.loads(described.read_text()) == identity
             except (OSError, ValueError):
                 same = False
-            if same:
-                return
-            if self.named:
+            if not same:
                 raise HVTError(
                     f"{self.folder} is the cache of another source, placement or folder of photos: "
                     "choose another --cache, or remove it"
                 )
-            old = self.folder.with_name(f"{self.folder.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
-            try:
-                self.folder.replace(old)  # at once: half of a cache would be taken for a whole
-            except OSError as error:
-                raise HVTError(f"cannot replace {self.folder}: {error.strerror}") from error
-            shutil.rmtree(old, ignore_errors=True)
+            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -147,14 +137,31 @@ class Cache:
         with atomic_write(described) as temporary:
             temporary.write_text(json.dumps(identity, indent=2) + "\n")
 
-    def needs(self, chunks: int) -> int:
-        """Bytes that are yet to be written."""
-        missing = [path for path in self.paths(chunks) if not path.exists()]
-        return len(missing) * self.chunk_bytes
+    def missing(self, chunks: int) -> list[int]:
+        """The chunks that are not there, or are damaged; each is read once, by the main process."""
+        if self.processes.is_main_process:
+            paths = self.paths(chunks)
+            self.intact |= {
+                n for n, path in enumerate(paths) if n not in self.intact and self._is_intact(path)
+            }
+        # A shared disk need not look alike to all.
+        intact = self.processes.broadcast(self.intact)
+        return [number for number in range(chunks) if number not in intact]
+
+    def _is_intact(self, path: Path) -> bool:
+        try:
+            content = memoryview(path.read_bytes())
+        except FileNotFoundError:
+            return False
+        intact = _digest(content[:-DIGEST_BYTES]) == content[-DIGEST_BYTES:]
+        if not intact:
+            self.note(f"{path} is damaged: building it again")
+        return intact
 
     def check_room(self, chunks: int) -> None:
-        """Refuse to begin what the disk has no room for."""
-        needed, free = self.needs(chunks), shutil.disk_usage(self.folder).free
+        """Raise an error before starting what the disk has no room for."""
+        needed = len(self.missing(chunks)) * self.chunk_bytes
+        free = shutil.disk_usage(self.folder).free
         if needed and needed + MARGIN > free:
             raise HVTError(
                 f"the cache of {chunks * self.batches.batch_size} crops needs "
@@ -164,10 +171,11 @@ class Cache:
             )
 
     @torch.inference_mode()
-    def build(self, chunks: int, note: Callable[[int, int], None] = lambda done, of: None) -> None:
-        """Make the chunks that are missing; with several processes, each makes its part."""
-        missing = [n for n, path in enumerate(self.paths(chunks)) if not path.exists()]
-        missing = self.processes.broadcast(missing)  # a shared disk need not look alike to all
+    def build(
+        self, chunks: int, progress: Callable[[int, int], None] = lambda done, of: None
+    ) -> None:
+        """Build the chunks that are missing; with several processes, each builds its part."""
+        missing = self.missing(chunks)
         mine = missing[self.processes.rank :: self.processes.world_size]
         done = chunks - len(missing)
         for epoch in sorted({number // self.batches.steps for number in mine}):
@@ -177,7 +185,8 @@ class Cache:
             for number, batch in zip(numbers, images, strict=True):
                 self._write(self.paths(chunks)[number], batch.images)
                 done += self.processes.world_size
-                note(min(done, chunks), chunks)
+                progress(min(done, chunks), chunks)
+        self.intact.update(missing)
         self.processes.barrier()
 
     def _write(self, path: Path, flat: Tensor) -> None:
@@ -195,7 +204,14 @@ class Cache:
                 "cached: use --tail-epochs 0"
             )
         with atomic_write(path) as temporary, temporary.open("wb") as file:
-            np.save(file, content.numpy(), allow_pickle=False)
+            buffer = io.BytesIO()
+            np.save(buffer, content.numpy(), allow_pickle=False)
+            file.write(buffer.getbuffer())
+            file.write(_digest(buffer.getbuffer()))
 
     def rows(self, chunks: int) -> CachedRows:
         return CachedRows(self.paths(chunks))
+
+
+def _digest(content: memoryview) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()

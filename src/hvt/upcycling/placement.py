@@ -60,8 +60,8 @@ def describe(config: HVTConfig) -> str:
     height, width = config.image
     size = f"{height}" if height == width else f"{height}×{width}"
     if not config.pool_blocks:
-        alone = ", class token alone at the end" if config.retention else ""
-        return f"{size} px, whole{alone}"
+        only = ", class token only at the end" if config.retention else ""
+        return f"{size} px, unpooled{only}"
     stride = config.pool_stride
     if config.pool_dims == 1:
         shape = f"1D {stride}"
@@ -246,7 +246,7 @@ def _only(base: HVTConfig, fixed: dict[str, Any]) -> HVTConfig:
 # ── which is best ───────────────────────────────────────────────────────────────────────────────
 
 
-class Judge:
+class Evaluator:
     """Measures placements on photos, cheaply.
 
     For each image size the source's blocks run once and every block's output is kept, so that a
@@ -263,7 +263,7 @@ class Judge:
         self.sums: dict[HVTConfig, Tensor] = {}  # same, among five, KL, photos read, asked for
         self._answers: dict[tuple[int, int], Tensor] = {}
 
-    def judge(self, configs: Sequence[HVTConfig], photos: int) -> None:
+    def measure(self, configs: Sequence[HVTConfig], photos: int) -> None:
         """Bring some placements to so many photos."""
         photos = min(photos, len(self.photos))
         spans = {config: (self._seen(config), photos) for config in configs}
@@ -326,9 +326,9 @@ class Judge:
 
 
 def rank(
-    judge: Judge,
-    pooled_ones: Sequence[HVTConfig],
-    rivals: Sequence[HVTConfig],
+    evaluator: Evaluator,
+    placements: Sequence[HVTConfig],
+    unpooled: Sequence[HVTConfig],
     fixed: dict[str, Any],
     photos: int,
     note: Callable[[str], None] = lambda text: None,
@@ -339,16 +339,16 @@ def rank(
     those on all photos. Rivals see all photos.
     """
     entered: list[HVTConfig] = []
-    current = list(pooled_ones)
+    current = list(placements)
     for turn, (count, kept) in enumerate(zip(ROUNDS, KEPT, strict=True)):
         note(f"{len(current)} placements on {min(count, photos)} photos")
-        judge.judge(current, min(count, photos))
+        evaluator.measure(current, min(count, photos))
         entered += [config for config in current if config not in entered]
-        best = [row.config for row in judge.ranked(current)[:kept]]
+        best = [row.config for row in evaluator.ranked(current)[:kept]]
         current = best
         if turn == 0:
             current = [one for config in best for one in variants(config, fixed)]
     note(f"{len(current)} placements on {photos} photos")
-    judge.judge([*current, *rivals], photos)
-    entered += [config for config in (*current, *rivals) if config not in entered]
-    return judge.ranked(entered)
+    evaluator.measure([*current, *unpooled], photos)
+    entered += [config for config in (*current, *unpooled) if config not in entered]
+    return evaluator.ranked(entered)

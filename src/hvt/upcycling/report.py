@@ -1,10 +1,10 @@
-"""What an upcycling gave: cost, speed and likeness, before and after, as one table."""
+"""Tables of an upcycling: the ranking, and cost, speed and agreement before and after."""
 
 from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ..bench.contenders import open_contender
 from ..bench.measure import describe
 from ..bench.run import measure
 from ..checkpoint.save_load import save
+from ..config import HVTConfig
 from ..costs import cost
 from ..data.evaluation import SMALL, as_files, eval_transform
 from ..data.loader import EvalBatches
@@ -23,11 +24,15 @@ from ..data.sources import ArrayImages, EvalData, open_eval
 from ..errors import HVTError
 from ..evaluation import Score, evaluate
 from ..model import HVT
+from .placement import Ranked
+from .placement import describe as describe_placement
 from .settings import Settings
 
 BATCHES = (1, 16)
 MODES = {"eager": "PyTorch", "onnx": "ONNX", "int8": "int8"}
-Note = Callable[[str], None]
+Log = Callable[[str], None]
+SHOWN = 12
+"""Rows of the printed ranking."""
 
 
 @dataclass
@@ -45,9 +50,45 @@ class Row:
     """Images/s by mode and batch size."""
 
 
-def row_of(name: str, model: HVT, score: Score) -> Row:
-    price = cost(model)
-    return Row(name, price.gflops, price.params_m, score.top1, score.loss)
+def measure_rows(
+    source: HVT,
+    models: dict[str, HVT],
+    scores: dict[str, Score],
+    best: str,
+    labelled: EvalData | None,
+    settings: Settings,
+    device: torch.device,
+    log: Log,
+) -> list[Row]:
+    """A row for the source and for each model; top-1 and speed as far as the settings ask."""
+    rows = []
+    for name, model in {"source": source, **models}.items():
+        price = cost(model)
+        agreement, kl = (100.0, 0.0) if name == "source" else (scores[name].top1, scores[name].loss)
+        row = Row(name, price.gflops, price.params_m, agreement, kl)
+        if labelled is not None:
+            log(f"evaluating {name} on {settings.eval}")
+            row.top1, row.top5 = _accuracy(model, labelled, settings, device)
+        rows.append(row)
+    if settings.speed:
+        speed = measure_speed({"source": source, "upcycled": models[best]}, device, log)
+        for row in rows:
+            row.speed = speed["source" if row.name == "source" else "upcycled"]
+    return rows
+
+
+def ranking_table(ranked: Sequence[Ranked], unpooled: Sequence[HVTConfig]) -> Table:
+    """The best candidates, and the unpooled ones wherever they stand."""
+    table = Table("candidate, untrained", box=None, header_style="bold")
+    for heading in ("GFLOPs", "agreement", "KL", "photos"):
+        table.add_column(heading, justify="right")
+    for place, row in enumerate(ranked):
+        if place < SHOWN or row.config in unpooled:
+            table.add_row(
+                describe_placement(row.config), f"{row.gflops:.3f}", f"{row.agreement:.1f} %",
+                f"{row.kl:.4f}", str(row.photos),
+            )  # fmt: skip
+    return table
 
 
 def open_labelled(settings: Settings, source: HVT) -> EvalData | None:
@@ -68,7 +109,7 @@ def open_labelled(settings: Settings, source: HVT) -> EvalData | None:
     )
 
 
-def top(
+def _accuracy(
     model: HVT, data: EvalData, settings: Settings, device: torch.device
 ) -> tuple[float, float]:
     """Top-1 and top-5 on labelled data."""
@@ -85,7 +126,7 @@ def top(
     return score.top1, score.top5
 
 
-def measure_speed(models: dict[str, HVT], device: torch.device, note: Note) -> dict[str, Any]:
+def measure_speed(models: dict[str, HVT], device: torch.device, log: Log) -> dict[str, Any]:
     """Images/s of each model by mode and batch, in turns; without a head PyTorch's alone."""
     exported = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     heads = all(model.num_classes for model in models.values())
@@ -96,9 +137,9 @@ def measure_speed(models: dict[str, HVT], device: torch.device, note: Note) -> d
             path = Path(folder) / f"{name}.safetensors"
             save(model, path)
             for mode in modes:
-                note(f"opening {name} ({MODES[mode]})")
+                log(f"opening {name} ({MODES[mode]})")
                 entries.append((name, open_contender(str(path), mode, device, Path(folder))))
-        rows = measure([contender for _, contender in entries], BATCHES, device, note=note)
+        rows = measure([contender for _, contender in entries], BATCHES, device, note=log)
     speed: dict[str, Any] = {name: {mode: {} for mode in modes} for name in models}
     for row in rows:
         speed[Path(row.model).stem][row.mode][row.batch] = row.images_per_s

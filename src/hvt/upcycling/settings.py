@@ -27,7 +27,9 @@ class Settings:
 
     img_size: int | tuple[int, int] | None = field(None, "image size: N or HxW")
     pool_after: tuple[int, ...] | None = field(None, "blocks to pool after; () pools nowhere")
-    pool: str | None = field(None, "max or avg", choices=("max", "avg"))
+    pool: str | None = field(
+        None, "ask for pooling: max, avg, or any of the two", choices=("max", "avg", "any")
+    )
     pool_dims: int | None = field(None, "1 pools the sequence, 2 the grid", ge=1, le=2)
     pool_stride: int | tuple[int, int] | None = field(None, "pooling stride: N, or HxW of the grid")
     pool_kernel: int | tuple[int, int] | None = field(None, "pooling window: N, or HxW of the grid")
@@ -110,7 +112,12 @@ class Settings:
     def fixed(self) -> dict[str, Any]:
         """What of the placement was chosen by hand, as fields of `HVTConfig`."""
         values = {name: getattr(self, name) for name in PLACEMENT}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if value not in (None, "any")}
+
+    @property
+    def asks_for_pooling(self) -> bool:
+        """Whether the unpooled source on smaller images will not do."""
+        return bool(self.gradual or self.fixed.keys() - {"img_size"} or self.pool == "any")
 
     def passes(self) -> tuple[float, float]:
         """Epochs of the tail and of all blocks; under `minutes`, whether there are any."""
