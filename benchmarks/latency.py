@@ -26,8 +26,8 @@ from hvt.config import HVTConfig
 from hvt.costs import cost
 from hvt.device import find_device
 from hvt.errors import HVTError
-from hvt.planning.latency import measure, points_of
 from hvt.planning.space import Space, lengths, space_of
+from hvt.planning.timings import measure
 
 HERE = Path(__file__).parent
 WITHIN = 0.15
@@ -60,10 +60,9 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for mode in args.modes.split(","):
         began = time.perf_counter()
-        widths, points = points_of(mode)
         latency, measured = measure(
-            mode, device, args.batch, widths=widths, rows=points, rounds=args.rounds,
-            beside={str(number): config for number, config in enumerate(configs)},
+            mode, device, args.batch, rounds=args.rounds,
+            extra={str(number): config for number, config in enumerate(configs)},
             note=lambda text, mode=mode: note(f"{mode}: {text}"),  # type: ignore[misc]
         )  # fmt: skip
         note(f"{mode}: {time.perf_counter() - began:.0f} s")

@@ -22,16 +22,15 @@ from hvt.cli import build_parser
 from hvt.config import HVTConfig, read_config, write_config
 from hvt.planning.answer import limit
 from hvt.planning.best import _scores
-from hvt.planning.latency import Latency, _cases, _solve, by_cost, measure, needed, points_of
+from hvt.planning.latency import LatencyTable
 from hvt.planning.price import Priced, memory_mb, priced
 from hvt.planning.quality import flags_of, load_quality, measures_of
 from hvt.planning.rivals import paper_ways
 from hvt.planning.space import Space, space_of
-from hvt.planning.timings import cache_file, get_latency
+from hvt.planning.timings import cache_file, cases_of, latency_table, measure, solve
 
 ROOT = Path(__file__).parents[1]
 NARROW: dict[str, Any] = {"depth": 12, "img_size": 224, "patch_size": 16}
-CPU = torch.device("cpu")
 
 
 def configs(space: Space, one: Priced, count: int) -> list[tuple[tuple[int, int, int], HVTConfig]]:
@@ -471,9 +470,10 @@ def law(n: float, d: float) -> float:
     return (1e-4 + 3e-11 * n * d * d + 5e-12 * n * n * d) * (1 + 0.2 * math.sin(math.log(n * d)))
 
 
-def made_up() -> Latency:
+def made_up() -> LatencyTable:
     points = [(n, d, law(n, d)) for n in (4, 16, 49, 196, 784) for d in (64, 192, 384, 768)]
-    return Latency({}, points, 2e-4, (1e-11, 1e-9), {"1": (1e-5, 1e-9), "2": (2e-5, 2e-9)})
+    pools = {"1": (1e-5, 1e-9), "2": (2e-5, 2e-9)}
+    return LatencyTable({}, points, 2e-4, (1e-11, 1e-9), pools, anchor=1e-3)
 
 
 def test_the_table_is_exact_at_its_points_and_near_between_them() -> None:
@@ -485,24 +485,25 @@ def test_the_table_is_exact_at_its_points_and_near_between_them() -> None:
 
 
 @pytest.mark.parametrize("mode", ["eager", "onnx"])
-def test_layers_are_told_apart(mode: str) -> None:
-    """From the times of the table's models alone, those of others follow."""
-    truth = made_up()
-    cases = _cases(*points_of(mode))
+def test_layer_times_follow_from_model_times(mode: str) -> None:
+    truth, cases = made_up(), cases_of(mode)
     times = {case: truth.seconds(config) for case, config in cases.items()}
-    solved = _solve(times, cases, {})
-    assert solved.start == pytest.approx(truth.start, rel=0.1)
+    solved = solve(times, cases, {}, 1e-3)
+    assert solved.overhead == pytest.approx(truth.overhead, rel=0.1)
     for name in ("hvt_ti_1", "hvt_s_4", "deit_ti", "hvt_s_2_2d"):
         config = hvt.get_config(name)
         assert solved.seconds(config) == pytest.approx(truth.seconds(config), rel=0.1)
 
 
-def test_a_models_time_is_the_sum_of_its_layers() -> None:
-    latency, space = made_up(), space_of({"depth": 12, "img_size": 224})
+@pytest.mark.parametrize("fixed", [{}, {"mlp_ratio": 1.0}, {"mlp_ratio": 8.0}])
+def test_a_models_time_is_the_sum_of_its_layers(fixed: dict[str, Any]) -> None:
+    latency, space = made_up(), space_of({"depth": 12, "img_size": 224} | fixed)
     (one,) = priced(space)
     seconds = latency.of_space(one, space)
-    for place, config in configs(space, one, 50):
+    for place, config in configs(space, one, 20):
         assert seconds[place] == pytest.approx(latency.seconds(config))
+        usual = latency.seconds(config.replace(mlp_ratio=4.0))
+        assert (latency.seconds(config) > usual) == (config.mlp_ratio > 4)
     config = hvt.get_config("hvt_s_1")
     expected = 2e-4 + 1e-11 * 196 * 768 * 384 + 1e-9 * 3 * 224**2
     expected += latency.block(196, 384) + 11 * latency.block(97, 384) + 1e-5 + 1e-9 * 196 * 384
@@ -511,70 +512,87 @@ def test_a_models_time_is_the_sum_of_its_layers() -> None:
 
 def test_a_classifier_takes_the_time_of_a_blocks_linear_layers() -> None:
     points = [(n, d, 2e-12 * 12 * n * d * d) for n in (4, 16, 49) for d in (64, 192, 384)]
-    latency = Latency({}, points, 0.0, (0.0, 0.0), {"1": (0.0, 0.0), "2": (0.0, 0.0)})
+    latency = LatencyTable({}, points, 0.0, (0.0, 0.0), {}, 1e-3)
     config = hvt.get_config("deit_ti", num_classes=0)
     added = latency.seconds(config.replace(num_classes=21841)) - latency.seconds(config)
     assert added == pytest.approx(2e-12 * 192 * 21841, rel=1e-6)
 
 
-@pytest.mark.parametrize("fixed", [{"mlp_ratio": 1.0}, {"mlp_ratio": 8.0}])
-def test_the_ratio_of_the_mlp_takes_its_time(fixed: dict[str, Any]) -> None:
-    latency, space = made_up(), space_of({"depth": 4, "img_size": 224} | fixed)
-    (one,) = priced(space)
-    seconds = latency.of_space(one, space)
-    for place, config in configs(space, one, 10):
-        assert seconds[place] == pytest.approx(latency.seconds(config))
-        usual = latency.seconds(config.replace(mlp_ratio=4.0))
-        assert (latency.seconds(config) > usual) == (config.mlp_ratio > 4)
-    # At a large width nearly all of the time is in the linear layers.
-    share = float(latency.block(4, 4096, 8.0) / latency.block(4, 4096))
-    assert share == pytest.approx((4 + 2 * 8) / 12, rel=0.05)
-
-
-def test_a_missing_point_takes_its_neighbours_place() -> None:
+def test_a_missing_point_is_estimated_from_its_neighbours() -> None:
     whole = made_up()
-    partly = Latency({}, [p for p in whole.points if p[0] * p[1] < 10**5], 0.0, (0.0, 0.0), {})
-    assert len(partly.points) < len(whole.points)
+    points = [point for point in whole.points if point[0] * point[1] < 10**5]
+    assert len(points) < len(whole.points)
+    partly = LatencyTable({}, points, 0.0, (0.0, 0.0), {}, 1e-3)
     assert partly.block(784, 768) == pytest.approx(law(784, 768), rel=0.5)
+
+
+class FakeMachine:
+    """Stands in for `time_models`: each model's calls take a multiple of `made_up`'s time."""
+
+    def __init__(self) -> None:
+        self.factors = [1.0]
+        self.timed: list[int] = []
+        """How many models, each time."""
+
+    def __call__(self, cases: Any, *_: Any) -> dict[Any, list[float]]:
+        self.timed.append(len(cases))
+        truth = made_up()
+        seconds = {case: truth.seconds(config) for case, config in cases.items()}
+        return {case: [one * factor for factor in self.factors] for case, one in seconds.items()}
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a table that is taken in no time."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name, value in {"WIDTHS": (16, 32), "ROWS": (2, 4), "ROUNDS": 1, "LEAST": 0.0}.items():
-        monkeypatch.setattr(f"hvt.planning.latency.{name}", value)
-    return tmp_path
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["onnx", "int8"])
-def test_latencies_of_exported_models(
-    cache: Path, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("onnxruntime", reason="the export extra is not installed")
-    monkeypatch.setattr("hvt.planning.latency.ROWS", (4, 8))
-    asked = {"mode": mode, "device": "cpu", "threads": 1, "img_size": 32, "depth": 2}
-    choice = hvt.plan(latency_ms=1e4, **asked).choices[0]
-    assert 0 < choice.latency_ms <= 1e4
-    table = get_latency(mode, "cpu", 1, note=lambda text: pytest.fail(text))  # it was kept
-    assert choice.latency_ms == pytest.approx(1e3 * table.seconds(choice.config))
+@pytest.fixture
+def machine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    fake = FakeMachine()
+    monkeypatch.setattr("hvt.planning.timings.time_models", fake)
+    return fake
 
 
-def test_the_table_is_taken_once(cache: Path) -> None:
+def table(batch: int = 1, remeasure: bool = False) -> tuple[LatencyTable, str]:
+    """The table, and what was reported on the way to it."""
     notes: list[str] = []
-    first = get_latency("eager", "cpu", 1, 2, note=notes.append)
-    assert notes
-    assert len(first.points) == 4
-    assert first.machine["batch"] == 2
-    notes.clear()
-    again = get_latency("eager", "cpu", 1, 2, note=notes.append)
-    assert not notes
-    assert again.points == first.points
-    assert again.seconds(hvt.get_config("hvt_ti_4")) > 0
-    get_latency("eager", "cpu", 1, 4, note=notes.append)  # another batch is another table
-    assert notes
+    taken = latency_table("eager", "cpu", 1, batch, remeasure=remeasure, note=notes.append)
+    return taken, "\n".join(notes)
+
+
+def test_the_table_is_measured_once(machine: FakeMachine, cache: Path) -> None:
+    first, notes = table()
+    assert "timing blocks in eager at batch 1" in notes
+    again, notes = table()
+    assert again.seconds(HVTConfig()) == first.seconds(HVTConfig())
+    assert machine.timed == [len(cases_of("eager")), 1]
+    assert re.match(r"using the timings of 20\d\d-\d\d-\d\d on .*, spread 0%$", notes)
+    table(batch=4)  # another batch size is another table
     assert len(list((cache / "hvt").iterdir())) == 2
+    table(remeasure=True)
+    assert machine.timed[2:] == 2 * [len(cases_of("eager"))]
+
+
+def test_busy_rounds_do_not_count_and_the_spread_is_kept(machine: FakeMachine) -> None:
+    idle, _ = table()
+    machine.factors = [5.0, 1.0, 3.0]
+    busy, notes = table(remeasure=True)
+    assert busy.points == idle.points
+    assert busy.machine["spread"] == 2.0
+    assert "spread 200%" in notes
+    assert "the machine is busy: take the timings again when it is idle" in notes
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.5])
+def test_a_table_that_no_longer_fits_is_measured_anew(machine: FakeMachine, factor: float) -> None:
+    before, _ = table()
+    machine.factors = [factor]
+    after, notes = table()
+    assert re.search(r"no longer fit: a model that took [\d.]+ ms takes [\d.]+ ms now", notes)
+    assert after.overhead == pytest.approx(factor * before.overhead)
+    _, notes = table()
+    assert notes.startswith("using the timings of")
 
 
 @pytest.mark.parametrize(
@@ -582,52 +600,37 @@ def test_the_table_is_taken_once(cache: Path) -> None:
     [
         lambda text: text[:50],
         lambda text: "{}",
-        lambda text: text.replace('"start": ', '"start": -1e9'),
-        lambda text: text.replace('"points"', '"pionts"'),
+        lambda text: "[1]",
         lambda text: text.replace('"threads": ', '"threads": 9'),
-        lambda text: text.replace('"start": ', f'"start": 1{"0" * 400}, "begin": '),
-        lambda text: json.dumps(json.loads(text) | {"machine": [1]}),
-        lambda text: json.dumps(with_points(text, [[math.inf, 32, 1e-4]])),
-        lambda text: json.dumps(with_points(text, [[4, 16, 0.0]])),
-        lambda text: json.dumps(with_points(text, [])),
-        lambda text: json.dumps(with_points(text, json.loads(text)["points"][1:])),
-        lambda text: "[" * 100_000,
+        lambda text: json.dumps(json.loads(text) | {"points": []}),
     ],
 )
-def test_a_damaged_table_is_taken_anew(
-    cache: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = get_latency("eager", "cpu", 1, 1)
-    monkeypatch.setattr("hvt.planning.timings.measure", lambda *_, **__: (first, {}))  # in no time
+def test_a_damaged_table_is_measured_anew(machine: FakeMachine, damage: Any) -> None:
+    first, _ = table()
     path = cache_file(first.machine)
     path.write_text(damage(path.read_text()))
-    notes: list[str] = []
-    get_latency("eager", "cpu", 1, 1, note=notes.append)
-    assert any("cannot be used" in line for line in notes)
-    notes.clear()
-    get_latency("eager", "cpu", 1, 1, note=notes.append)
-    assert not notes
+    again, notes = table()
+    assert "cannot be used" in notes
+    assert again.points == first.points
 
 
-def with_points(text: str, points: list[Any]) -> dict[str, Any]:
-    return {**json.loads(text), "points": points}
+def test_a_cache_that_cannot_be_written(machine: FakeMachine, cache: Path) -> None:
+    cache.touch()
+    taken, notes = table()
+    assert taken.points
+    assert "the timings are not cached" in notes
 
 
-def test_a_table_may_end_where_blocks_are_slow(cache: Path) -> None:
-    first = get_latency("eager", "cpu", 1, 1)
-    path = cache_file(first.machine)
-    spared = next(one for one in by_cost((16, 32), (2, 4)) if one not in needed((16, 32), (2, 4)))
-    kept = [point for point in first.points if point[:2] != spared]
-    path.write_text(json.dumps(with_points(path.read_text(), kept)))
-    assert get_latency("eager", "cpu", 1, 1).points == kept
-
-
-def test_a_batch_that_is_slow_from_the_first_block(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hvt.planning.latency.SLOW", 0.0)
-    points = get_latency("eager", "cpu", 1, 1).points
-    assert [point[:2] for point in points] == [(4, 16), (4, 32), (16, 16)]
+def test_a_latency_budget(machine: FakeMachine, command: Command) -> None:
+    words = ("plan", "--latency-ms", 50, "--gflops", 0.2, "--depth", 4, "--img-size", 128)
+    code, out, err = command(*words, "--device", "cpu", "--threads", 1)
+    assert code == 0, err
+    assert "Latency: timings of 20" in out
+    assert "1 threads, eager at batch 1, spread 0%." in " ".join(out.split())
+    planned = hvt.plan(latency_ms=50, device="cpu", threads=1, depth=4, img_size=128, gflops=0.2)
+    for choice in planned.best:
+        assert choice.latency_ms is not None
+        assert choice.latency_ms <= limit(50)
 
 
 def test_a_batch_that_does_not_fit_into_memory(
@@ -636,34 +639,24 @@ def test_a_batch_that_does_not_fit_into_memory(
     def full(*_: Any, **__: Any) -> Any:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("hvt.planning.timings.measure", full)
-    with pytest.raises(hvt.HVTError, match="batch=99 does not fit into memory: use a smaller one"):
-        hvt.plan(latency_ms=20, device="cpu", batch=99)
+    monkeypatch.setattr("hvt.planning.timings.calls_in_turns", full)
+    with pytest.raises(hvt.HVTError, match="batch=2 does not fit into memory: use a smaller one"):
+        hvt.plan(latency_ms=20, device="cpu", batch=2)
 
 
-def test_a_cache_that_cannot_be_written(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    notes: list[str] = []
-    assert get_latency("eager", "cpu", 1, 1, note=notes.append).points
-    assert any("the timings are not kept" in line for line in notes)
-
-
-@pytest.mark.slow
-def test_exported_models_are_timed_too() -> None:
-    pytest.importorskip("onnxruntime", reason="the export extra is not installed")
-    beside = {"mine": hvt.get_config("hvt_ti_1", **SMALL, depth=1)}
-    taken, others = measure("onnx", CPU, 1, widths=(16,), rows=(3,), rounds=1, beside=beside)
+@pytest.mark.parametrize(
+    "mode", ["eager", *(pytest.param(one, marks=pytest.mark.slow) for one in ("onnx", "int8"))]
+)
+def test_models_are_timed(mode: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mode != "eager":
+        pytest.importorskip("onnxruntime", reason="the export extra is not installed")
+    for name, value in {"WIDTHS": (16, 32), "ROWS": (2, 3, 4), "SECONDS": 0.0, "SLOW": 0.0}.items():
+        monkeypatch.setattr(f"hvt.planning.timings.{name}", value)
+    extra = {"mine": hvt.get_config("hvt_ti_1", **SMALL, depth=1)}
+    taken, others = measure(mode, torch.device("cpu"), 1, rounds=1, extra=extra)
     assert others["mine"] > 0
-    assert [point[:2] for point in taken.points] == [(9, 16)]
+    # Blocks that every table needs, and one further that is too slow, so that no larger one is.
+    middle = 9 if mode == "eager" else 16
+    assert {(4, 16), (4, 32), (middle, 16)} < {point[:2] for point in taken.points}
+    assert len(taken.points) == 4
     assert all(seconds > 0 for *_, seconds in taken.points)
-
-
-def test_a_latency_budget(cache: Path) -> None:
-    planned = hvt.plan(latency_ms=50, device="cpu", threads=1, depth=4, img_size=128, gflops=0.2)
-    for choice in planned.best:
-        assert choice.latency_ms is not None
-        assert choice.latency_ms <= limit(50)
-    assert planned.machine["mode"] == "eager"

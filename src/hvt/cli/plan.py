@@ -148,6 +148,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _print(planned: Plan) -> None:
+    from ..planning.latency import provenance
+
     console = new_console()
     console.print(
         f"{planned.within:,} of {planned.configurations:,} configs are within the budget",
@@ -173,6 +175,8 @@ def _print(planned: Plan) -> None:
             table.add_section()
     console.print(table)
     console.print(planned.order, highlight=False, markup=False)
+    if planned.machine:
+        console.print(f"Latency: {provenance(planned.machine)}.", highlight=False, markup=False)
     outside = sorted({name for choice in planned.best for name in choice.outside})
     if planned.source is None and outside:
         console.print(

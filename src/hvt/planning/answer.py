@@ -15,7 +15,7 @@ from .price import memory_mb
 from .quality import Quality, flags_of, measures_of
 
 if TYPE_CHECKING:
-    from .latency import Latency
+    from .latency import LatencyTable
 
 BUDGETS = {"gflops": "GFLOPs", "params": "M parameters", "latency_ms": "ms", "memory": "MB"}
 """What can be bounded, and in which unit."""
@@ -123,7 +123,7 @@ class Judge:
     """What a config costs and how it compares, by the means of one plan."""
 
     quality: Quality
-    latency: Latency | None
+    latency: LatencyTable | None
     train_batch: int
 
     def choice(self, name: str, config: HVTConfig) -> Choice:

@@ -15,7 +15,7 @@ from .quality import load_quality
 from .space import space_of
 
 if TYPE_CHECKING:
-    from .latency import Latency
+    from .latency import LatencyTable
 
 MODES = ("eager", "onnx", "int8")
 """How a model is run, for its latency."""
@@ -70,11 +70,11 @@ def plan(
     if latency_ms is not None and space is not None:
         for _, dim in space.widths:
             check_timed(dim)
-    latency: Latency | None = None
+    latency: LatencyTable | None = None
     if "latency_ms" in budgets:
-        from .timings import get_latency
+        from .timings import latency_table
 
-        latency = get_latency(mode, device, threads, batch, remeasure=remeasure, note=note)
+        latency = latency_table(mode, device, threads, batch, remeasure=remeasure, note=note)
     judge = Judge(load_quality(), latency, train_batch)
     if source is not None:
         from .placements import plan_source

@@ -1,4 +1,9 @@
-"""The table of block timings of this machine: kept in a file, or taken now."""
+"""The table of block timings of this machine: measured once, cached, and checked before reuse.
+
+A few small models are timed in interleaved rounds, in the modes of `hvt bench`: blocks of several
+lengths and widths, and what patches and poolings add. The fastest call of each counts, so that a
+busy moment does not; how much the others vary is kept as the spread.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,53 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..bench.contenders import contender_of, fitting
+from ..bench.measure import calls_in_turns, describe
+from ..config import HVTConfig
 from ..device import find_device
 from ..errors import HVTError
-from ..files import atomic_write, open_regular
-from .latency import Latency, by_cost, machine_of, measure, needed, points_of
+from ..files import atomic_write
+from ..model import HVT
+from .latency import LatencyTable, nonnegative_lstsq, patch_terms, provenance
+from .space import head_dim_of
+
+WIDTHS = (32, 64, 192, 384, 768)
+ROWS = (2, 4, 7, 14, 20, 28)
+"""Rows of patches: 4, 16, 49, 196, 400 and 784 tokens."""
+DEPTH, DEEP = 3, 12
+FEW, FEW_DEPTH = 49, 6
+"""Blocks of few tokens wait for their weights, which a short model would keep in the cache."""
+ROUNDS, ANCHOR_ROUNDS = 9, 3
+SECONDS = 0.08
+"""Of a model in a round."""
+SLOW = 0.6
+"""Seconds of a call above which no larger block is timed."""
+DRIFT = 1.3
+"""How many times faster or slower the anchor may be before the table is measured anew."""
+BUSY = 0.25
+"""The spread above which a machine is reported to be busy."""
+VERSION = 7
+"""Of what is timed and how; tables of other versions are not used."""
+
+Case = tuple[Any, ...]
+"""The purpose of a timed model, and its size."""
+Note = Callable[[str], None]
 
 
-def get_latency(
-    mode: str = "eager",
-    device: str = "auto",
-    threads: int | None = None,
-    batch: int = 1,
-    *,
-    remeasure: bool = False,
-    note: Callable[[str], None] = lambda text: None,
-) -> Latency:
-    """The table of this machine from the cache, or taken now, in some minutes."""
+def latency_table(
+    mode: str, device: str, threads: int | None, batch: int, *, remeasure: bool, note: Note
+) -> LatencyTable:
+    """The table of this machine: the cached one if it still fits, or else measured now."""
     where = find_device(device)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
@@ -37,72 +66,210 @@ def get_latency(
         machine = machine_of(where, mode, batch)
         path = cache_file(machine)
         stored = None if remeasure else _read(path, machine, note)
-        if stored is not None:
+        if stored is not None and _still_fits(stored, where, note):
             return stored
         note(
-            f"timing blocks in {mode} at batch {batch}, once for this machine (one to five "
-            "minutes, best while it is idle)"
+            f"timing blocks in {mode} at batch {batch} (one to five minutes, best while the "
+            "machine is idle)"
         )
-        widths, rows = points_of(mode)
-        try:
-            taken, _ = measure(mode, where, batch, widths=widths, rows=rows, note=note)
-        except (MemoryError, RuntimeError) as error:  # torch's and ONNX Runtime's share no class
-            if isinstance(error, RuntimeError) and "memory" not in str(error):
-                raise
-            raise HVTError(f"batch={batch} does not fit into memory: use a smaller one") from error
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(asdict(taken), indent=1) + "\n")
-        except (HVTError, OSError) as error:
-            note(f"the timings are not kept: {error}")
-        return taken
+        table, _ = measure(mode, where, batch, note=note)
+        _write(path, table, note)
+        return table
     finally:
         torch.set_num_threads(before)
+
+
+def _still_fits(stored: LatencyTable, device: torch.device, note: Note) -> bool:
+    """Time the anchor model again: the table may be of a busy hour, or the machine changed."""
+    mode, batch = stored.machine["mode"], stored.machine["batch"]
+    case, config = anchor_of(mode)
+    now = min(time_models({case: config}, mode, device, batch, ANCHOR_ROUNDS)[case])
+    if max(now / stored.anchor, stored.anchor / now) <= DRIFT:
+        note(f"using the {provenance(stored.machine)}")
+        return True
+    note(
+        f"the {provenance(stored.machine)}, no longer fit: a model that took "
+        f"{1e3 * stored.anchor:.2f} ms takes {1e3 * now:.2f} ms now; measuring anew"
+    )
+    return False
 
 
 # ── the cache ───────────────────────────────────────────────────────────────────────────────────
 
 
+def machine_of(device: torch.device, mode: str, batch: int) -> dict[str, Any]:
+    """What the timings depend on, and the day."""
+    return describe(device) | {"mode": mode, "batch": batch, "table": VERSION}
+
+
 def cache_file(machine: dict[str, Any]) -> Path:
-    """Where the timings of a machine, its versions, a mode and a batch are kept."""
+    """Where the timings of a machine, its versions, a mode and a batch size are cached."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    identity = json.dumps(_identity(machine), sort_keys=True)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    identity = {k: v for k, v in machine.items() if k not in ("date", "timm", "spread")}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     return Path(home) / "hvt" / f"latency-{machine['mode']}-{machine['batch']}-{digest}.json"
 
 
-def _identity(machine: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in machine.items() if name not in ("date", "timm")}
-
-
-def _read(path: Path, machine: dict[str, Any], note: Callable[[str], None]) -> Latency | None:
-    """The stored table of a machine; None where there is none that can be used."""
+def _read(path: Path, machine: dict[str, Any], note: Note) -> LatencyTable | None:
     if not path.exists():
         return None
     try:
-        with open_regular(path) as file:
-            stored = json.loads(file.read(2**20))
-        points = [(int(n), int(d), float(seconds)) for n, d, seconds in stored["points"]]
-        patches = tuple(map(float, stored["patches"]))
-        pools = {dims: tuple(map(float, stored["pools"][dims])) for dims in ("1", "2")}
-        others = [float(stored["start"]), *patches, *itertools.chain(*pools.values())]
-        sound = all(0 < t < math.inf for *_, t in points) and _whole_table(points, machine["mode"])
-        sound = sound and all(0 <= number < math.inf for number in others)
-        sound = sound and len(patches) == 2 and all(len(pair) == 2 for pair in pools.values())
-        if not sound or _identity(dict(stored["machine"])) != _identity(machine):
-            raise ValueError("its numbers are not timings")
-    except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
-        note(f"{path} cannot be used ({error}): the timings are taken anew")
+        stored = LatencyTable(**json.loads(path.read_text(encoding="utf-8")))
+        if cache_file(stored.machine) != path or not stored.seconds(HVTConfig()) > 0:
+            raise ValueError("it is of another machine")
+    except (LookupError, OSError, TypeError, ValueError) as error:
+        note(f"{path} cannot be used ({error}): measuring anew")
         return None
-    return Latency(stored["machine"], points, float(stored["start"]), patches, pools)  # type: ignore[arg-type]
+    return stored
 
 
-def _whole_table(points: list[tuple[int, int, float]], mode: str) -> bool:
-    """Whether the points are those that are timed: all, or all but the dearest."""
-    grid, always = by_cost(*points_of(mode)), needed(*points_of(mode))
-    there = [point[:2] for point in points]
-    if len(set(there)) < len(there) or not always <= set(there) <= set(grid):
-        return False
-    timed = [point in there for point in grid if point not in always]
-    return timed == sorted(timed, reverse=True)
+def _write(path: Path, table: LatencyTable, note: Note) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(asdict(table), indent=1) + "\n")
+    except (HVTError, OSError) as error:
+        note(f"the timings are not cached: {error}")
+
+
+# ── the models that are timed ───────────────────────────────────────────────────────────────────
+
+
+def points_of(mode: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Widths and rows of a table; fewer where each model must be exported, which takes seconds."""
+    return WIDTHS, ROWS if mode == "eager" else (ROWS[0], *ROWS[2:])
+
+
+def anchor_of(mode: str) -> tuple[Case, HVTConfig]:
+    """The model by which a table is checked: 12 blocks of middle length and the least width."""
+    widths, rows = points_of(mode)
+    middle = rows[len(rows) // 2]
+    return ("deep", middle**2, min(widths)), _config(middle, min(widths), depth=DEEP)
+
+
+def cases_of(mode: str) -> dict[Case, HVTConfig]:
+    """The models of a table: first those that it needs, then further blocks, the cheapest first."""
+    widths, rows = points_of(mode)
+    narrow, wide = min(widths), sorted(widths)[len(widths) // 2]
+    few, middle = min(rows), rows[len(rows) // 2]
+    cases: dict[Case, HVTConfig] = {}
+    for n, width in ((few, narrow), (few, wide), (middle, narrow)):
+        cases["block", n * n, width] = _config(n, width)
+        cases["deep", n * n, width] = _config(n, width, depth=DEEP)
+    for width in (narrow, wide):
+        cases["patches", width] = _config(middle, width, patch=32, depth=1)
+        for dims in (1, 2):
+            cases["pool", dims, width] = _config(middle, width, depth=DEPTH, dims=dims)
+    points = sorted(itertools.product(rows, widths), key=lambda point: point[0] * point[1])
+    return cases | {("block", n * n, width): _config(n, width) for n, width in points}
+
+
+def _config(
+    rows: int, width: int, *, patch: int = 4, depth: int | None = None, dims: int | None = None
+) -> HVTConfig:
+    """A model of the table; with `dims` it pools after every block, in steps of one token."""
+    dim = head_dim_of(width)
+    depth = depth or (FEW_DEPTH if rows * rows <= FEW else DEPTH)
+    plain = HVTConfig(
+        img_size=rows * patch, patch_size=patch, num_heads=width // dim, head_dim=dim, depth=depth,
+        num_classes=10, drop_path_rate=0.0, stages=0,
+    )  # fmt: skip
+    if dims is None:
+        return plain
+    return plain.replace(
+        stages=None, pool_after=tuple(range(depth)), pool_dims=dims, pool_kernel=min(3, rows),
+        pool_stride=1,
+    )  # fmt: skip
+
+
+# ── measuring ───────────────────────────────────────────────────────────────────────────────────
+
+
+def measure(
+    mode: str,
+    device: torch.device,
+    batch: int,
+    *,
+    rounds: int | None = None,
+    extra: Mapping[str, HVTConfig] | None = None,
+    note: Note = lambda text: None,
+) -> tuple[LatencyTable, dict[str, float]]:
+    """Time the models of the table, and in the same rounds some `extra` configs, in seconds."""
+    cases = {("extra", name): config for name, config in (extra or {}).items()} | cases_of(mode)
+    calls = time_models(cases, mode, device, batch, rounds or ROUNDS, note)
+    best = {case: min(seconds) for case, seconds in calls.items()}
+    spread = statistics.median(statistics.median(calls[case]) / best[case] - 1 for case in calls)
+    machine = machine_of(device, mode, batch) | {"spread": round(spread, 3)}
+    note(f"measured the {provenance(machine)}")
+    if spread > BUSY:
+        note("the machine is busy: take the timings again when it is idle, by --remeasure")
+    anchor, _ = anchor_of(mode)
+    extras = {str(case[1]): seconds for case, seconds in best.items() if case[0] == "extra"}
+    return solve(best, cases, machine, best[anchor]), extras
+
+
+def time_models(
+    cases: Mapping[Case, HVTConfig], mode: str, device: torch.device, batch: int, rounds: int,
+    note: Note = lambda text: None,
+) -> dict[Case, list[float]]:  # fmt: skip
+    """Seconds of every call, in interleaved rounds; blocks beyond a slow one are left out."""
+    runs: dict[Case, Callable[[], object]] = {}
+    taken: dict[Case, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder, fitting(batch):
+        for number, (case, config) in enumerate(cases.items(), 1):
+            note(f"preparing model {number} of {len(cases)}")
+            model = contender_of(str(number), HVT(config).eval(), mode, device, Path(folder))
+            runs[case] = model.call(batch, device)
+            runs[case]()
+            first: dict[Case, list[float]] = {}
+            calls_in_turns({case: runs[case]}, device, 0, 0.0, first)
+            optional = case[0] == "block" and ("deep", *case[1:]) not in cases
+            if optional and first[case][0] > SLOW:
+                break
+        for turn in range(rounds):
+            note(f"round {turn + 1} of {rounds}")
+            calls_in_turns(runs, device, turn, SECONDS, taken)
+    return taken
+
+
+def solve(
+    times: Mapping[Case, float], cases: Mapping[Case, HVTConfig], machine: dict[str, Any],
+    anchor: float,
+) -> LatencyTable:  # fmt: skip
+    """From the times of models to those of their layers."""
+    blocks = {case: seconds for case, seconds in times.items() if case[0] == "block"}
+    overheads = []
+    for case, deep in times.items():
+        if case[0] == "deep":  # what remains of the short model without its blocks
+            twin = ("block", *case[1:])
+            short, depth = times[twin], cases[twin].depth
+            overheads.append(short - depth * (deep - short) / (DEEP - depth))
+    overhead = max(0.0, statistics.median(overheads))
+    table = LatencyTable(machine, [], overhead, (0.0, 0.0), {}, anchor)
+    widths = [case[1] for case in cases if case[0] == "patches"]
+    for _ in range(3):  # the times of blocks need those of patches, and these those of blocks
+        points = []
+        for case, seconds in sorted(blocks.items()):
+            config = cases[case]
+            rest = max(seconds - overhead - table.patch_embedding(config), seconds / 4)
+            points.append((case[1], case[2], rest / config.depth))
+        table = LatencyTable(machine, points, overhead, table.patches, {}, anchor)
+        rows, values = [], []
+        for width in widths:  # the same image, but other MACs
+            config = cases["patches", width]
+            rows.append(patch_terms(config))
+            block = float(table.block(config.tokens[0], width))
+            values.append(max(times["patches", width] - overhead - block, 0.0))
+        patches = nonnegative_lstsq(np.array(rows), np.array(values)).tolist()
+        table = LatencyTable(machine, points, overhead, tuple(patches), {}, anchor)
+    for dims in (1, 2):
+        rows, values = [], []
+        for width in widths:
+            config = cases["pool", dims, width]
+            tokens = config.tokens[:DEPTH]
+            without = overhead + table.patch_embedding(config)
+            without += math.fsum(float(table.block(n, width)) for n in tokens)
+            rows.append((float(DEPTH), float(sum(tokens) * width)))
+            values.append(max(times["pool", dims, width] - without, 0.0))
+        table.pools[str(dims)] = tuple(nonnegative_lstsq(np.array(rows), np.array(values)).tolist())
+    return table
