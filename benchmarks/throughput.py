@@ -25,7 +25,8 @@ from hvt.bench import contenders
 from hvt.bench.measure import describe, interleaved, matmul_peak, matmuls, portable_command
 from hvt.bench.peak import peak_memory
 from hvt.bench.run import write_csv
-from hvt.deploy.runtime import find_device
+from hvt.device import find_device
+from hvt.resolve import resolve
 
 HERE = Path(__file__).parent
 BASELINE = "deit_small_patch16_224"
@@ -94,7 +95,7 @@ def parse() -> argparse.Namespace:
     args.models = list(dict.fromkeys([*args.models, BASELINE]))
     args.batch = sorted(set(args.batch))
     for name in args.models:
-        contenders.check_name(name)
+        resolve(name)
     if args.rounds < 1 or args.batch[0] < 1 or (args.threads is not None and args.threads < 1):
         parser.error("--rounds, --batch and --threads must be at least 1")
     return args

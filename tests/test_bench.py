@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from hvt.bench.peak import peak_memory
 from hvt.bench.plot import draw
 from hvt.bench.run import Row, measure, percentile
 from hvt.cli import main
+from hvt.config import write_config
 from hvt.deploy.calibrate import Calibration, input_ranges
 from hvt.deploy.export import write
 from hvt.errors import HVTError
@@ -207,7 +207,9 @@ def test_peak_memory_that_cannot_be_measured(
     monkeypatch.chdir(tmp_path)
     for name in ("json", "statistics"):
         Path(f"{name}.py").write_text("raise SystemExit('the working folder')")
-    with pytest.raises(HVTError, match=r"the peak memory of nothing could not be measured: .*timm"):
+    with pytest.raises(
+        HVTError, match=r"the peak memory of nothing could not be measured: .*neither"
+    ):
         peak_memory("nothing", "train", [1], CPU)
 
 
@@ -233,18 +235,6 @@ def test_multiply_adds_that_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("timm.models.vision_transformer.VisionTransformer.forward", forward)
     with pytest.raises(HVTError, match=r"of test_vit cannot be counted \(no such kernel\): leave"):
         gflops("test_vit")
-
-
-def test_a_name_wins_over_a_folder(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("test_vit").mkdir()
-    shutil.copy(checkpoint, "test_vit/model.safetensors")
-    assert modes_of("test_vit", ["eager", "onnx"]) == ["eager"]
-    assert not isinstance(build_contender("test_vit"), hvt.HVT)
-    assert modes_of("./test_vit", ["eager", "onnx"]) == ["eager", "onnx"]
-    assert isinstance(build_contender("./test_vit"), hvt.HVT)
 
 
 # The command
@@ -278,16 +268,23 @@ def test_the_command(command: Command, checkpoint: Path, build: Build, tmp_path:
     assert "<svg" in drawn
 
 
-def test_the_command_as_a_table(command: Command) -> None:
-    words = ("bench", "deit_ti", "--img-size", 32, "--batch", 1, "--rounds", 1, "--no-memory")
-    code, out, _ = command(*words, "--device", "cpu")
+def test_the_command_as_a_table(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a name, and of a config that `hvt plan --save` has written."""
+    monkeypatch.chdir(tmp_path)
+    write_config(hvt.get_config("deit_ti"), "plan.json")
+    words = ("--img-size", 32, "--batch", 1, "--rounds", 1, "--no-memory", "--device", "cpu")
+    code, out, _ = command("bench", "deit_ti", "plan.json", *words)
     assert code == 0
-    first, heading, row = out.splitlines()
+    first, heading, *rows = out.splitlines()
     assert f"torch {torch.__version__}" in first
     assert "GFLOP/s" in first
     assert heading.split()[:5] == ["model", "mode", "batch", "px", "GFLOPs"]
-    gflops = hvt.cost("deit_ti", img_size=32).gflops
-    assert row.split()[:5] == ["deit_ti", "eager", "1", "32", f"{gflops:.2f}"]
+    gflops = f"{hvt.cost('deit_ti', img_size=32).gflops:.2f}"
+    assert [row.split()[:5] for row in rows] == [
+        [name, "eager", "1", "32", gflops] for name in ("deit_ti", "plan.json")
+    ]
 
 
 def test_the_image(tmp_path: Path) -> None:
@@ -318,7 +315,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("hvt_s_9",), "neither hvt nor timm has a model 'hvt_s_9': did you mean hvt_s_"),
+        (("hvt_s_9",), "'hvt_s_9' is neither a model nor a checkpoint: did you mean hvt_s_"),
         (("hvt_s_1", "--modes", "onx"), "unknown mode 'onx': did you mean onnx?"),
         (("none.onnx",), "cannot read none.onnx: No such file"),
         (("none.safetensors",), "cannot read none.safetensors"),

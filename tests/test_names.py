@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 import hvt
 from hvt.cli import main
-from hvt.cli.weights import named_model
+from hvt.cli.weights import open_weights
 from hvt.zoo import BUILT_IN, DEFAULT, built_in, built_in_config, find_checkpoint
 
 Captured = pytest.CaptureFixture[str]
@@ -107,7 +107,7 @@ def test_export_takes_a_model_s_name_and_says_that_its_weights_are_new(
     monkeypatch.setitem(hvt.zoo.MODELS, "hvt_ti_1", tiny)
     assert main(["export", "hvt_ti_1", str(tmp_path / "out.pt2")]) == 0
     assert "hvt_ti_1: new weights, which know nothing yet" in capsys.readouterr().err
-    written, again = hvt.load(tmp_path / "out.pt2"), named_model("hvt_ti_1", pretrained=False)
+    written, again = hvt.load(tmp_path / "out.pt2"), open_weights("hvt_ti_1", pretrained=False)
     other = again.state_dict()
     assert all(torch.equal(tensor, other[key]) for key, tensor in written.state_dict().items())
 

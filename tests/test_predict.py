@@ -35,7 +35,6 @@ from hvt.deploy.predict import Answer, Predictor, find_device
 from hvt.deploy.runtime import NOT_FINITE
 from hvt.errors import HVTError
 from hvt.evaluation import evaluate
-from hvt.zoo import is_checkpoint
 
 DOCS = Path(__file__).parents[1] / "docs"
 Build = Callable[..., hvt.HVT]
@@ -622,15 +621,6 @@ def test_the_built_in_model_knows_its_classes(tmp_path: Path) -> None:
     said = re.search(r"CIFAR-100's.*?top-1 \*\*([0-9.]+) %", page, re.DOTALL)
     assert said is not None
     assert 100 * right == pytest.approx(float(said[1]), abs=7)  # three deviations of 400 draws
-
-
-def test_what_is_a_checkpoint(tmp_path: Path) -> None:
-    for name in ("a.safetensors", "b.pth", "c.PT", "d/pytorch_model.bin"):
-        assert is_checkpoint(name)
-    for name in ("a.jpg", "b", "safetensors", str(tmp_path)):
-        assert not is_checkpoint(name)
-    (tmp_path / "model.safetensors").touch()  # a run's folder, or Hugging Face's
-    assert is_checkpoint(str(tmp_path))
 
 
 # Which images

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +65,6 @@ BUILT_IN: dict[str, str] = {
 DEFAULT = "imagenet"
 """What answers where no checkpoint is named."""
 
-_ENDINGS = (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx")
-
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names that match a shell pattern, in the order of size: `list_models("hvt_s_*")`."""
@@ -113,13 +110,3 @@ def built_in_config(name: str) -> HVTConfig:
     with built_in(name).open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return HVTConfig.from_dict(json.loads(header["__metadata__"]["hvt"])["config"])
-
-
-def is_checkpoint(path: str) -> bool:
-    """Whether a command's argument names weights rather than an image, by its form."""
-    folder = Path(path)
-    if path in BUILT_IN or folder.suffix.lower() in _ENDINGS:
-        return True
-    # Not Path.is_file, which raises for a name that is too long or a folder that is not ours.
-    names = ("model.safetensors", "pytorch_model.bin")
-    return any(os.path.isfile(folder / name) for name in names)  # noqa: PTH113

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,11 +21,11 @@ from ..costs import cost
 from ..data.sample import drawn_images
 from ..deploy.calibrate import Calibration, input_ranges
 from ..deploy.export import write
-from ..deploy.runtime import OnnxModel, is_onnx, open_model
-from ..errors import HVTError, did_you_mean
+from ..deploy.runtime import OnnxModel
+from ..errors import HVTError
 from ..model import HVT
-from ..registry import create_model
-from ..zoo import MODELS, is_checkpoint
+from ..resolve import build as build_model
+from ..resolve import resolve
 
 EXPORTED = ("onnx", "int8")
 
@@ -85,8 +83,9 @@ def open_contender(
     without sparing a layer and in ranges of drawn images, which are as fast as real ones.
     `overrides` are for the named models of hvt.
     """
-    if is_onnx(name):
-        session = OnnxModel(name, device, torch.get_num_threads())
+    source = resolve(name)
+    if source.kind == "onnx":
+        session = OnnxModel(source.name, device, torch.get_num_threads())
         mode = "int8" if session.int8 else "onnx"
         return _of_config(name, mode, session.config, session)
     model = build(name, **overrides).eval()
@@ -142,39 +141,15 @@ def _of_config(name: str, mode: str, config: Any, run: Callable[[Tensor], object
 
 def build(name: str, device: torch.device | str = "cpu", **overrides: Any) -> nn.Module:
     """The model of a name or a checkpoint, with new weights unless they are a checkpoint's."""
-    if not is_named(name) and is_checkpoint(name):
-        model = open_model(name, device)
-        assert isinstance(model, HVT)
-        return model
-    check_name(name)
-    if library(name) == "hvt":
-        return create_model(name, **overrides).to(device)
-    try:
-        return timm.create_model(name, **overrides).to(device)
-    except RuntimeError as error:  # of a tag that the name does not have
-        raise HVTError(f"timm cannot build {name} ({reason(error)})") from error
-
-
-def is_named(name: str) -> bool:
-    """Whether it names a model of hvt or timm; names win over folders of the same name."""
-    if name in MODELS:
-        return True
-    # Not Path.is_dir, which raises for a name that is too long.
-    folder = os.path.isdir(name)  # noqa: PTH112
-    return timm.is_model(name) and (folder or not is_checkpoint(name))
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that neither hvt nor timm knows."""
-    if not timm.is_model(name):
-        raise HVTError(f"neither hvt nor timm has a model {name!r}: {did_you_mean(name, MODELS)}")
+    return build_model(resolve(name), **overrides).to(device)
 
 
 def modes_of(name: str, modes: Sequence[str]) -> list[str]:
     """Those of some modes that a model can be timed in; an exported file has only its own."""
-    if is_onnx(name):
+    kind = resolve(name).kind
+    if kind == "onnx":
         return list(modes[:1])
-    if not is_named(name) or library(name) == "hvt":
+    if kind != "timm":
         return list(modes)
     remaining = [mode for mode in modes if mode not in EXPORTED]
     if not remaining:
@@ -186,7 +161,7 @@ def modes_of(name: str, modes: Sequence[str]) -> list[str]:
 
 
 def library(name: str) -> str:
-    return "hvt" if name in MODELS else "timm"
+    return "timm" if resolve(name).kind == "timm" else "hvt"
 
 
 def input_size(model: nn.Module) -> tuple[int, int, int]:
@@ -197,10 +172,11 @@ def input_size(model: nn.Module) -> tuple[int, int, int]:
 
 def gflops(name: str) -> float:
     """Multiply-adds in 10⁹ for one image: by `hvt.cost`, and by torch's counter for timm's."""
-    if library(name) == "hvt":
-        return cost(name).gflops
+    source = resolve(name)
+    if source.kind != "timm":
+        return cost(source.name).gflops
     # Frozen, for the counter follows whatever wants a gradient.
-    model = timm.create_model(name).eval().requires_grad_(False)
+    model = build_model(source).eval().requires_grad_(False)
     counter = FlopCounterMode(display=False)
     # The counter does not know every fused attention kernel; the plain one is matrix products.
     try:

@@ -44,7 +44,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "first",
         metavar="MODEL",
-        help="a model's name (hvt's or timm's), a checkpoint or an .onnx file",
+        help="a model's name (hvt's or timm's), a .json config, a checkpoint or an .onnx file",
     )
     parser.add_argument("others", nargs="*", metavar="MODEL", help="more of them")
     parser.add_argument(
@@ -93,13 +93,13 @@ def run_bench(args: argparse.Namespace) -> None:
 
     import torch
 
-    from ..bench.contenders import check_name, library, modes_of, open_contender
+    from ..bench.contenders import modes_of, open_contender
     from ..bench.measure import describe
     from ..bench.peak import peak_memory
     from ..bench.plot import check_image, draw
     from ..bench.run import measure, write_csv
     from ..device import find_device
-    from ..zoo import is_checkpoint
+    from ..resolve import resolve
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -113,9 +113,7 @@ def run_bench(args: argparse.Namespace) -> None:
     names = list(dict.fromkeys([args.first, *args.others]))
     entries = []
     for name in names:
-        if not is_checkpoint(name):
-            check_name(name)
-        if args.img_size and library(name) != "hvt":
+        if args.img_size and resolve(name).kind not in ("model", "config"):
             raise HVTError(
                 f"--img-size is for hvt's names, and {name} has a size of its own: leave one out"
             )

@@ -60,7 +60,7 @@ def register(commands: Any) -> None:
 def run_predict(args: argparse.Namespace) -> int:
     from ..deploy.inputs import find_images
     from ..deploy.predict import Predictor
-    from ..zoo import is_checkpoint
+    from ..resolve import is_checkpoint
 
     inputs, checkpoint = [args.first, *args.others], None
     if is_checkpoint(inputs[0]):

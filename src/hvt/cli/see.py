@@ -174,14 +174,17 @@ def run_cost(args: argparse.Namespace) -> None:
 
 def _models_and_image(args: argparse.Namespace) -> tuple[list[str | None], str]:
     """The last word is the image; an image that is not there may be a model's name."""
+    import timm
+
     from ..data.images import read_image
-    from ..see.subject import has_own_weights, names_model
+    from ..resolve import TIMM, is_checkpoint, resolve
 
     *models, path = args.others
-    if not os.path.isfile(path) and names_model(path):  # noqa: PTH113 - as for any name
+    is_model = is_checkpoint(path) or timm.is_model(path.removeprefix(TIMM))
+    if is_model and not os.path.isfile(path):  # noqa: PTH113 - as for any name
         words = " ".join(args.others)
         raise HVTError(f"no image is given: use {args.parser.prog} {words} IMAGE")
-    if args.pretrained and all(map(has_own_weights, models or [None])):
+    if args.pretrained and all(resolve(n).kind == "checkpoint" for n in models or [None]):
         which = " and ".join(models) or "the built-in model"
         raise HVTError(f"{which} has its own weights: leave --pretrained out, or name a model")
     read_image(path)  # a broken one is refused before any weights are fetched

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import HVTError
 from ..zoo import DEFAULT, MODELS
 from .flags import add_fields, given_fields
-from .weights import add_pretrained, check_pretrained, named_model
+from .weights import add_pretrained, check_pretrained, open_weights
 
 NEEDED = (
     "fastapi", "uvicorn", "httptools", "python_multipart", "prometheus_client", "onnx", "onnxscript"
@@ -67,5 +67,5 @@ def run_serve(args: argparse.Namespace) -> int:
     # As a file, which every worker process can read.
     with tempfile.TemporaryDirectory(prefix="hvt-serve-") as folder:
         path = Path(folder) / f"{args.checkpoint}.safetensors"
-        save(named_model(args.checkpoint, args.pretrained), path)
+        save(open_weights(args.checkpoint, args.pretrained), path)
         return serve(path, settings)

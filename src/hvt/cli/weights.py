@@ -20,13 +20,6 @@ def add_pretrained(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_weights(word: str, pretrained: bool) -> HVT:
-    """The model of a checkpoint or of a name; of a name's new weights a line on stderr tells."""
-    from ..checkpoint.save_load import load
-
-    return named_model(word, pretrained) if word in MODELS else load(word).float()
-
-
 def check_pretrained(word: str | None, pretrained: bool) -> None:
     """Refuse `--pretrained` where the weights are those of a file."""
     if pretrained and word not in MODELS:
@@ -35,20 +28,21 @@ def check_pretrained(word: str | None, pretrained: bool) -> None:
         )
 
 
-def named_model(name: str, pretrained: bool) -> HVT:
-    """A model of `hvt models`: published weights, or new ones, the same each time."""
-    import torch
+def open_weights(word: str, pretrained: bool) -> HVT:
+    """The model of a checkpoint, a config or a name; new weights are told on stderr."""
+    from ..model import HVT
+    from ..resolve import build, resolve
 
-    from ..registry import create_model
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = create_model(name, pretrained).eval()
-    if not pretrained:
+    source = resolve(word)
+    if source.kind == "timm":
+        raise HVTError(f"{word} is timm's: name a model of hvt models, or a checkpoint")
+    model = build(source, pretrained).eval()
+    assert isinstance(model, HVT)
+    if source.kind != "checkpoint" and not pretrained:
         print(
-            f"{name}: new weights, which know nothing yet (--pretrained fetches published ones)",
+            f"{word}: new weights, which know nothing yet (--pretrained fetches published ones)",
             file=sys.stderr,
         )
-    if Path(name).exists():
-        print(f"{name} is the model of that name: write ./{name} for the file", file=sys.stderr)
+    if source.kind == "model" and Path(word).exists():
+        print(f"{word} is the model of that name: write ./{word} for the file", file=sys.stderr)
     return model

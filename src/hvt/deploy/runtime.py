@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.description import read_description, shown
-from ..checkpoint.save_load import load
 from ..config import default_cfg
 from ..device import find_device
 from ..errors import CheckpointError, HVTError
 from ..model import HVT
+from ..resolve import build, resolve
 from .graph import not_onnx, read_graph
 
 INPUT, OUTPUT = "images", "logits"
@@ -116,9 +116,14 @@ def open_model(
     path: str | Path, device: str | torch.device = "auto", threads: int = 0
 ) -> HVT | OnnxModel:
     """The model of a checkpoint or of an exported file, in float32 and ready to answer."""
-    if is_onnx(path):
-        return OnnxModel(path, device, threads)
-    return load(path, find_device(device)).float()
+    source = resolve(path)
+    if source.kind == "onnx":
+        return OnnxModel(source.name, device, threads)
+    if source.kind != "checkpoint":
+        raise HVTError(f"{path} is a model without weights: name a checkpoint, or train it first")
+    model = build(source)
+    assert isinstance(model, HVT)
+    return model.to(find_device(device))
 
 
 def check_classifier(model: HVT | OnnxModel, what: str | Path) -> None:

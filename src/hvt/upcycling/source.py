@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import os
 from pathlib import Path
 from typing import Any
 
-import timm
 from torch import nn
 
-from ..checkpoint.save_load import load
-from ..checkpoint.timm_vit import from_timm, is_timm_name, named_config
+from ..checkpoint.timm_vit import from_timm, named_config
 from ..config import HVTConfig
-from ..errors import HVTError, did_you_mean
+from ..errors import HVTError
 from ..model import HVT
-from ..registry import create_model
-from ..zoo import BUILT_IN, MODELS
+from ..resolve import build, resolve, timm_errors
 
 
 def open_source(source: str | Path | nn.Module) -> HVT:
@@ -40,36 +36,16 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
         return copy.deepcopy(source)
     if isinstance(source, nn.Module):
         return from_timm(source, name)
-    known = isinstance(source, str) and (name in MODELS or is_timm_name(name))
-    # A model's name is not that of a folder here, which `./` before it asks for.
-    there = os.path.isfile if known else os.path.exists
-    if name in BUILT_IN or there(source):
-        return load(source)
-    if name in MODELS:
-        return create_model(name, pretrained=True)
-    if is_timm_name(name):
-        return _published(name)
-    known_names = [*MODELS, *timm.list_models("*vit*"), *timm.list_models("deit*")]
-    raise HVTError(
-        f"{name!r} is neither a file nor a model of hvt or timm: {did_you_mean(name, known_names)}"
-    )
-
-
-def _published(name: str) -> HVT:
-    try:
-        named_config(name)  # refuses what does not fit before anything is fetched
-        model: Any = timm.create_model(name, pretrained=True)
-    except HVTError:
-        raise
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise HVTError(
-            f"the pretrained weights of {name} could not be fetched ({reason}): check the network, "
-            "or download the file and name it instead"
-        ) from error
-    ours = from_timm(model, name)
-    licence = model.pretrained_cfg.get("license")
-    if licence:
+    named = resolve(source)
+    if named.kind != "timm":
+        model = build(named, pretrained=named.kind != "checkpoint")
+        assert isinstance(model, HVT)
+        return model
+    with timm_errors(named.name):
+        named_config(named.name)  # refuses what does not fit before anything is fetched
+    theirs: Any = build(named, pretrained=True)
+    ours = from_timm(theirs, named.name)
+    if licence := theirs.pretrained_cfg.get("license"):
         ours.pretrained_cfg["origin"] = {"license": licence}
     return ours
 
