@@ -238,6 +238,18 @@ def test_nonsense_is_refused(command: Command, words: tuple[str, ...], message: 
 
 
 @pytest.mark.parametrize(
+    ("flag", "meant"),
+    [("--ms", "--latency-ms"), ("--latency", "--latency-ms"), ("--macs", "--gflops")],
+)
+def test_a_flag_of_the_same_meaning_is_suggested(
+    command: Command, capsys: Any, flag: str, meant: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command("plan", flag, "10")
+    assert f"unknown flag '{flag}': did you mean {meant}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("fixed", "message"),
     [
         ({"embed_dim": -64}, "embed_dim=-64 must be a whole number of at least 1"),

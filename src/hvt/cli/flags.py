@@ -20,6 +20,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        self.synonyms: dict[str, str] = {}
+        """Words that a user may try as a flag, and the flag that is meant."""
         super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -37,7 +39,7 @@ class Parser(argparse.ArgumentParser):
                 owner.error(f"{flag!r} is one argument too many")
             shown = [a for a in owner._actions if a.help != argparse.SUPPRESS]
             flags = [f for action in shown for f in action.option_strings]
-            owner.error(f"unknown flag {flag!r}: {did_you_mean(flag, flags)}")
+            owner.error(f"unknown flag {flag!r}: {_suggested_flags(flag, flags, owner.synonyms)}")
         return known
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -55,6 +57,16 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument \S+: (?=\w+=)", "", message)  # our converters name the field
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _suggested_flags(flag: str, flags: Sequence[str], synonyms: dict[str, str]) -> str:
+    """The flags that a mistyped one may mean: by a synonym, by a common word, or by its letters."""
+    words = flag.strip("-").replace("_", "-").split("-")
+    meant = [synonyms[word] for word in words if word in synonyms]
+    meant += [one for one in flags if set(words) <= set(one.strip("-").split("-"))]
+    if meant:
+        return f"did you mean {' or '.join(dict.fromkeys(meant[:3]))}?"
+    return did_you_mean(flag, flags)
 
 
 def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str] = ()) -> None:

@@ -100,6 +100,10 @@ def register(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     skipped = [name for name in FIELDS if name not in _FIXED]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
+    parser.synonyms = {
+        "macs": "--gflops", "flops": "--gflops", "parameters": "--params", "time": "--latency-ms",
+        "milliseconds": "--latency-ms", "ram": "--memory", "mb": "--memory",
+    }  # fmt: skip
     parser.set_defaults(run=run, parser=parser)
 
 
