@@ -23,7 +23,7 @@ from pathlib import Path
 from hvt import distributed
 from hvt.bench.measure import describe, portable_command
 from hvt.data.loader import Batch
-from hvt.training.engine import Trainer
+from hvt.training.engine import open_trainer
 from hvt.training.recipe import load_recipe
 
 
@@ -54,7 +54,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     recipe = load_recipe(args.recipe).replace(root=args.root, tensorboard=False)
     processes, device = distributed.init_process_group(recipe.device)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe, Path(folder), processes, device)
+        trainer = open_trainer(recipe, Path(folder), processes, device)
     times: dict[str, list[float]] = {"fed": [], "ready": []}
     one = next(trainer.batches.epoch(0))
     for turn in range(args.rounds + 1):

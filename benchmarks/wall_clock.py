@@ -24,7 +24,7 @@ from rich.console import Console
 from hvt import cost, distributed
 from hvt.bench.measure import describe, portable_command
 from hvt.files import atomic_write
-from hvt.training.engine import Trainer, train
+from hvt.training.engine import open_trainer, train
 from hvt.training.recipe import Recipe, load_recipe
 from hvt.training.watch import draw_curves
 
@@ -70,7 +70,7 @@ def measure(recipes: dict[str, Recipe], rounds: int, steps: int = 10) -> dict[st
     with tempfile.TemporaryDirectory() as folder:
         for name, recipe in recipes.items():
             processes, device = distributed.init_process_group(recipe.device)
-            trainers[name] = Trainer(recipe, Path(folder), processes, device)
+            trainers[name] = open_trainer(recipe, Path(folder), processes, device)
     for turn, (name, trainer) in itertools.product(range(rounds), trainers.items()):
         batches = trainer.batches.epoch(turn)
         for step in range(2 + steps):

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from torchrun_checks import dropped, spoiled
-from training import quiet, said, tiny, weights, write_recipe
+from training import quiet, said, tiny, trainer_of, weights, write_recipe
 
 import hvt
 from hvt import HVTError
 from hvt.distributed import DistributedContext, init_process_group, restarted
-from hvt.evaluation import evaluate
-from hvt.training.engine import Result, Trainer, resume, train
+from hvt.training.engine import Result, resume, train
 from hvt.training.interrupt import Interrupted
 from hvt.training.state import states
 
@@ -95,16 +94,16 @@ def assert_like(single: Result, folder: Path) -> None:
 
 def assert_counted_once(folder: Path) -> None:
     """The last figures are those of one process that looks at each of the 145 images once."""
-    trainer = Trainer(tiny(folder), folder, DistributedContext(), CPU, quiet())
-    assert len(trainer.data.val) == 145
+    trainer = trainer_of(tiny(folder))
     state = torch.load(states(folder / "checkpoints")[-1], weights_only=True)
     row = state["progress"]["rows"][-1]
     for kind, prefix in (("model", "val"), ("ema", "ema")):
         model = hvt.load(folder / "model.safetensors")
         model.load_state_dict(state[kind])
-        score = evaluate(model, trainer.val_batches, 10)
-        assert (score.top1, score.top5) == (row[f"{prefix}_top1"], row[f"{prefix}_top5"])
-        assert score.loss == pytest.approx(row[f"{prefix}_loss"], rel=1e-6)
+        metrics = trainer.evaluate(model)
+        assert metrics["top1"] == row[f"{prefix}_top1"]
+        assert metrics["top5"] == row[f"{prefix}_top5"]
+        assert metrics["loss"] == pytest.approx(row[f"{prefix}_loss"], rel=1e-6)
 
 
 @pytest.mark.slow
@@ -126,7 +125,7 @@ def test_a_worker_that_dies_is_started_again(single: Result, tmp_path: Path) -> 
 
 
 def stop_after_an_epoch(folder: Path) -> None:
-    trainer = Trainer(tiny(folder), folder, DistributedContext(), CPU, quiet())
+    trainer = trainer_of(tiny(folder))
 
     class Impatient(io.StringIO):
         def write(self, text: str) -> int:
@@ -175,7 +174,7 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
         assert [step["taken"] for step in steps] == [True, False, True]
         assert [step["broken"] for step in steps] == [0, 2, 0]
     # One process that gets the same bad batch does the same.
-    trainer = Trainer(tiny(folder), folder, DistributedContext(), CPU, quiet())
+    trainer = trainer_of(tiny(folder))
     learner, batches = trainer.learner, spoiled(trainer.batches.epoch(0), 1)
     steps = [learner.step(batches, update) for update in range(3)]
     assert [step.taken for step in steps] == [True, False, True]
@@ -187,9 +186,8 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
     for name, parameter in learner.model.named_parameters():
         total = parameter.double().sum().item()
         assert results[0]["weights"][name] == pytest.approx(total, abs=1e-3), name
-    score = evaluate(learner.model, trainer.val_batches, 10)
-    assert results[0]["score"]["images"] == score.images == 145
-    assert results[0]["score"]["loss"] == pytest.approx(score.loss, rel=1e-5)
+    loss = trainer.evaluate(learner.model)["loss"]
+    assert results[0]["score"]["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_each_process_has_its_own_dropout(together: tuple[Path, str]) -> None:
@@ -201,7 +199,7 @@ def test_each_process_has_its_own_dropout(together: tuple[Path, str]) -> None:
     assert 0.4 < agree < 0.6  # as two independent masks of rate 0.5 do
     # Two pieces of one process draw what two processes draw.
     recipe = tiny(folder, accumulate=2, overrides={"drop_rate": 0.5})
-    assert dropped(Trainer(recipe, folder, DistributedContext(), CPU, quiet())) == [first, second]
+    assert dropped(trainer_of(recipe)) == [first, second]
 
 
 def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:

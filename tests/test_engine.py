@@ -28,6 +28,7 @@ from training import (
     said,
     small_disk,
     tiny,
+    trainer_of,
     weights,
     write_recipe,
 )
@@ -35,10 +36,7 @@ from training import (
 import hvt
 from hvt import HVTError
 from hvt.cli import main
-from hvt.data.sources import open_data
 from hvt.device import devices
-from hvt.distributed import DistributedContext
-from hvt.evaluation import evaluate
 from hvt.training.engine import Result, Trainer, resume, train
 from hvt.training.optimize import make_optimizer, make_schedule
 from hvt.training.pipeline import build_model
@@ -101,21 +99,18 @@ def test_the_table_is_the_rows(done: Result) -> None:
 def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
     for row in table(done.folder):
         assert float(row["ema_loss"]) != float(row["val_loss"])
-    data = open_data("digits", holdout=0.1)
-    assert len(data.val) % 2
     state = newest_state(done.folder / "checkpoints")[1]
-    images = Trainer(tiny(done.folder), done.folder, DistributedContext(), CPU, quiet()).val_batches
+    trainer = trainer_of(tiny(done.folder))
     for kind, prefix in (("model", "val"), ("ema", "ema")):
         model = hvt.load(done.folder / "model.safetensors")
         model.load_state_dict(state[kind])
-        score = evaluate(model, images, 10)
-        assert score.images == len(data.val)
-        assert score.top1 == done.rows[-1][f"{prefix}_top1"]
-        assert score.loss == pytest.approx(done.rows[-1][f"{prefix}_loss"], rel=1e-6)
+        metrics = trainer.evaluate(model)
+        assert metrics["top1"] == done.rows[-1][f"{prefix}_top1"]
+        assert metrics["loss"] == pytest.approx(done.rows[-1][f"{prefix}_loss"], rel=1e-6)
 
 
 def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
-    trainer = Trainer(tiny(tmp_path, ema=0.75), tmp_path, DistributedContext(), CPU, quiet())
+    trainer = trainer_of(tiny(tmp_path, ema=0.75))
     learner, name = trainer.learner, "blocks.0.attn.qkv.weight"
     expected = learner.model.get_parameter(name).detach().clone()
     batches = trainer.batches.epoch(0)
@@ -129,10 +124,10 @@ def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
 
 def test_best_is_the_best_of_both_and_of_all_epochs(done: Result) -> None:
     figures = [row[key] for row in done.rows for key in ("val_top1", "ema_top1")]
-    assert done.best_top1 == max(figures)
-    trainer = Trainer(tiny(done.folder), done.folder, DistributedContext(), CPU, quiet())
+    assert done.best == max(figures)
+    trainer = trainer_of(tiny(done.folder))
     best = hvt.load(done.folder / "best.safetensors")
-    assert evaluate(best, trainer.val_batches, 10).top1 == done.best_top1
+    assert trainer.evaluate(best)["top1"] == done.best
 
 
 def test_the_result_is_the_better_of_both_at_the_end(done: Result) -> None:
@@ -144,10 +139,32 @@ def test_the_result_is_the_better_of_both_at_the_end(done: Result) -> None:
     assert hvt.load(done.folder / "model.safetensors").class_names == tuple("0123456789")
 
 
+@pytest.mark.parametrize(("direction", "best"), [("max", 3.0), ("min", 1.0)])
+def test_a_trainer_takes_its_measure(tmp_path: Path, direction: Any, best: float) -> None:
+    console, values = quiet(), iter((2.0, 3.0, 1.0, math.nan))
+    learner = trainer_of(tiny(tmp_path, **PLAIN, epochs=4, batch_size=1000)).learner
+    result = Trainer(
+        learner,
+        tmp_path,
+        console,
+        evaluate=lambda model: {"kl": next(values)},
+        measure="kl",
+        direction=direction,
+        identity={},
+        about="about",
+        allow_nonfinite=True,
+    ).run(resume=False)
+    assert result.best == best
+    assert [row["val_kl"] for row in result.rows[:3]] == [2.0, 3.0, 1.0]
+    assert f"KL not finite, best KL {best:.4f}" in said(console)
+    assert "KL 2.0000" in said(console)
+
+
 def test_without_an_average_its_figures_are_empty(tmp_path: Path) -> None:
     result = run(tmp_path / "run", **PLAIN, epochs=2, eval_every=2)
     first, last = table(result.folder)
-    assert first["val_top1"] == first["ema_top1"] == last["ema_top1"] == ""
+    assert first["val_top1"] == ""
+    assert "ema_top1" not in first
     assert float(last["val_top1"]) == result.top1  # the last epoch is evaluated in any case
 
 
@@ -293,7 +310,7 @@ def test_a_part_of_an_epoch(tmp_path: Path) -> None:
 
 def first_step(folder: Path, **values: Any) -> dict[str, Tensor]:
     """How far the first step moves each parameter."""
-    trainer = Trainer(tiny(folder, **values), folder, DistributedContext(), CPU, quiet())
+    trainer = trainer_of(tiny(folder, **values))
     model = trainer.learner.model
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer.learner.step(trainer.batches.epoch(0), 0)
@@ -315,7 +332,7 @@ def test_clipping_shortens_the_gradient(tmp_path: Path) -> None:
 def test_a_step_waits_for_the_device_once(tmp_path: Path, pieces: int) -> None:
     """Mixup, clipping, averaging, the loss shown and the wish to stop: one transfer in all."""
     recipe = tiny(tmp_path, accumulate=pieces)
-    trainer = Trainer(recipe, tmp_path, DistributedContext(), CPU, quiet())
+    trainer = trainer_of(recipe)
     trainer.saved = time.monotonic()
     trainer.watcher = Watcher(quiet(), tmp_path, tensorboard=False, quiet=True)
     with Waits() as waits:
@@ -350,7 +367,7 @@ DROPOUT = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.2, "drop_rate": 0.5}
 def masks_of_a_step(folder: Path, pieces: int) -> tuple[Tensor, Tensor]:
     """What dropout left out of each piece, and which branches stochastic depth left in a batch."""
     recipe = tiny(folder, accumulate=pieces, overrides=DROPOUT, **PLAIN)
-    trainer = Trainer(recipe, folder, DistributedContext(), CPU, quiet())
+    trainer = trainer_of(recipe)
     learner, dropped, kept = trainer.learner, [], []
     learner.model.head_drop.register_forward_hook(lambda _m, _i, y: dropped.append(y == 0))
     last = learner.model.blocks[-1].drop_path2
@@ -380,7 +397,7 @@ def test_each_piece_has_its_own_dropout_and_all_share_stochastic_depth(tmp_path:
 def test_a_trained_model_draws_for_itself(tmp_path: Path, recompute: bool) -> None:
     """Nothing of the last step's masks is left in it."""
     recipe = tiny(tmp_path, accumulate=2, grad_checkpointing=recompute, overrides=DROPOUT)
-    trainer = Trainer(recipe, tmp_path, DistributedContext(), CPU, quiet())
+    trainer = trainer_of(recipe)
     trainer.learner.step(trainer.batches.epoch(0), 0)
     assert trainer.learner.model.train()(torch.zeros(7, 3, 8, 8)).shape == (7, 10)
 
@@ -428,9 +445,7 @@ def poisoned(trainer: Trainer, value: float) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
-    trainer = Trainer(
-        tiny(tmp_path, accumulate=pieces), tmp_path, DistributedContext(), CPU, quiet()
-    )
+    trainer = trainer_of(tiny(tmp_path, accumulate=pieces))
     learner, batches = trainer.learner, trainer.batches.epoch(0)
     assert learner.step(batches, 0).taken
     poisoned(trainer, math.inf)
@@ -450,7 +465,7 @@ def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_a_bad_step(tmp_path: Path) -> None:
-    trainer = Trainer(tiny(tmp_path, **PLAIN), tmp_path, DistributedContext(), CPU, quiet())
+    trainer = trainer_of(tiny(tmp_path, **PLAIN))
     learner = trainer.learner
     bias = learner.model.get_parameter("head.bias")
     bias.register_hook(lambda gradient: gradient * math.nan)
@@ -476,7 +491,7 @@ def test_a_rate_beyond_all_measure_ends_with_a_sentence(tmp_path: Path) -> None:
 def test_a_model_whose_answers_are_no_numbers_is_no_result(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = PLAIN | {"lr": 1e22, "warmup_epochs": 0, "clip_grad": None, "batch_size": 1000}
-    with pytest.raises(HVTError, match="the trained model's answers are not finite: lower --lr"):
+    with pytest.raises(HVTError, match="the trained model's outputs are not finite: lower --lr"):
         run(folder, **values, epochs=3)
     assert not (folder / "best.safetensors").exists()
     assert not (folder / "model.safetensors").exists()
@@ -492,7 +507,7 @@ def test_a_model_without_finite_answers_has_no_score(done: Result) -> None:
 def test_bad_steps_are_counted_and_a_few_are_borne(tmp_path: Path) -> None:
     recipe = tiny(tmp_path / "run", **PLAIN, max_bad_steps=3)
     console = quiet()
-    trainer = Trainer(recipe, tmp_path / "run", DistributedContext(), CPU, console)
+    trainer = trainer_of(recipe, console)
     # Two gradients of ten, the second and third, are not finite.
     calls: list[int] = []
 
@@ -549,13 +564,13 @@ def test_alpha_weighs_the_teacher_against_the_labels(done: Result, tmp_path: Pat
 
     def loss(alpha: float) -> float:
         recipe = tiny(tmp_path, teacher=teacher, distill_alpha=alpha)
-        trainer = Trainer(recipe, tmp_path, DistributedContext(), CPU, quiet())
+        trainer = trainer_of(recipe)
         return trainer.learner.step(trainer.batches.epoch(0), 0).loss
 
     labels, opinion = loss(0.0), loss(1.0)
     assert labels != pytest.approx(opinion, rel=1e-3)
     assert loss(0.25) == pytest.approx(0.75 * labels + 0.25 * opinion, rel=1e-5)
-    alone = Trainer(tiny(tmp_path), tmp_path, DistributedContext(), CPU, quiet())
+    alone = trainer_of(tiny(tmp_path))
     assert alone.learner.step(alone.batches.epoch(0), 0).loss == pytest.approx(labels)
 
 
@@ -669,7 +684,7 @@ def test_half_precision_weights_are_trained_in_full(done: Result, tmp_path: Path
     init = str(tmp_path / "half.safetensors")
     result = run(tmp_path / "run", **PLAIN, init=init, epochs=1, lr=1e-4)
     assert {p.dtype for p in result.model.parameters()} == {torch.float32}
-    assert result.top1 == pytest.approx(done.best_top1, abs=3)
+    assert result.top1 == pytest.approx(done.best, abs=3)
 
 
 def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> None:
@@ -785,7 +800,7 @@ def test_broken_images_are_passed_over_and_counted(
     )
     result = train(recipe, console=console)
     assert [row["broken"] for row in table(result.folder)] == ["1", "2"]  # once an epoch
-    assert "1 unreadable validation images were passed over" in said(console)
+    assert "1 unreadable validation images were skipped" in said(console)
     assert "2 broken images" in said(console)
 
 
@@ -910,7 +925,7 @@ def test_the_bar_shows_no_accuracy_before_there_is_one(tmp_path: Path) -> None:
     row = {"epoch": 1, "train_loss": 2.0, "val_top1": 12.34, "bad_steps": 0, "broken": 0}
     watcher.epoch(row, 2, 100.0, 5.0)
     watcher.step(1, 10, 1.5, 100.0)
-    assert watcher.bar.tasks[0].fields["figures"] == " loss 1.500 top-1 12.3 % 100 images/s"
+    assert watcher.bar.tasks[0].fields["figures"] == " loss 1.500 top-1 12.34 % 100 images/s"
     watcher.close()
 
 
@@ -955,7 +970,7 @@ def test_a_finished_run_is_finished(done: Result, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(done.folder, copy)
     again = resume(copy, console=quiet())
-    assert (again.top1, again.best_top1, again.rows) == (done.top1, done.best_top1, done.rows)
+    assert (again.top1, again.best, again.rows) == (done.top1, done.best, done.rows)
     assert_same_run(copy, done.folder)
 
 

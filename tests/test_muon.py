@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training import PLAIN, quiet, run, tiny
+from training import PLAIN, run, tiny, trainer_of
 
-from hvt.distributed import DistributedContext
 from hvt.training.engine import Trainer
 from hvt.training.muon import Muon, orthogonal
 
@@ -97,7 +96,7 @@ def test_its_state_is_all_there_is_to_know(tmp_path: Path) -> None:
 
     def trainer(name: str) -> Trainer:
         recipe = tiny(tmp_path / name, optimizer="muon")
-        return Trainer(recipe, tmp_path / name, DistributedContext(), CPU, quiet())
+        return trainer_of(recipe)
 
     first, second = trainer("first"), trainer("second")
     batches = first.batches.epoch(0)

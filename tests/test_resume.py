@@ -54,7 +54,7 @@ def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was never stopped."""
     result = train(lively(tmp_path_factory.mktemp("unstopped") / "run"), console=quiet())
     first, last = ((row["val_top1"], row["ema_top1"]) for row in result.rows)
-    assert result.best_top1 == max(first) > max(last)
+    assert result.best == max(first) > max(last)
     return result.folder
 
 
@@ -374,10 +374,10 @@ MISFITS: dict[str, tuple[Callable[[Any], None], str]] = {
     "another decay": (put_in(0.5, "optimizer", "param_groups", 1, "weight_decay"), "or decays"),
     "another step": (put_in(4, "progress", "step"), "its name says step 7"),
     "no progress": (take_out("progress"), "its progress is NoneType"),
-    "a field of progress": (take_out("progress", "best_top1"), "progress has no best_top1"),
+    "a field of progress": (take_out("progress", "best"), "progress has no best"),
     "text": (put_in("all", "progress", "loss_sum"), "loss_sum is str, not float"),
     "no table": (put_in([], "progress", "rows"), "one row for each of 1 epochs"),
-    "another table": (put_in([{"epoch": 1}], "progress", "rows"), "another epoch in row 1"),
+    "another table": (put_in([{"epoch": 2}], "progress", "rows"), "another epoch in row 1"),
     "another recipe": (put_in("0.3", "run", "smoothing"), "another smoothing, which is 0.1 now"),
     "other classes": (put_in('["cat"]', "run", "classes"), "another classes"),
 }

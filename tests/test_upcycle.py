@@ -376,7 +376,7 @@ def test_the_folder_says_everything(done: Any) -> None:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"]
     best = next(row for row in done.rows if row.name == "tail")
-    assert min(float(row["val_loss"]) for row in rows) == pytest.approx(best.kl, rel=1e-4)
+    assert min(float(row["val_kl"]) for row in rows) == pytest.approx(best.kl, rel=1e-4)
     report = json.loads((done.folder / "report.json").read_text())
     assert report["best"] == min(done.rows[1:], key=lambda row: row.kl).name
 

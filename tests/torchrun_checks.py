@@ -19,8 +19,7 @@ from training import Waits, quiet, tiny
 from hvt import distributed
 from hvt.cli import main
 from hvt.data.loader import Batch
-from hvt.evaluation import evaluate
-from hvt.training.engine import Trainer
+from hvt.training.engine import Trainer, open_trainer
 
 
 def spoiled(batches: Iterator[Batch], rank: int) -> Iterator[Batch]:
@@ -59,21 +58,20 @@ def counted_all_reduces() -> Iterator[list[int]]:
 def check(folder: Path) -> dict[str, Any]:
     processes, device = distributed.init_process_group("cpu")
     try:
-        trainer = Trainer(tiny(folder), folder, processes, device, quiet())
+        trainer = open_trainer(tiny(folder), folder, processes, device, quiet())
         learner = trainer.learner
         batches = spoiled(trainer.batches.epoch(0), processes.rank)
         with Waits() as waits, counted_all_reduces() as reduced:
             steps = [asdict(learner.step(batches, update)) for update in range(3)]
-        score = evaluate(learner.model, trainer.val_batches, 10, device, processes)
         weights = {name: p.double().sum().item() for name, p in learner.model.named_parameters()}
         dropout = tiny(folder, overrides={"drop_rate": 0.5})
         return {
             "rank": processes.rank,
-            "dropped": dropped(Trainer(dropout, folder, processes, device, quiet())),
+            "dropped": dropped(open_trainer(dropout, folder, processes, device, quiet())),
             "steps": steps,
             "transfers": waits.transfers,
             "all_reduces": len(reduced),
-            "score": {"images": score.images, "top1": score.top1, "loss": score.loss},
+            "score": trainer.evaluate(learner.model),
             "weights": weights,
             "any": processes.any(device, processes.rank == 1, False),
             "shared": processes.broadcast(f"from {processes.rank}"),

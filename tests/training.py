@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hvt.training.engine import Result, train
+from hvt.distributed import DistributedContext
+from hvt.training.engine import Result, Trainer, open_trainer, train
 from hvt.training.recipe import Recipe
 
 TINY = {"img_size": 8, "patch_size": 2, "num_heads": 1, "head_dim": 16, "depth": 4}
@@ -67,6 +68,12 @@ def said(console: Console) -> str:
 
 def run(folder: Path, **values: Any) -> Result:
     return train(tiny(folder, **values), console=quiet())
+
+
+def trainer_of(recipe: Recipe, console: Console | None = None) -> Trainer:
+    """What would train by this recipe, in one process on the CPU."""
+    folder, cpu = Path(recipe.output or "."), torch.device("cpu")
+    return open_trainer(recipe, folder, DistributedContext(), cpu, console or quiet())
 
 
 def weights(path: Path) -> dict[str, Tensor]:

@@ -238,7 +238,7 @@ def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | Non
             {
                 "epoch": row["epoch"],
                 "train_loss": row["train_loss"],
-                "val_top1": row["val_top1"] if row["val_top1"] != "" else None,
+                "val_top1": row.get("val_top1"),
             }
             for row in result.rows
         ],

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import shlex
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -21,9 +21,9 @@ from ..checkpoint.description import PREPROCESSING
 from ..checkpoint.save_load import save
 from ..costs import arrow
 from ..data.fingerprint import identity
-from ..data.sources import Data, Images
+from ..data.sources import Data
 from ..errors import HVTError
-from ..evaluation import Score, evaluate
+from ..evaluation import evaluate
 from ..files import atomic_write, open_regular
 from ..model import HVT
 from ..terminal import print_line
@@ -31,11 +31,10 @@ from ..zoo import MODELS
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
 from .optimize import seed_all
-from .pipeline import build_model, open_batches
+from .pipeline import build_model, fit_batch, open_batches
 from .recipe import Recipe, from_dict
 from .run_lock import REPLACED, RunLock, discard_empty, holds_run, newest_folder, unused_folder
 from .state import (
-    COLUMNS,
     Progress,
     StateMismatchError,
     check_progress,
@@ -48,7 +47,10 @@ from .state import (
     weights_digest,
     write_state,
 )
-from .watch import Row, Watcher, clock, draw_curves, write_metrics
+from .watch import Row, Watcher, clock, draw_curves, figure, write_metrics
+
+Evaluate = Callable[[HVT], dict[str, float]]
+Direction = Literal["max", "min"]
 
 # Where and how a run is computed, and for how long: a resumed run may have other values of these.
 RESUMABLE_FIELDS = (
@@ -64,14 +66,20 @@ class Result:
 
     folder: Path
     model: HVT
-    top1: float
-    """Validation top-1 of the better of the last weights and the averaged ones, at the end."""
-    best_top1: float
+    metrics: dict[str, float]
+    """Validation metrics of the better of the last weights and the averaged ones, at the end."""
+    best: float | None
+    """The best value of the run's measure over all evaluations; None where none was finite."""
     rows: list[Row]
     seconds: float
     images_per_second: float
     stop_asked: bool = False
     """Whether a signal came too late to stop it: what would follow is not to be begun."""
+
+    @property
+    def top1(self) -> float:
+        """Validation top-1 at the end."""
+        return self.metrics["top1"]
 
 
 def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> Result:
@@ -90,7 +98,7 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
         if not goes_on and processes.broadcast(holds_run(folder)):
             raise taken(folder)
         try:
-            return Trainer(recipe, folder, processes, device, console).run(goes_on)
+            return open_trainer(recipe, folder, processes, device, console).run(goes_on)
         finally:
             if recipe.output is None and processes.is_main_process:
                 discard_empty(folder)
@@ -123,7 +131,8 @@ def resume(
     processes, device = distributed.init_process_group(recipe.device)
     try:
         check_batch(recipe, processes.world_size, folder)
-        return Trainer(longer, folder, processes, device, console).run(True, planned=recipe.epochs)
+        trainer = open_trainer(longer, folder, processes, device, console)
+        return trainer.run(True, planned=recipe.epochs)
     finally:
         distributed.destroy_process_group()
 
@@ -151,88 +160,107 @@ def read_recipe(folder: str | Path, file: str = "recipe.json") -> Recipe:
     return from_dict(values, str(described))
 
 
-class Trainer:
-    """One process's part in a run; what learns, from what and by which measure can be replaced."""
+def open_trainer(
+    recipe: Recipe,
+    folder: Path,
+    processes: distributed.DistributedContext,
+    device: torch.device,
+    console: Console | None = None,
+) -> Trainer:
+    """What trains a classifier by a recipe: its data, model, learner and top-1."""
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    seed_all(recipe.seed, -1, device)
+    model, data, classifier = build_model(recipe)
+    console = (console or Console()) if processes.is_main_process else Console(quiet=True)
+    fitted = fit_batch(recipe, data, processes.world_size)
+    if fitted != recipe:
+        print_line(
+            console,
+            f"batch_size={recipe.batch_size} is more than the {len(data.train)} training images: "
+            f"lowered to {fitted.batch_size}, and the learning rate with it",
+        )
+    batches, val_batches = open_batches(fitted, model, data, processes, device)
+    learner = Learner(fitted, model, batches, processes, device)
 
-    file = "recipe.json"
-    """Where the run's folder has its recipe."""
-    measure = "top-1"
-    """What `_evaluate` gives as top-1, in words."""
-    data: Data
+    def validate(model: HVT) -> dict[str, float]:
+        score = evaluate(model, val_batches, model.num_classes, device, processes, learner.amp)
+        if score.skipped and model is learner.model:
+            print_line(console, f"{score.skipped} unreadable validation images were skipped")
+        return {"loss": score.loss, "top1": score.top1, "top5": score.top5}
+
+    return Trainer(
+        learner,
+        folder,
+        console,
+        evaluate=validate,
+        identity=_identity(learner, data) if processes.is_main_process else {},
+        about=_about(fitted, model, data, classifier),
+    )
+
+
+def _about(recipe: Recipe, model: HVT, data: Data, classifier: str) -> str:
+    weights = classifier
+    if recipe.pretrained or recipe.init == "pretrained":
+        weights = "published weights"
+    elif recipe.init is None or recipe.init in MODELS:
+        weights = "new weights"
+    config = model.config
+    return (
+        f"{recipe.model or recipe.init} ({weights}): {config.image[0]}×{config.image[1]}, tokens "
+        f"{arrow(list(config.tokens))}; {data.name}: {len(data.train)} training and "
+        f"{len(data.val)} validation images, {len(data.class_names)} classes"
+        + (" (held out of the training data)" if data.held_out else "")
+    )
+
+
+def _identity(learner: Learner, data: Data) -> dict[str, str]:
+    """What makes a run this one beside its recipe: images, classes, and what other files say."""
+    cfg = learner.model.pretrained_cfg
+    found = {
+        "classes": json.dumps(data.class_names),
+        "preprocessing": json.dumps({name: cfg[name] for name in PREPROCESSING}),
+    }
+    if learner.teacher is not None:
+        found["teacher's weights"] = weights_digest(learner.teacher)
+    return found | identity(data)
+
+
+class Trainer:
+    """One process's part in a run: epochs of a learner, each followed by an evaluation.
+
+    `evaluate` gives metrics of a model by name; `measure` is the one that the best weights are
+    chosen by, and `direction` says whether more or less of it is better. `identity` is what a
+    resumed run must have in common with its checkpoints, beside the recipe. `about` is said first.
+    """
 
     def __init__(
         self,
-        recipe: Recipe,
+        learner: Learner,
         folder: Path,
-        processes: distributed.DistributedContext,
-        device: torch.device,
         console: Console | None = None,
+        *,
+        evaluate: Evaluate,
+        measure: str = "top1",
+        direction: Direction = "max",
+        identity: dict[str, str],
+        about: str,
+        resume_command: str | None = None,
+        recipe_file: str = "recipe.json",
+        allow_nonfinite: bool = False,
     ) -> None:
-        self.recipe, self.folder, self.processes, self.device = recipe, folder, processes, device
-        self.console = console or Console()
-        if recipe.threads:
-            torch.set_num_threads(recipe.threads)
-        seed_all(recipe.seed, -1, device)
-        self.learner = self._learner()
-        self.batches = self.learner.batches
+        self.learner, self.folder, self.console = learner, folder, console or Console()
+        self.recipe, self.batches = learner.recipe, learner.batches
+        self.processes, self.device = learner.processes, learner.device
+        self.evaluate, self.measure, self.direction = evaluate, measure, direction
+        self.identity, self.about, self.recipe_file = identity, about, recipe_file
+        self.resume_command = resume_command or how_to_resume(folder)
+        self.allow_nonfinite = allow_nonfinite
         self.steps = self.batches.steps
-        self.total = recipe.total_steps(self.steps)
+        self.total = self.recipe.total_steps(self.steps)
         self.epochs = math.ceil(self.total / self.steps)
         self.progress = Progress()
         self.signals = StopSignals()
-
-    def _fit_batch(self, recipe: Recipe) -> Recipe:
-        """The recipe with a batch that the data can fill, which a line tells."""
-        unit = 2 * self.processes.world_size * recipe.accumulate
-        if not isinstance(self.data.train, Images):
-            return recipe
-        most = len(self.data.train) // unit * unit
-        if not most or recipe.batch_size <= most:
-            return recipe
-        self._say(
-            f"batch_size={recipe.batch_size} is more than the {len(self.data.train)} training "
-            f"images: lowered to {most}, and the learning rate with it"
-        )
-        return recipe.replace(batch_size=most)
-
-    # ── what a run of another kind replaces ──────────────────────────────────────────────────────
-
-    def _learner(self) -> Learner:
-        """What learns, with its batches; sets `data`."""
-        model, self.data, self.classifier = build_model(self.recipe)
-        self.recipe = self._fit_batch(self.recipe)
-        batches, self.val_batches = open_batches(
-            self.recipe, model, self.data, self.processes, self.device
-        )
-        return Learner(self.recipe, model, batches, self.processes, self.device)
-
-    def _evaluate(self, model: HVT) -> Score:
-        return evaluate(
-            model,
-            self.val_batches,
-            model.num_classes,
-            self.device,
-            self.processes,
-            self.learner.amp,
-        )
-
-    def _merit(self, row: Row, prefix: str) -> float:
-        """What the best weights have most of; answers that are no numbers have none."""
-        return float(row[f"{prefix}_top1"]) if math.isfinite(row[f"{prefix}_loss"]) else -1.0
-
-    def _check_result(self, loss: float) -> None:
-        """Refuse a model that has no answers as a result."""
-        if not math.isfinite(loss):
-            raise HVTError(
-                "the trained model's answers are not finite: lower --lr or set --clip-grad; "
-                f"best.safetensors in {self.folder}, if it is there, is of an earlier epoch"
-            )
-
-    def _best_words(self) -> str:
-        return f"best {self.progress.best_top1:.2f} %"
-
-    def _resume_command(self) -> str:
-        return resume_command(self.folder)
 
     # ── the run ─────────────────────────────────────────────────────────────────────────────────
 
@@ -322,7 +350,7 @@ class Trainer:
 
     def _close_epoch(self, epoch: int, speed: float) -> None:
         progress, recipe = self.progress, self.recipe
-        row: Row = dict.fromkeys(COLUMNS, "") | {
+        row: Row = {
             "epoch": epoch + 1,
             "lr": self.learner.optimizer.param_groups[-1]["lr"],
             "train_loss": _mean(progress.loss_sum, progress.loss_steps),
@@ -345,30 +373,40 @@ class Trainer:
 
     def _measure(self, row: Row) -> None:
         """Evaluate into a row of the table, and keep the weights if they are the best so far."""
-        progress = self.progress
         for prefix, model in self.learner.candidates().items():
-            score = self._evaluate(model)
-            row[f"{prefix}_loss"], row[f"{prefix}_top1"] = score.loss, score.top1
-            row[f"{prefix}_top5"] = score.top5
-            if score.skipped and prefix == "val":
-                self._say(f"{score.skipped} unreadable validation images were passed over")
-            merit = self._merit(row, prefix)
-            if merit > progress.best_top1:
-                progress.best_top1 = merit
+            metrics = self.evaluate(model)
+            row |= {f"{prefix}_{name}": value for name, value in metrics.items()}
+            if self._better(metrics, self.progress.best):
+                self.progress.best = metrics[self.measure]
                 if self.processes.is_main_process:
                     save(model, self.folder / "best.safetensors")
 
+    def _better(self, metrics: dict[str, float], best: float | None) -> bool:
+        """Whether a model is better than the best so far; outputs that are not finite never are."""
+        if not all(map(math.isfinite, metrics.values())):
+            return False
+        value = metrics[self.measure]
+        return best is None or (value > best if self.direction == "max" else value < best)
+
     def _stopped(self, where: str) -> Interrupted:
-        return Interrupted(f"stopped after {where}; resume with: {self._resume_command()}")
+        return Interrupted(f"stopped after {where}; resume with: {self.resume_command}")
 
     def _finish(self, seconds: float, speed: float) -> Result:
         rows, candidates = self.progress.rows, self.learner.candidates()
-        if rows and rows[-1]["val_top1"] == "":  # a run that was made shorter, to where none is due
+        if rows and f"val_{self.measure}" not in rows[-1]:  # a run that was made shorter
             self._measure(rows[-1])
-        # the first of equals: the last weights
-        best = max(candidates, key=lambda prefix: self._merit(rows[-1], prefix))
-        self._check_result(rows[-1][f"{best}_loss"])
-        model, top1 = candidates[best].eval(), rows[-1][f"{best}_top1"]
+        best, metrics = "", dict[str, float]()
+        for prefix in candidates:  # the first of equals: the last weights
+            theirs = {k.removeprefix(f"{prefix}_"): v for k, v in rows[-1].items() if
+                      k.startswith(f"{prefix}_")}  # fmt: skip
+            if self._better(theirs, metrics.get(self.measure)):
+                best, metrics = prefix, theirs
+        if not best and not self.allow_nonfinite:
+            raise HVTError(
+                "the trained model's outputs are not finite: lower --lr or set --clip-grad; "
+                f"best.safetensors in {self.folder}, if it is there, is of an earlier epoch"
+            )
+        model = candidates[best or "val"].eval()
         if self.processes.is_main_process:
             save(model, self.folder / "model.safetensors")
             write_metrics(self.folder / "metrics.csv", rows)
@@ -376,23 +414,17 @@ class Trainer:
             draw_curves(self.folder / "curves.png", drawn, self.measure)
             what = " (averaged weights)" if best == "ema" else ""
             self._say(
-                f"{self.folder}: {self.measure} {top1:.2f} %{what}, {self._best_words()}, "
-                f"{clock(seconds)}, {speed:.0f} images/s; weights in model.safetensors"
+                f"{self.folder}: {figure(self.measure, metrics.get(self.measure))}{what}, best "
+                f"{figure(self.measure, self.progress.best)}, {clock(seconds)}, {speed:.0f} "
+                "images/s; weights in model.safetensors"
             )
-        return Result(self.folder, model, top1, self.progress.best_top1, rows, seconds, speed)
+        return Result(self.folder, model, metrics, self.progress.best, rows, seconds, speed)
 
     # ── what is said ────────────────────────────────────────────────────────────────────────────
 
     def _announce(self) -> None:
         recipe, shares = self.recipe, self.batches.share_of[2]
-        config = self.learner.model.config
-        self._say(
-            f"{recipe.model or recipe.init}{self._weights()}: "
-            f"{config.image[0]}×{config.image[1]}, tokens {arrow(list(config.tokens))}; "
-            f"{self.data.name}: {len(self.data.train)} training and {len(self.data.val)} "
-            f"validation images, {len(self.data.class_names)} classes"
-            + (" (held out of the training data)" if self.data.held_out else "")
-        )
+        self._say(self.about)
         self._say(
             f"batch {recipe.batch_size} = {self.processes.world_size} process(es) × "
             f"{recipe.accumulate} × {recipe.batch_size // shares}; "
@@ -406,15 +438,6 @@ class Trainer:
         each = self.learner.seconds_per_step()
         speed = self.recipe.batch_size / each
         return f"{left} to go; about {clock(each * left)} ({speed:.0f} images/s) on {self.device}"
-
-    def _weights(self) -> str:
-        """Where the weights are from, or what became of the checkpoint's classifier."""
-        recipe = self.recipe
-        if recipe.pretrained or recipe.init == "pretrained":
-            return " (published weights)"
-        if recipe.init is None or recipe.init in MODELS:
-            return " (new weights)"
-        return f" ({self.classifier})"
 
     def _say(self, text: str) -> None:
         if self.processes.is_main_process:
@@ -436,9 +459,9 @@ class Trainer:
     def _check_files(self) -> None:
         """Refuse to replace what no run has written."""
         with contextlib.suppress(HVTError):
-            read_recipe(self.folder, self.file)
+            read_recipe(self.folder, self.recipe_file)
             return
-        for name in (self.file, *REPLACED):
+        for name in (self.recipe_file, *REPLACED):
             if (self.folder / name).exists():
                 raise HVTError(
                     f"{self.folder} has a {name} of something else, which a run would replace: "
@@ -461,7 +484,7 @@ class Trainer:
     def _write_recipe(self) -> None:
         described = self.recipe.replace(output=str(self.folder)).to_dict()
         described = {k: v for k, v in described.items() if v is not None}
-        with atomic_write(self.folder / self.file) as temporary:
+        with atomic_write(self.folder / self.recipe_file) as temporary:
             temporary.write_text(json.dumps(described, indent=2) + "\n")
 
     def _flags(self) -> tuple[bool, bool]:
@@ -478,9 +501,9 @@ class Trainer:
             return
         progress = vars(self.progress)
         step = self.progress.epoch * self.steps + self.progress.step
-        state = self.learner.state() | {"progress": progress, "run": self._identity()}
+        state = self.learner.state() | {"progress": progress, "run": self._run_identity()}
         state["total"] = self.total
-        write_state(self.folder / "checkpoints", step, state, self._resume_command())
+        write_state(self.folder / "checkpoints", step, state, self.resume_command)
 
     def _restore(self) -> None:
         path: Path | None = None
@@ -504,33 +527,15 @@ class Trainer:
         if isinstance(planned, int) and planned < self.total:  # by an edited recipe
             self._check_end(planned)
 
-    def _identity(self) -> dict[str, str]:
-        """What makes a run this one, as text: the recipe's fields that matter, and the data."""
+    def _run_identity(self) -> dict[str, str]:
+        """What makes a run this one, as text: the recipe's fields that matter, and `identity`."""
         values = {k: v for k, v in self.recipe.to_dict().items() if k not in RESUMABLE_FIELDS}
-        values["classes"] = self.data.class_names
-        return (
-            {name: json.dumps(value) for name, value in values.items()} | self._images | self._files
-        )
-
-    @functools.cached_property
-    def _images(self) -> dict[str, str]:
-        """The images, by which a run knows its data again wherever that lies."""
-        return identity(self.data)
-
-    @functools.cached_property
-    def _files(self) -> dict[str, str]:
-        """What is read from other files anew, which may have changed."""
-        learner = self.learner
-        cfg = learner.model.pretrained_cfg
-        found = {"preprocessing": json.dumps({name: cfg[name] for name in PREPROCESSING})}
-        if learner.teacher is not None:
-            found["teacher's weights"] = weights_digest(learner.teacher)
-        return found
+        return {name: json.dumps(value) for name, value in values.items()} | self.identity
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Raise `StateMismatchError` for a state that is not of this run; nothing is changed."""
         theirs = state.get("run", {})  # earlier versions did not write it
-        for name, value in self._identity().items():
+        for name, value in self._run_identity().items():
             if theirs.get(name, value) != value:
                 shown = len(value) < 100 and not name.startswith("list of")
                 now = f", which is {value} now" if shown else ""
@@ -556,11 +561,11 @@ def new_folder(recipe: Recipe, name: str, new: bool = True) -> Path:
 def taken(folder: Path) -> HVTError:
     """What a new run is answered where another one is."""
     return HVTError(
-        f"{folder} already contains a run: resume it with {resume_command(folder)}, "
+        f"{folder} already contains a run: resume it with {how_to_resume(folder)}, "
         "or choose another --output"
     )
 
 
-def resume_command(folder: Path) -> str:
+def how_to_resume(folder: Path) -> str:
     """How to go on with a run."""
     return shlex.join(["hvt", "train", "--resume", str(folder)])

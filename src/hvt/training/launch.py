@@ -30,7 +30,7 @@ from ..data.sources import Images
 from ..device import find_device
 from ..errors import HVTError
 from . import engine
-from .engine import Result, Trainer
+from .engine import Result, open_trainer
 from .interrupt import Interrupted
 from .pipeline import build_model
 from .recipe import Recipe
@@ -156,10 +156,10 @@ def choose(recipe: Recipe, done: int = 0) -> Choice | None:
     if not several_processes(recipe):
         return None
     device = torch.device("cpu")
-    trainer = Trainer(
+    trainer = open_trainer(
         recipe, Path(recipe.output or "."), distributed.DistributedContext(), device, _silent()
     )
-    if not isinstance(trainer.data.train, Images) or any(
+    if not isinstance(build_model(recipe).data.train, Images) or any(
         getattr(trainer.learner.model.config, rate) for rate in _DROPOUT
     ):
         # A stream deals out its files, and dropout its masks, by the number of processes.
@@ -306,7 +306,7 @@ def _result(outcomes: dict[int, dict[str, Any]], ended: _Ended, folder: Path) ->
         rank, code = next(iter(silent.items()))
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         has_run = (folder / "recipe.json").exists()
-        after = f"; resume with: {engine.resume_command(folder)}" if has_run else ""
+        after = f"; resume with: {engine.how_to_resume(folder)}" if has_run else ""
         raise HVTError(
             f"process {rank} of the training {how}, which the system does where memory is "
             f"short{after}"

@@ -15,7 +15,7 @@ from ..config import HVTConfig
 from ..data.augment import INTERPOLATIONS, BatchAugment
 from ..data.evaluation import SMALL, as_files, eval_transform, per_channel
 from ..data.loader import EvalBatches, TrainBatches
-from ..data.sources import ArrayImages, Data, open_data
+from ..data.sources import ArrayImages, Data, Images, open_data
 from ..distributed import DistributedContext
 from ..errors import HVTError
 from ..model import HVT
@@ -147,6 +147,15 @@ def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict
             f"{path} has another architecture than {name}: leave --model out to use the "
             "checkpoint's own, or choose another checkpoint"
         )
+
+
+def fit_batch(recipe: Recipe, data: Data, processes: int) -> Recipe:
+    """The recipe, with a smaller batch where the training images are fewer than its own."""
+    if not isinstance(data.train, Images):
+        return recipe
+    unit = 2 * processes * recipe.accumulate
+    most = len(data.train) // unit * unit
+    return recipe.replace(batch_size=most) if 0 < most < recipe.batch_size else recipe
 
 
 def open_batches(

@@ -19,12 +19,6 @@ from ..errors import HVTError
 from ..files import atomic_write, stale_temp_files
 
 KEEP = 2
-COLUMNS = (
-    "epoch", "lr", "train_loss", "val_loss", "val_top1", "val_top5", "ema_loss", "ema_top1",
-    "ema_top5", "bad_steps", "broken",
-)  # fmt: skip
-"""Of the table of epochs; a figure that an epoch has not is ''."""
-
 _STATE = re.compile(r"state-\d{9,}\.pt")
 # What a run writes, and so what may be left half-written in its folder and in checkpoints.
 _RESULTS = re.compile(
@@ -50,7 +44,8 @@ class Progress:
     consecutive_nonfinite: int = 0
     broken: int = 0
     """Unreadable training images that were passed over, in all."""
-    best_top1: float = -1.0
+    best: float | None = None
+    """The best value of the run's measure so far."""
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -199,8 +194,8 @@ def check_form(name: str, value: Any, like: Any) -> None:
 
 def check_progress(value: Any, step: int, steps: int, total: int) -> None:
     """Raise `StateMismatchError` unless this is the progress after `step` of `total` steps."""
-    rows = value.get("rows") if isinstance(value, dict) else None
-    check_form("progress", value, vars(Progress()) | {"rows": rows})
+    rows, best = (value.get(k) if isinstance(value, dict) else None for k in ("rows", "best"))
+    check_form("progress", value, vars(Progress()) | {"rows": rows, "best": best})
     progress = Progress(**value)
     if not 0 <= progress.step <= steps or progress.epoch * steps + progress.step != step:
         raise StateMismatchError(
@@ -216,8 +211,8 @@ def check_progress(value: Any, step: int, steps: int, total: int) -> None:
             f"its table does not have one row for each of {progress.epoch} epochs"
         )
     for epoch, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or tuple(row) != COLUMNS or row["epoch"] != epoch:
-            raise StateMismatchError(f"its table has other columns or another epoch in row {epoch}")
+        if not isinstance(row, dict) or row.get("epoch") != epoch:
+            raise StateMismatchError(f"its table has another epoch in row {epoch}")
 
 
 def _describe(tensor: Tensor) -> str:

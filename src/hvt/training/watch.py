@@ -19,12 +19,26 @@ from ..plot import new_figure
 from ..terminal import print_line
 
 Row = dict[str, Any]
+"""Figures of an epoch: val_… of the last weights and ema_… of the averaged, if it was evaluated."""
+
+PERCENT = {"top1": "top-1", "agreement": "agreement", "cosine": "cosine similarity"}
+"""Measures in per cent, and how they are printed."""
+LABELS = PERCENT | {"kl": "KL"}
+
+
+def figure(measure: str, value: float | None) -> str:
+    """A measure's name and value, as in `top-1 85.20 %` or `KL 0.0123`."""
+    if value is None:
+        text = "not finite"
+    else:
+        text = f"{value:.2f} %" if measure in PERCENT else f"{value:.4f}"
+    return f"{LABELS.get(measure, measure)} {text}"
 
 
 def write_metrics(path: Path, rows: list[Row]) -> None:
     """The table of all epochs so far; nothing in it depends on the clock."""
     with atomic_write(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()
         writer.writerows(rows)
 
@@ -65,7 +79,7 @@ class Watcher:
         folder: Path,
         tensorboard: bool,
         quiet: bool,
-        measure: str = "top-1",
+        measure: str = "top1",
     ) -> None:
         self.console, self.quiet, self.measure = console, quiet, measure
         self.board: Board | None = None
@@ -83,7 +97,7 @@ class Watcher:
             )  # fmt: skip
             self.bar.start()
             self.task = self.bar.add_task("train", total=1, epoch=0, figures="")
-        self.top1: float | None = None
+        self.measured = ""
         self.last_line = time.monotonic()
 
     def begin(self, epoch: int, epochs: int, done: int, total: int) -> None:
@@ -96,8 +110,7 @@ class Watcher:
         """A step is done."""
         if self.bar:
             # No accuracy before there is one.
-            top1 = "" if self.top1 is None else f" top-1 {self.top1:.1f} %"
-            figures = f" loss {loss:.3f}{top1} {speed:.0f} images/s"
+            figures = f" loss {loss:.3f}{self.measured} {speed:.0f} images/s"
             self.bar.update(self.task, completed=step, figures=figures)
         elif not self.quiet and time.monotonic() - self.last_line > 60:
             self.last_line = time.monotonic()
@@ -116,13 +129,12 @@ class Watcher:
                 reason = error.strerror or error
                 self.say(f"cannot write {self.board.path}: {reason}; TensorBoard's log ends here")
                 self.board = None
-        if row.get("val_top1") not in (None, ""):
-            self.top1 = row["val_top1"]
         parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['train_loss']:.4f}"]
-        if row.get("val_top1") not in (None, ""):
-            parts.append(f"{self.measure} {row['val_top1']:.2f} %")
-        if row.get("ema_top1") not in (None, ""):
-            parts.append(f"averaged {row['ema_top1']:.2f} %")
+        if (value := row.get(f"val_{self.measure}")) is not None:
+            parts.append(figure(self.measure, value))
+            self.measured = f" {parts[-1]}"
+        if (value := row.get(f"ema_{self.measure}")) is not None:
+            parts.append(f"averaged {figure(self.measure, value)}")
         if row["bad_steps"]:
             parts.append(f"{row['bad_steps']} bad steps")
         if row["broken"]:
@@ -148,15 +160,16 @@ def clock(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top-1") -> bool:
+def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top1") -> bool:
     """Figure 4's form: training loss dashed, top-1 solid; False where matplotlib is missing."""
+    label = LABELS.get(measure, measure)
     try:
-        figure = new_figure(figsize=(7, 4.2), layout="constrained")
+        canvas = new_figure(figsize=(7, 4.2), layout="constrained")
     except HVTError:
         return False
     from matplotlib.ticker import MaxNLocator
 
-    left = figure.subplots()
+    left = canvas.subplots()
     right = left.twinx()
     for index, (name, rows) in enumerate(runs.items()):
         # A colour for each run, or for each line of the only one.
@@ -168,29 +181,33 @@ def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top-1") 
         left.plot(
             epochs, losses, "--", color=colours[0], marker=mark, label=f"{name}, training loss"
         )
-        for key, label, width, colour in (
-            ("val_top1", f"{name}, top-1", 1.8, colours[1]),
-            ("ema_top1", f"{name}, top-1 of averaged weights", 0.9, colours[2]),
+        for prefix, what, width, colour in (
+            ("val", label, 1.8, colours[1]),
+            ("ema", f"{label} of averaged weights", 0.9, colours[2]),
         ):
-            points = [(r["epoch"], r[key]) for r in rows if r.get(key) not in (None, "")]
+            key = f"{prefix}_{measure}"
+            points = [(r["epoch"], r[key]) for r in rows if r.get(key) is not None]
             if points:
                 x, y = zip(*points, strict=True)
                 mark = "o" if len(points) == 1 else None
-                right.plot(x, y, color=colour, linewidth=width, marker=mark, label=label)
+                right.plot(
+                    x, y, color=colour, linewidth=width, marker=mark, label=f"{name}, {what}"
+                )
                 last = (x[-1], y[-1])
-                if key == "val_top1":  # the number that is asked for
-                    right.annotate(f"{y[-1]:.1f} %", last, xytext=(-4, 4), ha="right", color=colour,
+                if prefix == "val":  # the number that is asked for
+                    text = f"{y[-1]:.1f} %" if measure in PERCENT else f"{y[-1]:.3f}"
+                    right.annotate(text, last, xytext=(-4, 4), ha="right", color=colour,
                                    textcoords="offset points", fontsize=8)  # fmt: skip
     left.set_xlabel("epoch")
     left.set_ylabel("training loss (dashed)")
-    right.set_ylabel(f"validation {measure}, % (solid)")
+    right.set_ylabel(f"validation {label}{', %' if measure in PERCENT else ''} (solid)")
     right.set_ylim(bottom=0, top=1.1 * right.get_ylim()[1])  # room for the number
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     losses_shown = left.get_lines() if len(runs) == 1 else []  # of several, the axis says enough
     lines = [*losses_shown, *right.get_lines()]
     # Below the axes, where it covers no line.
-    figure.legend(handles=lines, loc="outside lower center", ncols=2, fontsize=8)
+    canvas.legend(handles=lines, loc="outside lower center", ncols=2, fontsize=8)
     left.grid(alpha=0.25)
     with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
+        canvas.savefig(temporary, format="png", dpi=110)
     return True

@@ -89,10 +89,10 @@ def _measure(recipe: Recipe, steps: int) -> float:
     from rich.console import Console
 
     from .. import distributed
-    from .engine import Trainer
+    from .engine import open_trainer
 
     group, device = distributed.init_process_group(recipe.device)
-    trainer = Trainer(recipe, Path(recipe.output or "."), group, device, Console(quiet=True))
+    trainer = open_trainer(recipe, Path(recipe.output or "."), group, device, Console(quiet=True))
     return float(group.broadcast(step_seconds(trainer, steps)))
 
 
