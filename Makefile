@@ -12,13 +12,20 @@ RUN_STAMP := $(VENV)/.hvt-train-installed
 STAMP := $(VENV)/.hvt-dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test tests test-lowest test-slow lint format types clean
+.PHONY: help quickstart reproduce test tests test-lowest test-slow lint format types clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 quickstart: $(RUN_STAMP) ## Train an HVT and a DeiT of equal cost on digits, compare, predict
 	@$(BIN)/python examples/quickstart.py
+
+# Hours on two CPU cores; an interrupted one resumes. DATA is the folder that has CIFAR-100 in it.
+DATA ?= data
+reproduce: $(RUN_STAMP) ## Train the rows of the paper's tables at 32 pixels and fill the tables
+	@$(BIN)/python -m reproduction run all --root $(DATA) --download
+	@$(BIN)/python -m reproduction run long --root $(DATA)
+	@$(BIN)/python -m reproduction report
 
 test: lint ## Everything that must pass: lint, types, tests
 	@$(MAKE) --no-print-directory -j2 types tests

@@ -3,7 +3,7 @@
     python benchmarks/scaling.py best --root DATA --config benchmarks/results/search/best.json
     python benchmarks/scaling.py check --root DATA
 
-`best` trains a config by the protocols of `hvt paper run`, at one epoch and at ten, on all training
+`best` trains a config by the protocols of `reproduction`, at one epoch and at ten, on all training
 images, and measures it on the test images. `check` trains configs that the fit behind
 `hvt plan` has not seen, at half and at twice the study's budget, on images held out: the plan's
 first choice, the paper's four even stages as wide as the budget allows, and some at random. Each
@@ -22,17 +22,19 @@ import random
 import shutil
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import hvt
 from hvt.bench.measure import portable_command
 from hvt.config import HVTConfig, write_config
 from hvt.costs import cost
+from hvt.device import cpu_name
 from hvt.files import atomic_write
-from hvt.paper.results import machine, today, versions
 from hvt.planning.answer import Judge, limit
 from hvt.planning.best import plan_space
 from hvt.planning.quality import flags_of, load_quality, measures_of
@@ -40,7 +42,7 @@ from hvt.searching.suggest import Choices, Drawn, choices_of
 from hvt.training.recipe import load_recipe
 
 HERE = Path(__file__).parent
-PAPER = HERE.parent / "src/hvt/paper"
+PAPER = HERE.parent / "reproduction"
 RESULTS = HERE / "results/scaling.csv"
 STUDIES = sorted((HERE / "results/search").glob("*.csv"))
 BUDGET = 0.008
@@ -204,8 +206,8 @@ def train(job: dict[str, Any], root: str, threads: int) -> None:
         "gflops": price.gflops, "params_m": price.params_m, "top1": run.rows[-1]["val_top1"],
         "predicted": predicted(config) if job["what"] == "check" else "",
         "seconds": round(run.seconds, 1), "config": key[1],
-        "command": portable_command(sys.argv), "machine": machine()["cpu"],
-        "versions": f"torch {versions()['torch']}", "date": today(),
+        "command": portable_command(sys.argv), "machine": cpu_name(),
+        "versions": f"torch {torch.__version__}", "date": date.today().isoformat(),
     }  # fmt: skip
     rows = [*read_rows(), row]  # which another process may have added to meanwhile
     with atomic_write(RESULTS) as temporary, temporary.open("w", newline="") as file:

@@ -2,7 +2,7 @@
 
     python benchmarks/scaling_tables.py
 
-reads `results/search`, `results/scaling.csv`, the results of `hvt paper run` and the fit behind
+reads `results/search`, `results/scaling.csv`, the results of `reproduction` and the fit behind
 `hvt plan`. `--check` tells whether the page is current.
 """
 
@@ -27,7 +27,7 @@ from hvt.searching.suggest import Drawn
 
 PAGE = HERE.parent / "docs/scaling.md"
 PROTOCOLS = {1: "cpu", 10: "long"}
-"""Of `hvt paper run`, by epochs."""
+"""Of `reproduction`, by epochs."""
 ROWS = {"deit_w36_l6_m0_n65": "DeiT-Ti", "hvt_w72_l6_m4_n64": "Scale HVT-Ti-4"}
 """Names by the beginning of a training's key."""
 BEST_SHOWN = {1: 6, 3: 6, 10: 3}
@@ -123,7 +123,7 @@ def mean(figures: Sequence[float]) -> str:
 
 
 def paper_rows() -> Iterator[tuple[str, float, int, float]]:
-    """Two rows of the main table, by `hvt paper run`: name, GFLOPs, epochs, top-1."""
+    """Two rows of the main table, by `reproduction`: name, GFLOPs, epochs, top-1."""
     for epochs, protocol in PROTOCOLS.items():
         for path in sorted((HERE / "results/paper" / protocol).glob("*.json")):
             one = json.loads(path.read_text())

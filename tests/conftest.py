@@ -39,8 +39,8 @@ needs_default = pytest.mark.skipif(
 
 # Started first, or the last of them would keep one core busy while the others have nothing to do.
 LONG = (
-    "export", "engine", "page_browser", "paper", "resume", "upcycle", "search", "serve",
-    "connection", "bench", "cli_eval_predict", "long_report", "model", "distributed", "launch",
+    "export", "engine", "page_browser", "reproduction", "resume", "upcycle", "search", "serve",
+    "connection", "bench", "cli_eval_predict", "model", "distributed", "launch",
     "loader", "hub", "plan", "see", "sources", "timm_vit", "start", "page", "power", "foreign",
     "weights", "zoo", "predict", "compat", "names", "docs", "readme", "pickles",
 )  # fmt: skip

@@ -915,3 +915,16 @@ def test_torchvisions_folders_are_read_within_our_bounds(tmp_path: Path) -> None
         UnreadableImageError, match=r"1\.jpg cannot be read as an image: .* 500 scans"
     ):
         data.train[1]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1, 1.5])
+def test_a_train_fraction_must_be_in_range(value: float) -> None:
+    with pytest.raises(HVTError, match="train_fraction"):
+        open_data("digits", train_fraction=value)
+
+
+def test_a_train_fraction_keeps_every_class_and_the_validation_part() -> None:
+    whole, part = open_data("digits"), open_data("digits", train_fraction=0.1)
+    assert len(part.val) == len(whole.val)
+    assert len(part.train) == pytest.approx(0.1 * len(whole.train), abs=10)
+    assert set(part.train.labels.tolist()) == set(range(10))

@@ -1,1 +1,1 @@
-"""The paper's tables and figures, as data and as things to run."""
+"""The paper's tables as data, and every cost that they print beside ours."""

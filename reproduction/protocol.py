@@ -12,7 +12,7 @@ its parts.
     heads of 64 channels    the recipe's head_dim (12); the number of heads is as printed
     12 blocks               the recipe's depth (6); 16, 20, 24 in proportion: 8, 10, 12
     M stages                as printed, but a pooling that would leave fewer than two tokens is left
-                            out, for attention among one token is none: `note` tells where
+                            out, as attention needs two
     1000 or 100 classes     those of the data
 
 Each row can be trained under two budgets. `epochs`: as many passes over the data for all rows, as
@@ -32,13 +32,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import HVTConfig
-from ..costs import cost
-from ..errors import HVTError, did_you_mean
-from ..training.recipe import Recipe, load_recipe
-from ..zoo import get_config
-from .claims import BUDGETS
-from .tables import FIGURE4, Row, Table
+from hvt.config import HVTConfig
+from hvt.costs import cost
+from hvt.errors import HVTError, did_you_mean
+from hvt.paper.tables import Row, Table
+from hvt.training.recipe import Recipe, load_recipe
+from hvt.zoo import get_config
+
+from .rows import FIGURE4
+
+BUDGETS = ("epochs", "compute")
+"""Two readings of a table: equal passes over the data, or equal multiply-adds of training."""
 
 FILES = {name: Path(__file__).parent / f"{name}.toml" for name in ("cpu", "long")}
 PROTOCOLS = (*FILES, "full")
@@ -74,7 +78,7 @@ _OF_ROWS = (
 _OF_WEIGHTS = ("init", "pretrained", "holdout")
 
 # What changes neither the model nor what it learns, beyond rounding.
-_CIRCUMSTANCES = (
+_NO_EFFECT = (
     "model", "overrides", "root", "download", "output", "seed", "device", "amp", "compile",
     "grad_checkpointing", "accumulate", "workers", "threads", "processes", "eval_every",
     "checkpoint_minutes", "max_bad_steps", "tensorboard", "skip_broken", "val_fraction",
@@ -87,14 +91,6 @@ class Protocol:
 
     name: str
     recipes: dict[str, Recipe]
-    file: str | None = dataclasses.field(default=None, compare=False)
-    """Of a recipe that stands in for the protocol's own."""
-
-    def flags(self, data: str | None = None) -> list[str]:
-        """Those of `hvt paper` that ask for it."""
-        flags = ["--protocol", self.name]
-        flags += ["--protocol-file", self.file] if self.file else []
-        return flags + (["--data", data] if data else [])
 
     def data_of(self, table: Table, asked: str | None = None) -> str:
         """The data set for a table: the one asked for, or the first with a figure for all rows."""
@@ -113,7 +109,6 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
         raise HVTError(f"unknown protocol {name!r}: {did_you_mean(name, PROTOCOLS)}")
     if file is None and name == "full":
         return Protocol(name, {data: load_recipe(data) for data in ("cifar100", "imagenet")})
-    named = file is not None
     file = file or FILES.get(name, FILES["cpu"])
     recipe = load_recipe(file)
     if recipe.data not in SOURCES or recipe.model is None:
@@ -131,7 +126,7 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
                 else "every row has alike, from new weights and tested on the test images"
             )
         )
-    return Protocol(name, {recipe.data: recipe}, str(file) if named else None)
+    return Protocol(name, {recipe.data: recipe})
 
 
 def _sets(recipe: Recipe, field: str) -> bool:
@@ -191,21 +186,6 @@ def _scaled(config: HVTConfig, small: dict[str, Any], name: str) -> float:
     return float(getattr(config, name) * small.get(name, _PAPER[name]) / _PAPER[name])
 
 
-def note(row: Row, config: HVTConfig) -> str | None:
-    """Where a row is not the paper's in small."""
-    if row.power:
-        return None
-    stages, kept = get_config(row.model, **row.overrides).stages or 0, len(config.pool_blocks)
-    if kept == stages:
-        return None
-    places = ", ".join(str(block) for block in config.pool_blocks)
-    why = f"one more would leave fewer than two of {config.tokens[-1]} tokens"
-    if kept == len(_even(stages, config.depth)):
-        why = f"there are {config.depth} blocks alone"
-    after = f" (after blocks {places})" if kept else ""
-    return f"{row.name}: {kept} of the {stages} poolings{after}; {why}."
-
-
 # ── trainings and budgets ───────────────────────────────────────────────────────────────────────
 
 
@@ -240,14 +220,9 @@ class Training:
     power: PowerSteps | None = None
 
     @property
-    def whole_macs(self) -> int:
-        """Multiply-adds of one image with all its tokens."""
-        return macs_of(self.config)
-
-    @property
-    def macs(self) -> float:
-        """Multiply-adds of one image when it is done: with PoWER, of what is left."""
-        return self.whole_macs * (self.power.share if self.power else 1.0)
+    def base(self) -> Training:
+        """Without PoWER: the DeiT that it starts from."""
+        return Training(self.config, self.recipe)
 
     @property
     def images(self) -> int:
@@ -267,11 +242,11 @@ class Training:
 
     @property
     def image_macs(self) -> float:
-        """Multiply-adds of one image, forward alone, over all epochs."""
-        macs = float(self.whole_macs * self.recipe.epochs)
+        """MACs per image, of forward passes only, over all epochs."""
+        epochs = float(self.recipe.epochs)
         if self.power:
-            macs += self.whole_macs * self.power.search + self.macs * self.power.retrain
-        return macs
+            epochs += self.power.search + self.power.share * self.power.retrain
+        return macs_of(self.config) * epochs
 
     @property
     def training_macs(self) -> float:
@@ -290,19 +265,15 @@ class Training:
             "recipe": {
                 name: value
                 for name, value in _unlike(recipe, plain).items()
-                if name not in _CIRCUMSTANCES
+                if name not in _NO_EFFECT
             },
             "power": dataclasses.asdict(self.power) if self.power else None,
         }
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-        return f"{key_begins(self.config, self.power is not None, self.epochs)}{digest}"
-
-
-def key_begins(config: HVTConfig, power: bool, epochs: float) -> str:
-    """The part of a key that can be read."""
-    kind = "power" if power else "deit" if config.class_token else "hvt"
-    size = f"w{config.width}_l{config.depth}_m{len(config.pool_blocks)}_n{config.tokens[0]}"
-    return f"{kind}_{size}-{epochs:g}ep-"
+        config = self.config
+        kind = "power" if self.power else "deit" if config.class_token else "hvt"
+        size = f"w{config.width}_l{config.depth}_m{len(config.pool_blocks)}_n{config.tokens[0]}"
+        return f"{kind}_{size}-{self.epochs:g}ep-{digest}"
 
 
 def _unlike(value: Any, plain: Any) -> dict[str, Any]:

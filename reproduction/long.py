@@ -2,21 +2,22 @@
 
 One pass over the data shows how fast a model learns; many show what it can hold. The models are
 those of the CPU protocol, the recipe is `long.toml`, and each part has its own epochs, seeds and
-share of the training images.
+fraction of the training images.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..errors import HVTError, did_you_mean
-from ..zoo import get_config
+from hvt.errors import HVTError, did_you_mean
+from hvt.paper.tables import Row
+from hvt.zoo import get_config
+
 from .protocol import Protocol, Training, adapt, power_training, training_of
-from .run import Job
-from .tables import TINY, Row, get_row, get_table
+from .rows import TINY, get_table
+from .run import Job, check_names, command
 
 SMALL = (("main", "DeiT-S"), *(("pooling_stages", f"M={stages}") for stages in range(5)))
 
@@ -90,7 +91,7 @@ def training(protocol: Protocol, part: Part, row: Row) -> Training:
 
 def rows_of(part: Part) -> list[Row]:
     """The part's rows, as the tables have them."""
-    return [get_row(get_table(table), name) for table, name in part.rows]
+    return [get_table(table).row(name) for table, name in part.rows]
 
 
 def jobs(
@@ -102,18 +103,15 @@ def jobs(
 ) -> list[Job]:
     """The trainings of parts, in their order; `names` are the rows wanted, all without any."""
     parts = list(parts)
-    known = [name for part in parts for _, name in part.rows]
-    for name in names:
-        if name not in known:
-            raise HVTError(f"there is no row {name!r}: {did_you_mean(name, known)}")
+    check_names(names, [name for part in parts for _, name in part.rows])
     planned = []
     for part in parts:
         for seed in part.seeds if seeds is None else seeds:
             for row in rows_of(part):
                 if names and row.name not in names:
                     continue
-                words = ["hvt", "paper", "run", "long", "--part", part.name, "--row", row.name]
-                command = shlex.join([*words, "--seeds", str(seed), *options])
-                title = f"{part.name}: {row.name}"
-                planned.append(Job(training(protocol, part, row), seed, (title,), command))
+                flags = ["long", "--part", part.name, "--row", row.name, "--seeds", str(seed)]
+                title = (f"{part.name}: {row.name}",)
+                how = command(*flags, *options)
+                planned.append(Job(training(protocol, part, row), seed, title, how))
     return planned

@@ -1,0 +1,144 @@
+"""The paper's tables with its figures and what was measured here beside them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hvt.config import HVTConfig
+from hvt.costs import arrow, cost
+from hvt.paper.tables import Row, Table
+from hvt.training.watch import clock
+
+from .long import PARTS, Part, rows_of, training
+from .protocol import BUDGETS, Plan, Protocol, load_protocol, plan
+from .results import Finished, Known
+from .rows import get_table, shown_rows, trainable
+
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "digits", "imagenet": "ImageNet"}
+READINGS = {"epochs": "equal epochs", "compute": "equal compute"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row with what was measured of it under each budget."""
+
+    row: Row
+    plans: dict[str, Plan]
+    results: dict[str, list[Finished]]
+
+    @property
+    def config(self) -> HVTConfig:
+        """As it was trained; with PoWER the retention is known only then."""
+        for results in self.results.values():
+            if results:
+                return HVTConfig.from_dict(results[0].config)
+        return self.plans["epochs"].training.config
+
+
+def fill(protocol: Protocol, table: Table, known: Known, data: str | None = None) -> list[Line]:
+    """The rows of a table with the results that there are."""
+    source = protocol.data_of(table, data)
+    lines = []
+    for row in shown_rows(table):
+        if row.table != table.name and protocol.data_of(get_table(row.table), data) != source:
+            continue  # from another table, and trained on other data
+        plans = {budget: plan(protocol, row, budget, source) for budget in BUDGETS}
+        results = {b: list(known.get(one.training.key, ())) for b, one in plans.items()}
+        lines.append(Line(row, plans, results))
+    return lines
+
+
+def cells(table: Table, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows, as text."""
+    printed = [data for data in NAMES if any(data in row.top1 for row in table.rows)]
+    headings = ["row", "paper's GFLOPs"]
+    headings += [f"paper's {NAMES[data]} top-1" for data in printed]
+    headings += ["here", "tokens", "M MACs", "params (M)"]
+    for budget in BUDGETS:
+        headings += [f"top-1, {READINGS[budget]}", "epochs", "time"]
+    rows = []
+    for line in lines:
+        price = cost(line.config)
+        cell = [line.row.name, f"{line.row.gflops:.2f}"]
+        cell += [f"{line.row.top1[d]:.2f}" if d in line.row.top1 else "" for d in printed]
+        cell += [_size(line.config), arrow(list(line.config.tokens))]
+        cell += [f"{price.macs / 1e6:.1f}", f"{price.params_m:.3f}"]
+        for budget in BUDGETS:
+            results = line.results[budget]
+            cell += [_top1(results), _epochs(line.plans[budget]), _time(results)]
+        rows.append(cell)
+    return headings, rows
+
+
+def _size(config: HVTConfig) -> str:
+    side, patch = config.image[0], config.patch_size
+    return f"{side} px, patch {patch}, width {config.width}, {config.depth} blocks"
+
+
+def _top1(results: Sequence[Finished]) -> str:
+    """Mean ± standard deviation over seeds, and their number."""
+    if not results:
+        return "not run"
+    figures = [one.top1 for one in results]
+    spread = f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
+    return f"{statistics.fmean(figures):.2f}{spread} (n = {len(figures)})"
+
+
+def _epochs(planned: Plan) -> str:
+    steps, recipe = planned.training.power, planned.training.recipe
+    if steps is None:
+        return f"{planned.training.epochs:g}"
+    return f"{recipe.epochs:g} + {steps.search:g} + {steps.retrain:g}"
+
+
+def _time(results: Sequence[Finished]) -> str:
+    times = [one.seconds for one in results if one.seconds]
+    return clock(statistics.fmean(times)) if times else ""
+
+
+# ── the page ────────────────────────────────────────────────────────────────────────────────────
+
+
+def render(
+    protocol: Protocol, known: Known, data: str | None = None, known_long: Known | None = None
+) -> str:
+    """Every table as Markdown, and the rows of the long protocol where there are results of it."""
+    parts = [f"# The paper's tables, by the protocol `{protocol.name}`"]
+    parts.append("Top-1 is that of the last weights on the test images, in per cent.")
+    for table in trainable().values():
+        headings, rows = cells(table, fill(protocol, table, known, data))
+        parts += [f"## {table.name}", f"{table.place}: {table.about}.", markdown(headings, rows)]
+    if known_long:
+        parts += ["## long", long_table(known_long)]
+    return "\n\n".join(parts) + "\n"
+
+
+def long_table(known: Known) -> str:
+    """The rows of every part of the long protocol."""
+    protocol, rows = load_protocol("long"), []
+    for part in PARTS.values():
+        for row in rows_of(part):
+            results = known.get(training(protocol, part, row).key, [])
+            loss = f"{results[0].curve[-1]['train_loss']:.2f}" if results else ""
+            what = [part.name, row.name, str(part.epochs)]
+            rows.append([*what, _top1(results), _gain(part, results), loss, _time(results)])
+    headings = ["part", "row", "epochs", "top-1", "of it in the second half", "train loss", "time"]
+    return markdown(headings, rows)
+
+
+def _gain(part: Part, results: Sequence[Finished]) -> str:
+    """Points gained in the second half of the training, on average over seeds."""
+    gains = []
+    for one in results:
+        points = {point["epoch"]: point["val_top1"] for point in one.curve}
+        if points.get(part.epochs / 2) is not None:
+            gains.append(one.top1 - points[part.epochs / 2])
+    return f"{statistics.fmean(gains):+.2f}" if gains else ""
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; all columns but the first are aligned to the right."""
+    rule = ["---", *["--:"] * (len(headings) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [headings, rule, *rows])

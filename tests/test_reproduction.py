@@ -1,0 +1,632 @@
+"""The rows of the paper's tables, trained small and for real, and the tables that they fill."""
+
+import dataclasses
+import io
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import hvt
+from hvt import HVTError
+from hvt.paper.tables import Row, Table
+from hvt.training.interrupt import Interrupted
+from hvt.training.recipe import Recipe
+from reproduction import long, report, results, run
+from reproduction.cli import main
+from reproduction.figures import gaps
+from reproduction.protocol import BUDGETS, SEEDS, Protocol, Training, adapt, load_protocol, plan
+from reproduction.results import Known
+from reproduction.rows import CURVES, get_table, shown_rows, trainable
+
+Captured = pytest.CaptureFixture[str]
+
+ROOT = Path(__file__).parents[1]
+
+# Seconds instead of minutes: 8×8 digits, 3 blocks for the paper's 12, ten steps.
+TINY = """
+model = "deit_ti"
+data = "digits"
+epochs = 2
+batch_size = 240
+lr = 0.05
+warmup_epochs = 0.5
+repeats = 1
+mixup = 0.0
+cutmix = 0.0
+rand_augment = ""
+color_jitter = 0.0
+erase = 0.0
+flip = 0.0
+padding = 1
+ema = 0.0
+device = "cpu"
+threads = 1
+workers = 0
+
+[overrides]
+img_size = 8
+patch_size = 2
+head_dim = 4
+depth = 3
+drop_path_rate = 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("protocol") / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_file: Path) -> Protocol:
+    return load_protocol("cpu", tiny_file)
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Protocol:
+    return load_protocol("cpu")
+
+
+def a_row(table: str, name: str) -> Row:
+    return get_table(table).row(name)
+
+
+def trained(table: str, name: str, protocol: Protocol, budget: str = "epochs") -> Training:
+    return plan(protocol, a_row(table, name), budget, next(iter(protocol.recipes))).training
+
+
+def tables() -> list[Table]:
+    return [table for name, table in trainable().items() if name != "figure4"]
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO())
+
+
+# ── what a row becomes ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "side", "patch", "width", "depth", "tokens"),
+    [
+        ("main", "DeiT-Ti", 32, 4, 48, 12, (65,)),
+        ("main", "Scale HVT-Ti-4", 32, 4, 96, 12, (64, 31, 15, 7, 3)),
+        ("num_blocks", "L=24", 32, 4, 96, 24, (64, 31, 15, 7, 3)),
+        ("num_heads", "heads=16", 32, 4, 256, 12, (64, 31, 15, 7, 3)),
+        ("resolution", "160", 24, 4, 96, 12, (36, 17, 8, 3)),
+        ("resolution", "320", 48, 4, 96, 12, (144, 71, 35, 17, 8)),
+        ("resolution", "384", 56, 4, 96, 12, (196, 97, 48, 23, 11)),
+        ("patch_size", "P=8", 32, 2, 96, 12, (256, 127, 63, 31, 15)),
+        ("patch_size", "P=32", 32, 8, 96, 12, (16, 7, 3)),
+        ("pooling_2d", "HVT-S-2 (2D)", 32, 2, 96, 12, (256, 64, 16)),
+    ],
+)
+def test_rows_in_small(
+    table: str, name: str, side: int, patch: int, width: int, depth: int, tokens: tuple[int, ...]
+) -> None:
+    small = {"img_size": 32, "patch_size": 4, "head_dim": 16}
+    recipe = Recipe(model="deit_ti", data="cifar100", overrides=small)
+    row = a_row(table, name)
+    config = adapt(hvt.get_config(row.model, **row.overrides), recipe)
+    assert (config.image, config.patch_size) == ((side, side), patch)
+    assert (config.width, config.depth, config.tokens) == (width, depth, tokens)
+    assert config.num_classes == 100
+
+
+def test_the_full_protocol_is_the_paper_s() -> None:
+    full = load_protocol("full")
+    for table in tables():
+        source = full.data_of(table)
+        assert source == ("imagenet" if table.name == "main" else "cifar100")
+        for row in table.rows:
+            training = plan(full, row, "epochs", source).training
+            named = hvt.get_config(row.model.removesuffix("_power"), **row.overrides)
+            assert training.config == named.replace(num_classes=training.config.num_classes)
+            assert training.recipe.epochs == 300
+            assert training.recipe.batch_size == (1024 if source == "imagenet" else 128)
+    stages = get_table("pooling_stages")
+    assert full.data_of(stages, "imagenet") == "imagenet"
+    with pytest.raises(HVTError, match="no data 'imagnet': did you mean imagenet"):
+        full.data_of(stages, "imagnet")
+
+
+def test_a_recipe_builds_the_config_of_its_row(tiny: Protocol) -> None:
+    for table, name in (("patch_size", "P=32"), ("main", "HVT-S-1"), ("pool_type", "Conv")):
+        training = trained(table, name, tiny)
+        recipe = training.recipe
+        assert recipe.model is not None
+        built = hvt.get_config(recipe.model, **recipe.overrides | {"num_classes": 10})
+        assert built == training.config
+
+
+def test_budgets(cpu: Protocol) -> None:
+    epochs = cpu.recipes["cifar100"].epochs
+    reference = trained("main", "DeiT-Ti", cpu)
+    for row in (row for table in tables() for row in table.rows):
+        assert plan(cpu, row, "epochs", "cifar100").training.recipe.epochs == epochs
+        bought = plan(cpu, row, "compute", "cifar100").training
+        share = bought.training_macs / reference.training_macs
+        assert share == pytest.approx(1, abs=0.1 if row.power else 0.03)
+
+
+def test_training_macs_are_three_forward_passes(cpu: Protocol) -> None:
+    training = trained("main", "HVT-Ti-1", cpu)
+    images = 50_000 // training.recipe.batch_size * training.recipe.batch_size
+    passes = training.recipe.epochs * images
+    assert training.training_macs == 3 * hvt.cost(training.config).macs * passes
+
+
+def test_rows_that_train_alike_share_a_training(cpu: Protocol) -> None:
+    same = {
+        trained(table, name, cpu).key
+        for table, name in (
+            ("main", "Scale HVT-Ti-4"), ("pool_type", "Max"), ("pooling_stages", "M=4"),
+            ("num_blocks", "L=12"), ("num_heads", "heads=6"), ("resolution", "224"),
+            ("patch_size", "P=16"),
+        )
+    }  # fmt: skip
+    assert len(same) == 1
+    jobs = run.jobs(cpu, tables(), ("epochs",), seeds=(0,))
+    (shared,) = [job for job in jobs if job.training.key in same]
+    assert len(shared.rows) == 7
+    assert len({job.name for job in jobs}) == len(jobs) == 25
+
+
+def test_a_key_follows_what_is_learned_and_nothing_else(tiny: Protocol) -> None:
+    training = trained("main", "HVT-Ti-1", tiny)
+
+    def key(**values: Any) -> str:
+        return dataclasses.replace(training, recipe=training.recipe.replace(**values)).key
+
+    assert training.key == "hvt_w12_l3_m1_n16-2ep-c6e7c311"
+    assert key(root="elsewhere", threads=7, workers=3, device="cuda", output="x") == training.key
+    others = [key(lr=0.1), key(epochs=3), key(flip=0.5), key(batch_size=120), key(data="cifar10")]
+    assert len({training.key, *others}) == 6
+
+
+def test_committed_results_are_found_again(cpu: Protocol) -> None:
+    """Their file names carry a digest of the recipe: it is not to change by accident."""
+    folder = ROOT / results.FOLDER
+    if not folder.exists():
+        pytest.skip("a source distribution has no results")
+    planned = {
+        "cpu": run.jobs(cpu, trainable().values(), BUDGETS),
+        "long": long.jobs(load_protocol("long"), long.PARTS.values()),
+    }
+    missing = {"cpu": 0, "long": 1}  # the first seed of part P was not run
+    for protocol, jobs in planned.items():
+        found = {path.stem for path in (folder / protocol).glob("*.json")}
+        names = {job.name for job in jobs}
+        assert found <= names
+        assert len(names - found) == missing[protocol]
+
+
+def test_power_takes_three_steps(cpu: Protocol) -> None:
+    row = a_row("main", "DeiT-Ti + PoWER")
+    equal, bought = (plan(cpu, row, budget, "cifar100").training for budget in BUDGETS)
+    steps = equal.power
+    assert steps is not None
+    assert steps.share == pytest.approx(0.8 / 1.25, abs=0.01)
+    # Results of another search are not this one's.
+    before = dataclasses.replace(equal, power=dataclasses.replace(steps, method=1))
+    assert before.key != equal.key
+    assert equal.base.key == trained("main", "DeiT-Ti", cpu).key != equal.key
+    assert equal.training_macs > equal.base.training_macs
+    assert bought.training_macs < equal.training_macs
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_shards_are_parts_of_like_cost(cpu: Protocol, count: int) -> None:
+    jobs = run.jobs(cpu, tables(), BUDGETS)
+    parts = [run.shard(jobs, index, count) for index in range(1, count + 1)]
+    assert sorted(job.name for part in parts for job in part) == sorted(job.name for job in jobs)
+    costs = [sum(job.training.training_macs for job in part) for part in parts]
+    assert max(costs) < 1.2 * min(costs)
+    for part in parts:  # what PoWER prunes is where PoWER is
+        elsewhere = {job.name for job in jobs} - {job.name for job in part}
+        assert not {job.base.name for job in part} & elsewhere
+
+
+def test_seeds(cpu: Protocol) -> None:
+    def seeds(table: str, *asked: Any, **names: Any) -> list[int]:
+        return [job.seed for job in run.jobs(cpu, [get_table(table)], ("epochs",), *asked, **names)]
+
+    assert seeds("main", names=["HVT-Ti-1"]) == [0, 1, 2] == list(SEEDS["main"])
+    assert seeds("cls_token") == [0, 0]
+    assert seeds("cls_token", (3, 4)) == [3, 4, 3, 4]
+
+
+def test_figure_4_has_rows_of_the_main_table_for_longer(cpu: Protocol) -> None:
+    full = load_protocol("full")
+    for name in CURVES:
+        short, longer = trained("main", name, cpu), trained("figure4", name, cpu)
+        assert longer.config == short.config
+        assert longer.epochs == 3 * short.epochs
+        assert trained("figure4", name, full).key == trained("main", name, full).key
+    planned = run.jobs(cpu, [get_table("figure4")], BUDGETS)
+    assert [job.seed for job in planned] == [0] * 4  # one training each, whatever the budget
+
+
+def test_the_parts_of_long_train_the_models_of_the_cpu_protocol(cpu: Protocol) -> None:
+    protocol = load_protocol("long")
+    for part in long.PARTS.values():
+        for row in long.rows_of(part):
+            training = long.training(protocol, part, row)
+            assert training.config == plan(cpu, row, "epochs", "cifar100").training.config
+            assert training.recipe.epochs == part.epochs
+            images = round(50_000 * part.train_fraction)
+            assert training.images == images // 128 * 128
+    planned = long.jobs(protocol, long.PARTS.values())
+    assert len({job.name for job in planned}) == len(planned) == 4 * 2 + 4 + 3 + 6 + 2
+    (power,) = long.jobs(protocol, [long.PARTS["P"]], seeds=[1])
+    assert power.base.name in {job.name for job in planned}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('data = "digits"', "must name a model"),
+        ('model = "deit_ti"\ndata = "cifar100"\nholdout = 0.1', "it sets holdout, which"),
+        ('model = "deit_ti"\ndata = "cifar100"\n[overrides]\nstages = 2', "it sets stages, which"),
+    ],
+)
+def test_a_recipe_that_is_not_a_protocol(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(HVTError, match=f"is not a protocol: .*{says}"):
+        load_protocol("cpu", path)
+
+
+def test_sizes_must_scale_to_whole_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(TINY.replace("depth = 3", "depth = 7"))
+    with pytest.raises(HVTError, match=r"depth=16 of the paper would become 9\.33333"):
+        trained("num_blocks", "L=16", load_protocol("cpu", path))
+
+
+# ── training for real ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass
+class Here:
+    """A folder to run in."""
+
+    folder: Path
+    file: Path
+    protocol: Protocol
+
+    def place(self) -> run.Place:
+        return run.Place(self.folder / "results" / "cpu", self.folder / "runs" / "cpu", {})
+
+    def flags(self) -> list[str]:
+        own = ["--results", str(self.folder / "results"), "--runs", str(self.folder / "runs")]
+        return ["--protocol-file", str(self.file), *own]
+
+    def known(self) -> Known:
+        return results.read_all([self.folder / "results" / "cpu"])
+
+    def job(self, table: str, name: str) -> run.Job:
+        (job,) = run.jobs(self.protocol, [get_table(table)], ("epochs",), (0,), [name])
+        return job
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory, tiny_file: Path, tiny: Protocol) -> Here:
+    """Pooling kinds trained from the command line, the maximum with two seeds."""
+    made = Here(tmp_path_factory.mktemp("here"), tiny_file, tiny)
+    assert main(["run", "pool_type", "--budget", "epochs", *made.flags()]) == 0
+    command = ["run", "pooling_stages", "--row", "M=4", "--seeds", "1"]
+    assert main([*command, "--budget", "epochs", *made.flags()]) == 0
+    return made
+
+
+def test_a_run_leaves_a_file_for_each_training(here: Here) -> None:
+    known = here.known()
+    keys = {trained("pool_type", name, here.protocol).key for name in ("Conv", "Avg", "Max")}
+    assert known.keys() == keys
+    training = trained("pool_type", "Max", here.protocol)
+    first, second = known[training.key]
+    assert (first.seed, second.seed) == (0, 1)
+    assert first.command.startswith(
+        "python -m reproduction run pool_type --row Max --protocol cpu --budget epochs --seeds 0"
+    )
+    assert "run pooling_stages --row M=4" in second.command
+    assert first.top1 != second.top1
+    assert first.epochs == len(first.curve) == 2
+    assert first.machine["threads"] == 1
+    assert first.seconds is not None
+    assert first.images_per_second == pytest.approx(2 * 1200 / first.seconds)
+    assert hvt.HVTConfig.from_dict(first.config) == training.config
+    assert (first.recipe["lr"], first.recipe["seed"], second.recipe["seed"]) == (0.05, 0, 1)
+    # The last weights' top-1 is what is reported, whatever the test images would have preferred.
+    metrics = (here.place().runs / first.name / "metrics.csv").read_text().splitlines()[-1]
+    assert [float(value) for value in metrics.split(",")[3:6]] == [
+        first.loss,
+        first.top1,
+        first.top5,
+    ]
+    assert first.top1 == first.curve[-1]["val_top1"]
+
+
+def test_what_is_done_is_skipped(here: Here, capsys: Captured) -> None:
+    before = {p: p.stat().st_mtime_ns for p in (here.folder / "results").rglob("*.json")}
+    assert main(["run", "pool_type", "--budget", "epochs", *here.flags()]) == 0
+    out = capsys.readouterr().out
+    assert "3 of 3 trainings are done" in out
+    assert "epoch 1/2" not in out
+    assert "Max" in out  # the filled table
+    after = {p: p.stat().st_mtime_ns for p in (here.folder / "results").rglob("*.json")}
+    assert after == before
+
+
+def test_other_tables_have_what_they_share(here: Here, capsys: Captured) -> None:
+    budget = ["--budget", "epochs", "--dry-run"]
+    assert main(["run", "resolution", "patch_size", "num_heads", *budget, *here.flags()]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 9 trainings are done; the rest takes about" in out
+    (shared,) = [line for line in out.splitlines() if " done " in line and "2ep" in line]
+    assert "resolution: 224, patch_size: P=16, num_heads: heads=6" in shared
+    assert "to do" in out
+
+
+class Interrupting(io.StringIO):
+    """A terminal whose user presses Ctrl-C after an epoch, the first unless another is named."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        super().__init__()
+        self.epoch = epoch
+
+    def write(self, text: str) -> int:
+        if f"epoch {self.epoch}/2" in text:
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def test_an_interrupted_row_resumes(here: Here, tmp_path: Path) -> None:
+    job, place = here.job("pool_type", "Avg"), Here(tmp_path, here.file, here.protocol).place()
+    with pytest.raises(Interrupted, match="stopped after epoch 1; the same command resumes"):
+        run.run_job(job, here.protocol, place, Console(file=Interrupting(), width=200))
+    assert not run.is_done(job, place)
+    assert run.has_begun(job, place)
+    printed = io.StringIO()
+    finished = run.run_job(job, here.protocol, place, Console(file=printed, width=200))
+    assert "epoch 2/2" in printed.getvalue()
+    assert "epoch 1/2" not in printed.getvalue()
+    assert run.is_done(job, place)
+    (uninterrupted,) = here.known()[job.training.key]
+    assert finished.curve == uninterrupted.curve
+    assert (finished.top1, finished.loss) == (uninterrupted.top1, uninterrupted.loss)
+    assert finished.seconds is not None  # of both epochs, by the speed of the second
+    # A result that was lost comes back from the run, whose time nobody knows any more.
+    results.path_of(place.results, job.name).unlink()
+    again = run.run_job(job, here.protocol, place, quiet())
+    assert (again.top1, again.curve) == (finished.top1, finished.curve)
+    assert again.seconds is None
+    # A run that was made longer by hand is not the row's any more.
+    path = place.runs / job.name / "recipe.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"epochs": 3}))
+    with pytest.raises(HVTError, match="its epochs is 3, the row's is 2; move it away"):
+        run.run_job(job, here.protocol, place, quiet())
+
+
+def test_a_row_that_is_asked_to_stop_too_late_is_the_last(here: Here, tmp_path: Path) -> None:
+    job, place = here.job("pool_type", "Avg"), Here(tmp_path, here.file, here.protocol).place()
+    with pytest.raises(Interrupted, match="stopped at its end; the same command does the rest"):
+        run.run_job(job, here.protocol, place, Console(file=Interrupting(2), width=200))
+    assert run.is_done(job, place)
+
+
+def test_ctrl_c_at_the_command_line(
+    here: Here, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Here(tmp_path, here.file, here.protocol)
+    screen = Console(file=Interrupting(), width=200)
+    monkeypatch.setattr("reproduction.cli.new_console", lambda: screen)
+    assert main(["run", "pool_type", "--row", "Max", *other.flags()]) == 130
+    assert "the same command resumes from there" in capsys.readouterr().err
+    assert other.known() == {}
+
+
+def test_a_row_with_power(here: Here, tmp_path: Path) -> None:
+    other = Here(tmp_path, here.file, here.protocol)
+    row = ["--row", "DeiT-Ti + PoWER", "--seeds", "0", "--budget", "epochs"]
+    assert main(["run", "main", *row, *other.flags()]) == 0
+    ((result,),) = other.known().values()
+    config = hvt.HVTConfig.from_dict(result.config)
+    whole = hvt.cost(config.replace(retention=None)).macs
+    assert config.retention is not None
+    assert hvt.cost(config).macs <= (0.8 / 1.25 + 0.01) * whole
+    assert result.epochs == pytest.approx(2 + 2 * 0.667)
+    assert result.seconds is not None
+    # As a stop between search and retraining leaves it: the search's result is used.
+    job, place = here.job("main", "DeiT-Ti + PoWER"), other.place()
+    searched = place.runs / job.name / "searched.safetensors"
+    kept = searched.read_bytes()
+    shutil.rmtree(searched.parent)
+    searched.parent.mkdir()
+    searched.write_bytes(kept)
+    again = run.run_job(job, here.protocol, place, quiet())
+    assert again.top1 == result.top1
+    assert searched.read_bytes() == kept
+
+
+def test_a_part_of_long_runs(tiny_file: Path, tmp_path: Path, capsys: Captured) -> None:
+    argv = [
+        "run", "long", "--part", "A10", "--row", "HVT-Ti-1", "--protocol-file", str(tiny_file),
+        "--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs"),
+    ]  # fmt: skip
+    assert main(argv) == 0
+    (path,) = (tmp_path / "results" / "long").glob("*.json")
+    result = json.loads(path.read_text())
+    assert result["protocol"] == "long"
+    assert len(result["curve"]) == 10
+    assert "--part A10 --row HVT-Ti-1" in result["command"]
+    capsys.readouterr()
+    assert main(argv) == 0
+    assert "1 of 1 trainings are done" in capsys.readouterr().out
+
+
+def test_an_estimate_is_by_trainings_with_as_many_threads(here: Here) -> None:
+    (one,) = here.known()[here.job("pool_type", "Avg").training.key]
+    machine = results.machine()
+    known = [
+        dataclasses.replace(one, machine=machine | {"threads": threads}, seconds=seconds)
+        for threads, seconds in ((1, 60.0), (5, 12.0))
+    ]
+    for threads, seconds in ((1, 60.0), (5, 12.0)):
+        place = run.Place(here.folder, here.folder, {"threads": threads})
+        rate = run.rate(here.protocol, known, place)
+        assert rate == pytest.approx(one.training_macs / seconds)
+    assert run.rate(here.protocol, (), here.place()) == run.SPEED["cpu"]
+
+
+# ── result files ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda text: text[: len(text) // 2], "JSONDecodeError"),
+        (lambda text: "[]", "TypeError"),
+        (lambda text: text.replace('"top1":', '"top_1":', 1), "TypeError"),
+        (lambda text: text.replace('"seed": 0', '"seed": 5'), "holds the result of"),
+    ],
+)
+def test_the_error_names_a_damaged_result(
+    here: Here, tmp_path: Path, capsys: Captured, spoil: Callable[[str], str], says: str
+) -> None:
+    shutil.copytree(here.folder / "results", tmp_path / "results")
+    (broken,) = (tmp_path / "results/cpu").glob(f"{here.job('pool_type', 'Avg').name}*")
+    broken.write_text(spoil(broken.read_text()))
+    own = ["--protocol-file", str(here.file), "--results", str(tmp_path / "results")]
+    for command in (["run", "pool_type"], ["report", "--output", str(tmp_path / "page.md")]):
+        assert main([*command, *own]) == 2
+        error = capsys.readouterr().err
+        assert str(broken) in error
+        assert says in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", [{}, {"seconds": 9.0}, {"top1": 9.0}, {"curve": []}])
+def test_two_results_of_one_training_must_agree(
+    here: Here, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    (one,) = here.known()[here.job("pool_type", "Avg").training.key]
+    first = results.write(tmp_path / "a" / "cpu", one)
+    second = results.write(tmp_path / "b" / "cpu", dataclasses.replace(one, **change))
+    folders = [first.parent, second.parent]
+    if not {"top1", "curve"} & set(change):  # copies; the times of a machine are its own
+        assert results.read_all(folders) == {one.key: [one]}
+        return
+    with pytest.raises(HVTError, match="different figures of one training") as caught:
+        results.read_all(folders)
+    assert str(first) in str(caught.value)
+    assert str(second) in str(caught.value)
+
+
+# ── tables and figures ──────────────────────────────────────────────────────────────────────────
+
+
+def test_results_of_two_machines_make_one_page(
+    here: Here, tmp_path: Path, capsys: Captured
+) -> None:
+    folders = [tmp_path / "ours", tmp_path / "theirs"]
+    for index, path in enumerate(sorted((here.folder / "results").rglob("*.json"))):
+        part = folders[index % 2] / "cpu"
+        part.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, part)
+    flags = [word for folder in folders for word in ("--results", str(folder))]
+    page = tmp_path / "page.md"
+    command = ["report", "--protocol-file", str(here.file), "--output", str(page)]
+    assert main([*command, *flags]) == 0
+    written = [str(page), str(tmp_path / "figure1.png")]
+    assert capsys.readouterr().out.splitlines() == written
+    assert page.read_text() == report.render(here.protocol, here.known())
+    (first, second) = here.known()[trained("pool_type", "Max", here.protocol).key]
+    mean = (first.top1 + second.top1) / 2
+    (line,) = [line for line in page.read_text().splitlines() if line.startswith("| Max |")]
+    assert f"| {mean:.2f} ± " in line
+    assert "(n = 2)" in line
+
+
+def test_the_committed_results_fill_the_tables(cpu: Protocol, tmp_path: Path) -> None:
+    folder = ROOT / results.FOLDER
+    if not folder.exists():
+        pytest.skip("a source distribution has no results")
+    output = tmp_path / "tables.md"
+    assert main(["report", "--results", str(folder), "--output", str(output)]) == 0
+    text = output.read_text()
+    assert "| 20.93 ± 0.07 (n = 3) |" in text  # DeiT-Ti after one epoch
+    assert text.count("not run") == 0
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        "figure1.png", "figure4.png", "gap.png",
+    }  # fmt: skip
+    known, known_long = (results.read_all([folder / name]) for name in ("cpu", "long"))
+    measured = gaps(cpu, known, known_long)["Scale HVT-Ti-4"]
+    assert list(measured) == [1, 3, 10, 40]
+    assert measured[1] == pytest.approx(10.05, abs=0.01)
+    assert measured[40] == pytest.approx(5.55, abs=0.01)
+
+
+def test_every_table_can_be_filled(cpu: Protocol) -> None:
+    for table in tables():
+        headings, rows = report.cells(table, report.fill(cpu, table, {}))
+        assert {len(row) for row in rows} == {len(headings)}
+        assert len(rows) == len(shown_rows(table))
+
+
+def test_the_main_table_shows_what_dropping_the_class_token_gives(cpu: Protocol) -> None:
+    lines = {line.row.name: line for line in report.fill(cpu, get_table("main"), {})}
+    names = list(lines)
+    assert names[:2] == ["DeiT-Ti", "HVT-Ti-0"]
+    assert names[5:7] == ["DeiT-S", "HVT-S-0"]
+    keys = [lines[name].plans["epochs"].training.key for name in ("HVT-Ti-0", "HVT-S-0")]
+    assert keys[0] == trained("cls_token", "DeiT-Ti without CLS", cpu).key
+    assert keys[1] == trained("pooling_stages", "M=0", cpu).key
+
+
+# ── bad input ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["run", "pool_typ"], "the paper has no table 'pool_typ': did you mean pool_type?"),
+        (["run", "pool_type", "--row", "Maxx"], "there is no row 'Maxx': did you mean Max?"),
+        (["run", "scalability"], "scalability has only costs"),
+        (["run", "main", "--shard", "3/2"], "'3/2' must be one part of some"),
+        (["run", "main", "--seeds", "0,x"], "'0,x' must be whole numbers such as 0,1,2"),
+        (["run", "main", "--protocol", "gpu"], "unknown protocol 'gpu'"),
+        (["run", "main", "--protocol-file", "no.toml"], "there is no file no.toml"),
+        (["run", "main", "--data", "digits"], "the protocol cpu has no data 'digits'"),
+        (["run", "all", "mian", "--dry-run"], "the paper has no table 'mian'"),
+        (["run", "long", "--part", "D"], "the long protocol has no part 'D'"),
+        (["run", "long", "main"], "long has parts of its own"),
+        (["run", "main", "--part", "A"], "--part belongs to long"),
+        (["run", "long", "--budget", "compute"], "--budget is for tables"),
+        (["run", "long", "--part", "A", "--row", "M=0"], "there is no row 'M=0'"),
+        (["report", "--results", "nowhere"], "there is no result in nowhere/cpu"),
+        (["run", "cls_token", "--root", "no", "--workers", "0"], "cifar100 is not in no"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: object = main(argv)
+    except SystemExit as stop:  # how argparse leaves
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert says in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.rglob("*.json"))
