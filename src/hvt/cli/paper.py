@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
-
-from rich.table import Table as Grid
-from rich.text import Text
 
 from ..errors import HVTError
 from ..paper.tables import FOOTNOTE, get_table, printed_costs, tables
 from .flags import Parser
-from .output import new_console
+from .output import Columns, add_output_flags, emit
 
 _EXAMPLES = """\
 examples:
@@ -31,7 +27,7 @@ def register(commands: Any) -> None:
         description="List the paper's tables.",
         epilog=_EXAMPLES,
     )
-    paper.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_output_flags(paper)
     paper.set_defaults(run=run_list, parser=paper)
     subcommands = paper.add_subparsers(metavar="COMMAND", parser_class=Parser)
     parser = subcommands.add_parser(
@@ -44,11 +40,10 @@ def register(commands: Any) -> None:
         epilog="examples:\n  hvt paper costs\n  hvt paper costs main resolution --json",
     )
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="tables (default: all)")
-    # Without a default of its own, the flag counts before `costs` too.
     parser.add_argument(
         "--json",
         action="store_true",
-        default=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,  # so that `hvt paper --json costs` is not overridden
         help="print JSON instead of a table",
     )
     parser.set_defaults(run=run_costs, parser=parser)
@@ -59,19 +54,46 @@ def register(commands: Any) -> None:
 
 
 def run_list(args: argparse.Namespace) -> None:
-    if args.json:
-        rows = [
-            {"table": t.name, "place": t.place, "about": t.about, "rows": [r.name for r in t.rows]}
-            for t in tables().values()
-        ]
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
-        return
-    grid = Grid("table", "in the paper", box=None, header_style="bold")
-    grid.add_column("rows", justify="right")
-    grid.add_column("about", overflow="fold")
-    for table in tables().values():
-        grid.add_row(table.name, table.place, str(len(table.rows)), table.about)
-    new_console().print(grid)
+    rows = [
+        {"table": t.name, "place": t.place, "about": t.about, "rows": [row.name for row in t.rows]}
+        for t in tables().values()
+    ]
+    columns: Columns = {
+        "table": "{table}",
+        "in the paper": "{place:<}",
+        "rows": lambda row: str(len(row["rows"])),
+        "about": "{about}",
+    }
+    emit(rows, columns, json=args.json)
+
+
+def run_costs(args: argparse.Namespace) -> int:
+    compared = printed_costs([get_table(name) for name in args.tables] or None)
+    equal = sum(one.equal for one in compared)
+    rows = [
+        {
+            "table": one.row.table,
+            "row": one.row.name,
+            "what": one.what,
+            "printed": one.printed,
+            "computed": one.computed,
+            "equal": one.equal,
+        }
+        for one in compared
+    ]
+    columns: Columns = {
+        "table": "{table}",
+        "row": "{row}",
+        "": "{what:<}",
+        "printed": "{printed:.2f}",
+        "computed": "{computed:.2f}",
+        "exactly": "{computed:.4f}",
+        " ": lambda row: "equal" if row["equal"] else "UNEQUAL",
+    }
+    emit(rows, columns, json=args.json)
+    if not args.json:
+        print(f"{equal} of {len(compared)} are equal to the printed digit\n{FOOTNOTE}")
+    return int(equal < len(compared))
 
 
 def run_elsewhere(args: argparse.Namespace) -> None:
@@ -79,41 +101,3 @@ def run_elsewhere(args: argparse.Namespace) -> None:
         "the trainings of the paper's rows are not part of the package: use "
         f"python -m reproduction {args.subcommand} in a clone of the repository"
     )
-
-
-def run_costs(args: argparse.Namespace) -> int:
-    compared = printed_costs([get_table(name) for name in args.tables] or None)
-    equal = sum(one.equal for one in compared)
-    if args.json:
-        rows = [
-            {
-                "table": one.row.table,
-                "row": one.row.name,
-                "what": one.what,
-                "printed": one.printed,
-                "computed": one.computed,
-                "equal": one.equal,
-            }
-            for one in compared
-        ]
-        print(json.dumps(rows, indent=2))
-        return int(equal < len(compared))
-    grid = Grid("table", "row", "", box=None, header_style="bold")
-    for heading in ("printed", "computed", "exactly"):
-        grid.add_column(heading, justify="right", overflow="fold")
-    grid.add_column("")
-    for one in compared:
-        grid.add_row(
-            Text(one.row.table, overflow="fold"),
-            Text(one.row.name, overflow="fold"),
-            one.what,
-            f"{one.printed:.2f}",
-            f"{one.computed:.2f}",
-            f"{one.computed:.4f}",
-            "equal" if one.equal else "UNEQUAL",
-        )
-    console = new_console()
-    console.print(grid)
-    console.print(f"{equal} of {len(compared)} are equal to the printed digit", highlight=False)
-    console.print(FOOTNOTE, highlight=False, soft_wrap=True)
-    return int(equal < len(compared))
