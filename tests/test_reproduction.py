@@ -1,5 +1,6 @@
 """The rows of the paper's tables, trained small and for real, and the tables that they fill."""
 
+import csv
 import dataclasses
 import io
 import json
@@ -347,8 +348,9 @@ def test_a_run_leaves_a_file_for_each_training(here: Here) -> None:
     assert hvt.HVTConfig.from_dict(first.config) == training.config
     assert (first.recipe["lr"], first.recipe["seed"], second.recipe["seed"]) == (0.05, 0, 1)
     # The last weights' top-1 is what is reported, whatever the test images would have preferred.
-    metrics = (here.place().runs / first.name / "metrics.csv").read_text().splitlines()[-1]
-    assert [float(value) for value in metrics.split(",")[3:6]] == [
+    with (here.place().runs / first.name / "metrics.csv").open() as file:
+        *_, last = csv.DictReader(file)
+    assert [float(last[f"val_{what}"]) for what in ("loss", "top1", "top5")] == [
         first.loss,
         first.top1,
         first.top5,
