@@ -171,29 +171,6 @@ def test_targets_of_a_sequence_are_of_its_place_at_another_size() -> None:
     assert (parts - expected).abs().max() < 0.5  # windows differ by a token at most
 
 
-@pytest.mark.parametrize("stride", [(2, 2), (2, 1)])
-@pytest.mark.parametrize("fields", FAMILIES.values(), ids=FAMILIES)
-@torch.inference_mode()
-def test_a_gradual_start_goes_from_the_source_to_the_pooled_model(
-    fields: dict[str, Any], stride: tuple[int, int]
-) -> None:
-    source = small(**fields)
-    config = source.config.replace(
-        pool_after=(1,), pool_dims=2, pool_kernel=stride, pool_stride=stride, pool="avg",
-        proportional_attention=True,
-    )  # fmt: skip
-    student, images = pooled(source, config), torch.randn(2, 3, 64, 64)
-    torch.nn.init.normal_(student.get_parameter("blocks.1.pos_embed"), std=0.1)
-    network = Student(student)
-    assert torch.allclose(network(images, 0.0).logits, source(images), atol=1e-5)
-    last, whole = network(images, 1 - 1e-7), network(images)
-    assert torch.allclose(last.logits, whole.logits, atol=1e-4)
-    for ours, theirs in zip(last.tokens, whole.tokens, strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-4)
-    between = network(images, 0.5).logits
-    assert not torch.allclose(between, whole.logits, atol=1e-3)
-
-
 @pytest.mark.parametrize("part", ["kl", "feature", "tokens"])
 def test_each_loss_can_be_left_out(part: str) -> None:
     source = small()
@@ -584,21 +561,6 @@ def test_the_cache_of_a_finished_tail_goes_on_resuming(place: Path, tmp_path: Pa
 
 def test_a_loss_that_is_none_is_not_the_best() -> None:
     assert merit(math.nan) == merit(math.inf) == 0 < merit(5.0) < merit(0.1)
-
-
-def test_a_run_with_a_gradual_start(place: Path, tmp_path: Path) -> None:
-    blended, plain = (
-        run(place, tmp_path / str(share), tail_epochs=0, gradual=share).rows[-1]
-        for share in (0.5, 0.0)
-    )
-    assert blended.kl != plain.kl
-    with pytest.raises(hvt.HVTError, match="blends one pooling in, and every placement"):
-        run(place, tmp_path / "rival", pool_after=(), pool=None, pool_dims=None, gradual=0.5)
-    assert not (tmp_path / "rival/run").exists()
-    two = {"pool_after": None, "gflops": 0.00035, "gradual": 0.5}
-    with pytest.raises(hvt.HVTError, match="blends one pooling in, and every placement"):
-        run(place, tmp_path / "two", **two)
-    assert not (tmp_path / "two/run").exists()
 
 
 def test_the_rival_is_distilled_alike(place: Path, tmp_path: Path) -> None:

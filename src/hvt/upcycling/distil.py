@@ -74,7 +74,7 @@ def mixed(views: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
     """Mixup of bytes: each crop blended with its opposite in the batch, alike at every size.
 
     `(B, C, H, W)` each, and `(B,)` → float of the same shapes. The source answers what it is shown,
-    so the blends need no labels, and few photos make many images that no one has learnt by heart.
+    so the blends need no labels, and few photos overfit less.
     """
     keep = kept.view(-1, 1, 1, 1)
     return [torch.lerp(view.flip(0).float(), view.float(), keep) for view in views]
@@ -99,12 +99,10 @@ class Distiller(Learner):
         sizes: Sequence[Size],
         weights: Weights,
         layout: Layout | None,
-        gradual: float = 0.0,
         mixup: float = 0.0,
     ) -> None:
         self.target, self.sizes = target.to(device), sizes
         self.weights, self.layout, self.mixup_share = weights, layout, mixup
-        self.blending = round(gradual * recipe.epochs * batches.steps)
         self.normalise = Normalise(model, device)
         if layout is not None:
             _freeze_front(model)
@@ -129,9 +127,8 @@ class Distiller(Learner):
             x = theirs if len(views) == 1 else self.normalise(views[-1])
             with self._autocast():
                 target = self.target(theirs)
-        blend = update / self.blending if update < self.blending else 1.0
         with self._autocast():
-            answer = self.network(x, blend)
+            answer = self.network(x)
         return distillation_loss(answer, target, self.weights, self.model.num_classes > 0)
 
     def _kept(self, piece: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 import time
@@ -15,19 +16,21 @@ import torch
 from rich.console import Console
 
 from ..data.loader import TrainBatches
+from ..data.sources import Data
 from ..distributed import DistributedContext
 from ..errors import HVTError
+from ..evaluation import Score
 from ..files import atomic_write
 from ..model import HVT
 from ..training.engine import Trainer
 from ..training.interrupt import Interrupted
-from ..training.optimize import seed_all
+from ..training.learner import Learner
 from ..training.recipe import Recipe
 from ..training.recipe import from_dict as recipe_from_dict
 from ..training.state import states, weights_digest
-from ..training.watch import clock
+from ..training.watch import Row, clock
 from .cache import CHUNK, Cache, CachedRows, Layout, as_row
-from .distil import Distiller, HoldoutAgreement, Weights
+from .distil import Distiller, HoldoutAgreement, Weights, merit
 from .photos import Crops, Photos, Size
 from .settings import Settings
 from .student import Target
@@ -66,64 +69,84 @@ class Work:
         return Crops(self.sizes, self.settings.scale, interpolation)
 
 
-def phase_trainer(
-    work: Work,
-    model: HVT,
-    recipe: Recipe,
-    folder: Path,
-    *,
-    rows: CachedRows | None = None,
-    layout: Layout | None = None,
-) -> Trainer:
-    """A run whose labels are the source's outputs, and whose measure is the distance to them."""
-    settings, processes, device = work.settings, work.processes, work.device
-    cached = rows is not None
-    batches = TrainBatches(
-        rows if cached else work.photos.train,
-        as_row if cached else work.crops(),
-        batch_size=recipe.batch_size,
-        # Crops that no cache has: its own begin with the seed's.
-        seed=recipe.seed if cached else recipe.seed + 1,
-        share_of=(processes.rank, 1, processes.world_size),
-        workers=0 if cached else work.workers,
-        skip_broken=recipe.skip_broken,
-        pin_memory=device.type == "cuda",
-    )
-    seed_all(recipe.seed, -1, device)
-    learner = Distiller(
-        recipe,
-        model,
-        batches,
-        processes,
-        device,
-        target=work.target,
-        sizes=work.sizes,
-        weights=Weights(settings.kl, settings.feature, settings.tokens),
-        layout=layout,
-        gradual=settings.gradual if layout is None else 0.0,
-        mixup=settings.mixup,
-    )
-    measure, other = ("kl", "agreement") if model.num_classes else ("distance", "cosine")
+class Phase(Trainer):
+    """A run whose labels are the source's outputs, and whose measure is agreement with it."""
 
-    def evaluate(model: HVT) -> dict[str, float]:
-        score = work.holdout.measure(model)
-        return {measure: score.loss, other: score.top1}
+    file = "phase.json"
+    measure = "agreement"
 
-    what = "the tail" if layout is not None else "all blocks"
-    seen = f"{len(rows)} crops" if rows is not None else f"{len(work.photos.train)} photos"
-    return Trainer(
-        learner,
-        folder,
-        work.console,
-        evaluate=evaluate,
-        measure=measure,
-        direction="min",
-        identity={"photos": work.photos.digest},
-        about=f"{what}: {seen}",
-        resume_command=resume_command(work.folder),
-        recipe_file="phase.json",
-        allow_nonfinite=True,
-    )
+    def __init__(
+        self,
+        work: Work,
+        model: HVT,
+        recipe: Recipe,
+        folder: Path,
+        *,
+        rows: CachedRows | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        self.work, self.model, self.rows, self.layout = work, model, rows, layout
+        super().__init__(recipe, folder, work.processes, work.device, work.console)
+
+    def _learner(self) -> Learner:
+        recipe, processes, work = self.recipe, self.processes, self.work
+        self.data = Data(
+            name=work.photos.name,
+            train=work.photos.train,
+            val=work.photos.val,
+            class_names=(),
+            image_size=None,
+            held_out=True,
+        )
+        cached = self.rows is not None
+        batches = TrainBatches(
+            self.rows if cached else work.photos.train,
+            as_row if cached else work.crops(),
+            batch_size=recipe.batch_size,
+            # Crops that no cache has: its own begin with the seed's.
+            seed=recipe.seed if cached else recipe.seed + 1,
+            share_of=(processes.rank, 1, processes.world_size),
+            workers=0 if cached else work.workers,
+            skip_broken=recipe.skip_broken,
+            pin_memory=self.device.type == "cuda",
+        )
+        settings = work.settings
+        return Distiller(
+            recipe,
+            self.model,
+            batches,
+            processes,
+            self.device,
+            target=work.target,
+            sizes=work.sizes,
+            weights=Weights(settings.kl, settings.feature, settings.tokens),
+            layout=self.layout,
+            mixup=settings.mixup,
+        )
+
+    def _evaluate(self, model: HVT) -> Score:
+        return self.work.holdout.measure(model)
+
+    def _merit(self, row: Row, prefix: str) -> float:
+        return merit(row[f"{prefix}_loss"])
+
+    def _check_result(self, loss: float) -> None:
+        """The best weights are what counts, or those before the phase."""
+
+    def _best_words(self) -> str:
+        best = self.progress.best_top1
+        return f"least loss {-math.log(best / 100):.4f}" if best > 0 else "no loss is finite"
+
+    def _resume_command(self) -> str:
+        return resume_command(self.work.folder)
+
+    def _announce(self) -> None:
+        what = "the tail" if self.layout is not None else "all blocks"
+        images = len(self.work.photos.train) if self.rows is None else len(self.rows)
+        self._say(
+            f"{what}: {images} {'photos' if self.rows is None else 'crops'}, {self.steps} steps "
+            f"of {self.recipe.batch_size} an epoch, {self._estimate()}, without reading"
+        )
 
 
 class Phases:
@@ -167,9 +190,9 @@ class Phases:
             ) from error
         rows = CachedRows(cache.paths(chunks))
 
-        def make(epochs: float) -> Trainer:
+        def make(epochs: float) -> Phase:
             recipe = self._recipe(folder, epochs, settings.tail_lr)
-            return phase_trainer(work, model, recipe, folder, rows=rows, layout=cache.layout)
+            return Phase(work, model, recipe, folder, rows=rows, layout=cache.layout)
 
         share = 60 * (settings.minutes or 0) * self._tail_share()
         left = max(share * (1 - CACHE_SHARE), share - (time.monotonic() - began))
@@ -178,18 +201,18 @@ class Phases:
     def _train_all(self, model: HVT, folder: Path) -> None:
         settings = self.settings
 
-        def make(epochs: float) -> Trainer:
+        def make(epochs: float) -> Phase:
             recipe = self._recipe(
                 folder, epochs, settings.lr, layer_decay=settings.layer_decay, ema=settings.ema
             )
-            return phase_trainer(self.work, model, recipe, folder)
+            return Phase(self.work, model, recipe, folder)
 
         tail = (self.work.folder / "tail" / "phase.json").exists()
         left = 60 * (settings.minutes or 0) * (1 - (TAIL_SHARE if tail else 0.0))
         self._train(make, folder, self.epochs["all"], left)
 
     def _train(
-        self, make: Callable[[float], Trainer], folder: Path, epochs: float, seconds: float
+        self, make: Callable[[float], Phase], folder: Path, epochs: float, seconds: float
     ) -> None:
         """Train for so many epochs or, under `minutes`, for so many seconds."""
         began = self.processes.broadcast((folder / "phase.json").exists())
@@ -325,7 +348,7 @@ class Phases:
         return log
 
 
-def _epochs_for(phase: Trainer, seconds: float) -> float:
+def _epochs_for(phase: Phase, seconds: float) -> float:
     """As many epochs as the seconds allow, by the time of a step, of reading and of evaluating."""
     began = time.monotonic()
     batches = phase.batches.epoch(0)
@@ -340,7 +363,7 @@ def _epochs_for(phase: Trainer, seconds: float) -> float:
     del batches
     step = phase.learner.seconds_per_step() + reading
     began = time.monotonic()
-    phase.evaluate(phase.learner.model)
+    phase._evaluate(phase.learner.model)
     evaluating = time.monotonic() - began
     per_epoch = phase.steps * step + evaluating + started
     epochs = max(1 / phase.steps, (seconds - evaluating) / per_epoch)

@@ -173,7 +173,7 @@ class Upcycling:
         if self.settings.license:
             origin["license"] = self.settings.license
         self._open_data()
-        self._candidates()  # raises where there are none
+        self._candidates()  # raises before anything is written
         asked = json.loads(json.dumps(self._asked()))
         there = self.processes.broadcast(json.loads(path.read_text()) if path.exists() else asked)
         if there != asked:
@@ -260,17 +260,8 @@ class Upcycling:
     # ── where to pool ───────────────────────────────────────────────────────────────────────────
 
     def _candidates(self) -> tuple[list[HVTConfig], list[HVTConfig]]:
-        """Pooled placements and the unpooled source on smaller images, as far as asked for."""
-        settings = self.settings
-        placements, unpooled = candidates(self.source.config, settings.gflops, settings.fixed)
-        if settings.gradual:
-            placements = [one for one in placements if len(one.pool_blocks) == 1]
-            if not placements:
-                raise HVTError(
-                    "gradual blends one pooling in, and every placement asked for has another "
-                    "number of them: leave gradual out, or name another budget or one block"
-                )
-        return placements, unpooled
+        """Placements, and the unpooled source on smaller images; raises where there are none."""
+        return candidates(self.source.config, self.settings.gflops, self.settings.fixed)
 
     def _place(self) -> tuple[HVTConfig, list[dict[str, Any]]]:
         """The best candidate, and the table it was chosen from; ranked by the main process."""

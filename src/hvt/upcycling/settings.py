@@ -67,9 +67,6 @@ class Settings:
         0.85, "rate of a block over that of the next one, where all learn", gt=0, le=1
     )
     weight_decay: float = field(0.02, "AdamW's", ge=0)
-    gradual: float = field(
-        0.0, "share of the passes of all blocks over which pooling is blended in", ge=0, le=1
-    )
     ema: float = field(0.0, "decay of averaged weights where all learn; 0 is off", ge=0, lt=1)
     mixup: float = field(
         0.0, "share of the crops that are blended with another, where all learn", ge=0, le=1
@@ -117,7 +114,7 @@ class Settings:
     @property
     def asks_for_pooling(self) -> bool:
         """Whether the unpooled source on smaller images will not do."""
-        return bool(self.gradual or self.fixed.keys() - {"img_size"} or self.pool == "any")
+        return self.pool == "any" or bool(self.fixed.keys() - {"img_size"})
 
     def passes(self) -> tuple[float, float]:
         """Epochs of the tail and of all blocks; under `minutes`, whether there are any."""

@@ -84,10 +84,7 @@ class Student(nn.Module):
         self.model, self.split = model, split
         self.taken = taken_blocks(model.config)
 
-    def forward(self, x: Tensor, blend: float = 1.0) -> Answer:
-        """With a `blend` below 1 from images, at full length: see `_blended`."""
-        if blend < 1:
-            return self._blended(x, blend)
+    def forward(self, x: Tensor) -> Answer:
         model, first = self.model, 0
         blocks: Any = model.blocks
         if self.split is None:
@@ -100,29 +97,6 @@ class Student(nn.Module):
             x, _ = model._run(blocks[index], x, None)
             if index in self.taken:
                 tokens.append(x)
-        return self._answer(x, tokens)
-
-    def _blended(self, x: Tensor, share: float) -> Answer:
-        """Every token drawn by `share` towards what its window is pooled to, and none dropped.
-
-        At a share of 1, tokens that are pooled together are equal and count in attention as often
-        as there are of them, as one token with log(size) does: nothing jumps when pooling takes
-        over, but where the model has no `proportional_attention`.
-        """
-        model, tokens = self.model, []
-        config, prefix = model.config, model.num_prefix_tokens
-        x = model._embed(x)
-        for index in range(config.depth):
-            block: Any = model.blocks[index]
-            x = block.unpooled(x)
-            if block.pool is not None:
-                grid, position = block.pool.grid, block.pos_embed
-                pooled = block.pool(x) + position
-                image = as_image(pooled[:, prefix:], block.pool.out_grid)
-                spread = as_tokens(F.interpolate(image, grid, mode="nearest"))
-                x = torch.lerp(x, torch.cat((pooled[:, :prefix], spread), dim=1), share)
-            if index in self.taken:
-                tokens.append(averaged(x, index, config, config))
         return self._answer(x, tokens)
 
     def _answer(self, x: Tensor, tokens: list[Tensor]) -> Answer:
