@@ -19,7 +19,6 @@ do not depend on weights.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import sys
@@ -48,7 +47,6 @@ from hvt.upcycling.student import pooled, resized
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs/upcycle.md", ROOT / "benchmarks/results/upcycle/rivals"
-PARTS = ROOT / "benchmarks/results/upcycle/parts.csv"
 SPEEDS = [(mode, batch) for mode in ("eager", "onnx") for batch in (1, 16)]
 WORDS = {"eager": "PyTorch", "onnx": "ONNX"}
 
@@ -133,10 +131,9 @@ def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
         placed = hvt.HVTConfig.from_dict(result)
         if placed.pool_blocks:  # else it is the source on smaller images, a row already
             models[f"{name}, untrained"] = pooled(resized(source, placed.image), placed)
-        for phase in ("tail", "all"):
-            path = Path(folder) / phase / "best.safetensors"
-            if path.exists():
-                models[f"{name}, {phase}"] = hvt.load(path).float()
+        path = Path(folder) / "distilled" / "best.safetensors"
+        if path.exists():
+            models[f"{name}, distilled"] = hvt.load(path).float()
     return models
 
 
@@ -290,9 +287,6 @@ def page(out: Path) -> str:
     text = PAGE.read_text(encoding="utf-8")
     if out.with_suffix(".json").exists():
         text = fill(text, "upcycle", rivals(json.loads(out.with_suffix(".json").read_text())))
-    if PARTS.exists():
-        with PARTS.open(newline="", encoding="utf-8") as file:
-            text = fill(text, "upcycle-parts", parts(list(csv.DictReader(file))))
     return text
 
 
@@ -333,23 +327,6 @@ def update(note: dict[str, Any]) -> str:
 
 def interval(one: dict[str, Any]) -> str:
     return f"{one['difference']:+.1f} ({one['low']:+.1f} … {one['high']:+.1f})".replace("-", "−")
-
-
-def parts(rows: list[dict[str, str]]) -> str:
-    headings = ["run", "passes of the tail", "of all blocks", "batch", "rate", "agreement", "KL"]
-    cells = [
-        [
-            one["run"],
-            f"{float(one['tail_epochs']):g}",
-            f"{float(one['all_epochs']):g}",
-            one["batch_size"],
-            one["lr"],
-            f"{float(one['agreement']):.1f} %",
-            f"{float(one['kl']):.4f}",
-        ]
-        for one in rows
-    ]
-    return table(headings, cells)
 
 
 if __name__ == "__main__":

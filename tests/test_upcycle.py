@@ -1,15 +1,12 @@
-"""A trained ViT made cheap: placements, crops, cache, distillation, runs that go on, refusals."""
+"""A trained ViT made cheap: placements, crops, distillation, runs that resume, errors."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
 import shutil
 import signal
-from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
-from torch import Tensor
 from training import quiet, said
 
 import hvt
@@ -30,14 +26,13 @@ from hvt.data.keyed import transform_by_key
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
 from hvt.training.run_lock import RunLock
-from hvt.upcycling.cache import Layout
-from hvt.upcycling.distil import Weights, compare, distillation_loss, merit, mixed
+from hvt.upcycling.distil import Weights, compare, distillation_loss, mixed
 from hvt.upcycling.photos import Crops, Normalise, open_photos, read_views, unpack
 from hvt.upcycling.placement import Evaluator, candidates, describe, variants
 from hvt.upcycling.run import resume, upcycle
 from hvt.upcycling.settings import Settings
 from hvt.upcycling.source import open_source
-from hvt.upcycling.student import Student, Target, averaged, front, pooled, resized, split_of
+from hvt.upcycling.student import Student, Target, averaged, pooled, resized, split_of
 
 CPU = torch.device("cpu")
 SMALL = HVTConfig(
@@ -97,7 +92,7 @@ def test_mixed_crops_are_alike_at_every_size() -> None:
 
 def test_a_run_that_mixes_crops(place: Path, tmp_path: Path) -> None:
     """Drawn alike when it is run again."""
-    values: dict[str, Any] = {"tail_epochs": 0, "all_epochs": 0.5}
+    values: dict[str, Any] = {"epochs": 0.5}
     kl = [
         run(place, tmp_path / str(number), mixup=share, **values).rows[-1].kl
         for number, share in enumerate((0.0, 1.0, 1.0))
@@ -126,7 +121,11 @@ def test_the_student_is_front_and_tail(fields: dict[str, Any]) -> None:
     student = pooled(resized(source, config.image), config)
     images = torch.randn(2, 3, 48, 48)
     whole = student(images)
-    tail = Student(student, split_of(config))(front(student, images, split_of(config)))
+    x = student._embed(images)
+    for block in student.blocks[: split_of(config)]:
+        x = block(x)
+    last: Any = student.blocks[split_of(config)]
+    tail = Student(student, split_of(config))(last(x) - last.pos_embed)
     assert torch.allclose(tail.logits, whole, atol=1e-5)
     assert torch.allclose(Student(student)(images).feature, tail.feature, atol=1e-5)
     reference = HVT(config).eval()  # the same by an ordinary model and a state dict
@@ -299,33 +298,21 @@ def test_source_and_student_see_the_same_crop(place: Path) -> None:
 @pytest.fixture(scope="module")
 def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("done")
-    values = {"eval": str(place / "labelled"), "license": "apache-2.0", "crops": 1}
+    values = {"eval": str(place / "labelled"), "license": "apache-2.0"}
     for number, name in enumerate("abf"):
         (place / "labelled" / name).mkdir(parents=True)
         shutil.copy(place / f"photos/a/{2 * number + 1}.png", place / "labelled" / name / "x.png")
-    return run(place, folder, **values, tail_lr=2e-3, lr=1e-3)
+    return run(place, folder, **values, lr=1e-3)
 
 
 def test_a_run_brings_the_student_nearer(done: Any) -> None:
     kl = {row.name: row.kl for row in done.rows}
-    assert list(kl) == ["source", "untrained", "tail", "all"]
+    assert list(kl) == ["source", "untrained", "distilled"]
     assert kl["source"] == 0
-    assert min(kl["tail"], kl["all"]) < kl["untrained"]
+    assert kl["distilled"] < kl["untrained"]
     gflops = {row.name: row.gflops for row in done.rows}
-    assert gflops["all"] == hvt.cost(done.model).gflops < gflops["source"]
+    assert gflops["distilled"] == hvt.cost(done.model).gflops < gflops["source"]
     assert all(row.top1 is not None and row.top5 is not None for row in done.rows)
-
-
-def test_the_front_is_frozen_in_the_tail_and_not_after(done: Any, place: Path) -> None:
-    source = resized(hvt.load(place / "vit.safetensors"), (48, 48)).state_dict()
-    tail = hvt.load(done.folder / "tail/model.safetensors").state_dict()
-    whole = hvt.load(done.folder / "all/model.safetensors").state_dict()
-    for name in ("pos_embed", "patch_embed.proj.weight", "blocks.1.mlp.fc2.weight"):
-        assert torch.equal(tail[name], source[name])
-        assert not torch.equal(whole[name], source[name])
-    for name in ("blocks.1.pos_embed", "blocks.2.attn.qkv.weight", "norm.weight", "head.bias"):
-        assert name == "blocks.1.pos_embed" or not torch.equal(tail[name], source[name])
-        assert not torch.equal(whole[name], tail[name])
 
 
 def test_the_file_is_an_ordinary_checkpoint(done: Any, place: Path, capsys: Any) -> None:
@@ -346,13 +333,13 @@ def test_the_file_is_an_ordinary_checkpoint(done: Any, place: Path, capsys: Any)
 def test_the_folder_says_everything(done: Any) -> None:
     names = {path.name for path in done.folder.iterdir()} - {"half.safetensors"}
     assert names == {
-        "upcycle.json", "source.safetensors", "placement.json", "tail", "all", "report.json",
+        "upcycle.json", "source.safetensors", "placement.json", "distilled", "report.json",
         "model.safetensors",
     }  # fmt: skip
-    with (done.folder / "tail/metrics.csv").open() as file:
+    with (done.folder / "distilled/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"]
-    best = next(row for row in done.rows if row.name == "tail")
+    best = next(row for row in done.rows if row.name == "distilled")
     assert min(float(row["val_kl"]) for row in rows) == pytest.approx(best.kl, rel=1e-4)
     report = json.loads((done.folder / "report.json").read_text())
     assert report["best"] == min(done.rows[1:], key=lambda row: row.kl).name
@@ -372,22 +359,21 @@ class Interrupting(io.StringIO):
         return super().write(text)
 
 
-@pytest.mark.parametrize("words", ["the cache: ", "epoch 1/2"])
+@pytest.mark.parametrize("words", ["untrained: ", "epoch 1/2"])
 def test_a_stopped_run_ends_as_if_it_had_not(
     done: Any, place: Path, tmp_path: Path, words: str
 ) -> None:
     console = Console(file=Interrupting(words), width=200)
-    values = {"license": "apache-2.0", "crops": 1}
+    values = {"license": "apache-2.0"}
     with pytest.raises((Interrupted, KeyboardInterrupt)):
-        run(place, tmp_path, console, **values, tail_lr=2e-3, lr=1e-3)
+        run(place, tmp_path, console, **values, lr=1e-3)
     assert not (tmp_path / "out.safetensors").exists()
     with pytest.raises(hvt.HVTError, match="resume it with hvt upcycle --resume"):
         run(place, tmp_path)
     resume(tmp_path / "run", quiet())
-    for name in ("tail", "all"):
-        ours = hvt.load(tmp_path / "run" / name / "model.safetensors").state_dict()
-        theirs = hvt.load(done.folder / name / "model.safetensors").state_dict()
-        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    ours = hvt.load(tmp_path / "run/distilled/model.safetensors").state_dict()
+    theirs = hvt.load(done.folder / "distilled/model.safetensors").state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 def test_no_epochs_give_the_untrained_model(place: Path, tmp_path: Path) -> None:
@@ -435,35 +421,15 @@ def test_two_runs_of_one_source_do_not_share_a_folder(place: Path, tmp_path: Pat
 
 
 def test_minutes_bound_a_run(place: Path, tmp_path: Path) -> None:
-    result = run(place, tmp_path, minutes=0.02, tail_epochs=0.0, epochs=None)
-    assert [row.name for row in result.rows] == ["source", "untrained", "all"]
-    recipe = json.loads((result.folder / "all/phase.json").read_text())
+    result = run(place, tmp_path, minutes=0.02, epochs=None)
+    assert [row.name for row in result.rows] == ["source", "untrained", "distilled"]
+    recipe = json.loads((result.folder / "distilled/recipe.json").read_text())
     assert recipe["epochs"] < 100  # a second's worth
 
 
-def test_minutes_too_few_for_a_cache_go_to_all_blocks(place: Path, tmp_path: Path) -> None:
-    console = quiet()
-    result = run(place, tmp_path, console, minutes=1e-6, epochs=None)
-    assert [row.name for row in result.rows] == ["source", "untrained", "all"]
-    assert "the minutes are too few for a cache" in said(console)
-    console = quiet()
-    again = resume(result.folder, console)  # which does not try once more
-    assert [row.name for row in again.rows] == ["source", "untrained", "all"]
-    assert "too few" not in said(console)
-
-
-def test_minutes_too_few_for_the_only_phase_are_refused(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        hvt.HVTError, match=r"minutes=1e-06 are too few for a cache, .* is 0: begin"
-    ):
-        run(place, tmp_path, minutes=1e-6, epochs=None, all_epochs=0.0)
-    assert not (tmp_path / "out.safetensors").exists()
-
-
-@pytest.mark.parametrize("name", ["epochs", "tail_epochs", "all_epochs"])
-def test_minutes_and_epochs_are_two_bounds(name: str) -> None:
-    with pytest.raises(hvt.HVTError, match=f"minutes=3 bounds the training instead of {name}=2"):
-        Settings(minutes=3.0, **{name: 2.0})
+def test_minutes_and_epochs_are_two_bounds() -> None:
+    with pytest.raises(hvt.HVTError, match="minutes=3 bounds the training instead of epochs=2"):
+        Settings(minutes=3.0, epochs=2.0)
 
 
 def test_no_pooling_within_a_budget_is_the_best_of_the_sizes(place: Path, tmp_path: Path) -> None:
@@ -522,50 +488,9 @@ def test_a_resumed_run_does_not_replace_another_model(place: Path, tmp_path: Pat
         resume(first.folder, quiet())
 
 
-def zeroed(content: bytes) -> bytes:
-    return content[:200] + bytes(len(content) - 200)
-
-
-def truncated(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def flipped(content: bytes) -> bytes:
-    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
-
-
-@pytest.mark.parametrize("damage", [zeroed, truncated, flipped, lambda content: b""])
-def test_a_damaged_chunk_of_a_named_cache_is_built_again(
-    place: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
-    values = {"all_epochs": 0.0, "tail_epochs": 0.5, "cache": str(tmp_path / "cache")}
-    first = run(place, tmp_path / "1", **values)
-    chunk = tmp_path / "cache/chunk-000000.npy"
-    content = chunk.read_bytes()
-    chunk.write_bytes(damage(content))
-    console = quiet()
-    second = run(place, tmp_path / "2", console, **values)
-    assert "chunk-000000.npy is damaged: building it again" in said(console)
-    assert chunk.read_bytes() == content
-    ours, theirs = first.model.state_dict(), second.model.state_dict()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-def test_the_cache_of_a_finished_tail_goes_on_resuming(place: Path, tmp_path: Path) -> None:
-    first = run(place, tmp_path, tail_epochs=1.0, all_epochs=0.0)
-    assert not (first.folder / "cache").exists()
-    (first.folder / "cache").mkdir()  # as after a signal at the tail's very end
-    resume(first.folder, quiet())
-    assert not (first.folder / "cache").exists()
-
-
-def test_a_loss_that_is_none_is_not_the_best() -> None:
-    assert merit(math.nan) == merit(math.inf) == 0 < merit(5.0) < merit(0.1)
-
-
 def test_the_rival_is_distilled_alike(place: Path, tmp_path: Path) -> None:
     values = {"pool_after": (), "pool": None, "pool_dims": None}
-    result = run(place, tmp_path, **values, all_epochs=0.0, tail_epochs=1.0)
+    result = run(place, tmp_path, **values)
     assert result.model.config.pool_blocks == ()
     assert result.model.config.image == (48, 48)
 
@@ -578,7 +503,7 @@ def test_a_source_without_a_head_is_followed_by_its_features(place: Path, tmp_pa
     result = upcycle(
         theirs, tmp_path / "out.safetensors", place / "photos", run_folder=tmp_path / "run",
         console=quiet(),
-        **QUICK | {"img_size": 56, "pool_after": (0,), "tail_epochs": 1.0, "all_epochs": 1.0},
+        **QUICK | {"img_size": 56, "pool_after": (0,), "epochs": 1.0},
     )  # fmt: skip
     model = hvt.load(result.path)
     assert (model.num_classes, model.config.reg_tokens) == (0, 4)
@@ -586,62 +511,7 @@ def test_a_source_without_a_head_is_followed_by_its_features(place: Path, tmp_pa
     assert result.rows[0].agreement == 100
 
 
-def test_a_cache_is_kept_used_again_and_not_mistaken(place: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    first = run(place, tmp_path / "1", all_epochs=0.0, tail_epochs=1.0, cache=str(cache))
-    chunks = {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
-    second = run(place, tmp_path / "2", all_epochs=0.0, tail_epochs=1.0, cache=str(cache))
-    assert chunks == {path: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
-    ours, theirs = first.model.state_dict(), second.model.state_dict()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    path, *_ = chunks
-    content = path.read_bytes()
-    path.unlink()
-    run(place, tmp_path / "3", all_epochs=0.0, tail_epochs=0.25, cache=str(cache))
-    assert path.read_bytes() == content  # crops follow from their number
-    with pytest.raises(hvt.HVTError, match="is the cache of another source, placement or folder"):
-        run(place, tmp_path / "4", all_epochs=0.0, cache=str(cache), img_size=64)
-    with pytest.raises(hvt.HVTError, match="is the cache of another source, placement or folder"):
-        run(place, tmp_path / "6", all_epochs=0.0, cache=str(cache), holdout=2)
-    other = hvt.load(place / "vit.safetensors")  # of the same name, with other weights
-    torch.nn.init.normal_(other.head.weight)
-    (tmp_path / "other").mkdir()
-    hvt.save(other, tmp_path / "other/vit.safetensors")
-    with pytest.raises(hvt.HVTError, match="is the cache of another source, placement or folder"):
-        upcycle(
-            tmp_path / "other/vit.safetensors", tmp_path / "5.safetensors", place / "photos",
-            run_folder=tmp_path / "5", console=quiet(),
-            **QUICK | {"all_epochs": 0.0, "cache": str(cache)},
-        )  # fmt: skip
-
-
-def test_rows_come_back_as_they_were(place: Path) -> None:
-    config = candidates(SMALL, None, FIXED)[0][0]
-    source = small()
-    answer = Target(source, config)(torch.randn(3, 3, 64, 64))
-    x = front(pooled(resized(source, (48, 48)), config), torch.randn(3, 3, 48, 48), 1).detach()
-    layout = Layout.of(x, answer)
-    again, back = layout.unpack(layout.pack(x, answer).float())
-    pairs: list[tuple[Tensor, Tensor]] = [(again, x), (back.logits, answer.logits)]
-    pairs += [(back.feature, answer.feature), *zip(back.tokens, answer.tokens, strict=True)]
-    assert all(torch.allclose(a, b, atol=5e-3) for a, b in pairs)
-
-
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_disk_too_small_is_said_before(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
-    with pytest.raises(
-        hvt.HVTError, match=r"crops needs 0\.\d+ GB and the disk of .* has 0\.00 GB"
-    ):
-        run(place, tmp_path)
-    assert not list((tmp_path / "run/cache").glob("*.npy"))
-    monkeypatch.undo()
-    assert resume(tmp_path / "run", quiet()).path.exists()  # nothing was lost
 
 
 def test_other_photos_are_noticed_on_resuming(place: Path, tmp_path: Path) -> None:
@@ -700,7 +570,7 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
 
 
 def test_a_phase_without_answers_ends_with_what_was_best(place: Path, tmp_path: Path) -> None:
-    result = run(place, tmp_path, tail_epochs=0.0, all_epochs=1.0, lr=1e30)
+    result = run(place, tmp_path, epochs=1.0, lr=1e30)
     assert [row.name for row in result.rows][:2] == ["source", "untrained"]
     assert (tmp_path / "out.safetensors").exists()
 
@@ -718,8 +588,8 @@ def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(hvt.HVTError, match="threads=2000 must be"):
         Settings(threads=2000)
-    with pytest.raises(hvt.HVTError, match=r"all_epochs=10000000000\.0 must be"):
-        Settings(all_epochs=1e10)
+    with pytest.raises(hvt.HVTError, match=r"epochs=10000000000\.0 must be"):
+        Settings(epochs=1e10)
     with pytest.raises(hvt.HVTError, match="is neither a model nor"):
         hvt.upcycle("nothing", "y.safetensors", "z", pool_after=[1])  # a list will do
     with pytest.raises(hvt.HVTError, match="must be even"):

@@ -29,8 +29,7 @@ def register(commands: Any) -> None:
         description=(
             "Rank smaller images and pooled tokens for a trained plain ViT within a budget, take\n"
             "whatever changes its outputs least, and distil the ViT into that cheaper copy of\n"
-            "itself on unlabelled photos. --minutes gives 30 % of it to the blocks after the\n"
-            "pooling, from a cache, and the rest to all. See docs/upcycle.md."
+            "itself on unlabelled photos. See docs/upcycle.md."
         ),
         epilog=_EXAMPLES,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,9 +18,8 @@ from ..model import HVT
 from ..training.learner import Learner
 from ..training.optimize import seed_all, seed_dropout
 from ..training.recipe import Recipe
-from .cache import Layout
 from .photos import Normalise, Size, unpack
-from .student import Answer, Student, Target, split_of
+from .student import Answer, Student, Target
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ def mixed(views: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
 class Distiller(Learner):
     """A learner whose teacher is the source of its own weights.
 
-    With a `layout`, batches are the rows of a cache and the tail alone learns; else they are crops
-    for the source and for the student.
+    Batches are crops for the source and for the student, as flat bytes.
     """
 
     def __init__(
@@ -98,37 +95,28 @@ class Distiller(Learner):
         target: Target,
         sizes: Sequence[Size],
         weights: Weights,
-        layout: Layout | None,
         mixup: float = 0.0,
     ) -> None:
         self.target, self.sizes = target.to(device), sizes
-        self.weights, self.layout, self.mixup_share = weights, layout, mixup
+        self.weights, self.mixup_share = weights, mixup
         self.normalise = Normalise(model, device)
-        if layout is not None:
-            _freeze_front(model)
         super().__init__(recipe, model, batches, processes, device)
 
     def _network(self) -> nn.Module:
-        return Student(self.model, None if self.layout is None else split_of(self.model.config))
+        return Student(self.model)
 
     def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
         seed_all(self.recipe.seed, update, self.device)
-        kept = self._kept(piece) if self.mixup_share and self.layout is None else None
+        kept = self._kept(piece) if self.mixup_share else None
         seed_dropout(self.recipe.seed, update, self.batches.share(piece), self.device)
-        if self.layout is not None:
-            rows = batch.images.to(self.device, non_blocking=True).float()
-            x, target = self.layout.unpack(rows)
-        else:
-            views = unpack(batch.images, self.model.config.in_chans, self.sizes)
-            if kept is not None:
-                on_device = [view.to(self.device, non_blocking=True) for view in views]
-                views = mixed(on_device, kept.to(self.device))
-            theirs = self.normalise(views[0])
-            x = theirs if len(views) == 1 else self.normalise(views[-1])
-            with self._autocast():
-                target = self.target(theirs)
+        views = unpack(batch.images, self.model.config.in_chans, self.sizes)
+        if kept is not None:
+            on_device = [view.to(self.device, non_blocking=True) for view in views]
+            views = mixed(on_device, kept.to(self.device))
+        theirs = self.normalise(views[0])
+        ours = theirs if len(views) == 1 else self.normalise(views[-1])
         with self._autocast():
-            answer = self.network(x)
+            target, answer = self.target(theirs), self.network(ours)
         return distillation_loss(answer, target, self.weights, self.model.num_classes > 0)
 
     def _kept(self, piece: int) -> Tensor:
@@ -139,29 +127,11 @@ class Distiller(Learner):
         return kept if rows is None else kept[rows]
 
     def _trial(self, size: int) -> Tensor:
-        """As long as a step: on rows, or with the source's part, of zeros."""
-        config = self.model.config
-        if self.layout is not None:
-            x, target = self.layout.unpack(torch.zeros(size, self.layout.width, device=self.device))
-        else:
-            x = torch.zeros(size, config.in_chans, *config.image, device=self.device)
-            shape = (size, config.in_chans, *self.target.source.config.image)
-            target = self.target(torch.zeros(shape, device=self.device))
-        answer = self.network(x)
-        return distillation_loss(answer, target, self.weights, self.model.num_classes > 0)
-
-
-def _freeze_front(model: HVT) -> None:
-    """Let only what follows the first pooling learn, its positions among it."""
-    model.requires_grad_(False)
-    split = split_of(model.config)
-    trained: list[nn.Module] = [*model.blocks[split + 1 :], model.norm, model.fc_norm, model.head]
-    if model.head_dist is not None:
-        trained.append(model.head_dist)
-    for module in trained:
-        module.requires_grad_(True)
-    if model.blocks[split].pos_embed is not None:
-        model.blocks[split].pos_embed.requires_grad_(True)
+        """A step on zeros, the source's part included."""
+        config, theirs = self.model.config, self.target.source.config
+        x = torch.zeros(size, config.in_chans, *config.image, device=self.device)
+        target = self.target(torch.zeros(size, config.in_chans, *theirs.image, device=self.device))
+        return distillation_loss(self.network(x), target, self.weights, self.model.num_classes > 0)
 
 
 # ── how alike they are ──────────────────────────────────────────────────────────────────────────
@@ -229,8 +199,3 @@ def compare(answers: Tensor, target: Tensor, head: bool) -> Tensor:
     top = answers.topk(min(5, answers.shape[1]), dim=1).indices.eq(target.argmax(1, keepdim=True))
     kl = divergence(answers, target)
     return torch.stack((top[:, 0].float(), top.any(dim=1).float(), kl), dim=1)
-
-
-def merit(loss: float) -> float:
-    """A figure in [0, 100] that is the higher the smaller the loss is; 0 for one that is none."""
-    return 100 * math.exp(-max(0.0, loss)) if math.isfinite(loss) else 0.0

@@ -1,8 +1,8 @@
-"""From a trained ViT to a cheap one: choose a placement, distil the tail, distil all, report.
+"""From a trained ViT to a cheap one: choose an image size and a placement, distil, report.
 
-The run's folder has `upcycle.json` (what was asked), `source.safetensors`, `placement.json`, a
-folder for each phase as `hvt train` leaves it, `model.safetensors` and `report.json`. Resuming
-skips whatever is there already.
+The run's folder has `upcycle.json` (what was asked), `source.safetensors`, `placement.json`,
+`distilled/` as `hvt train` leaves a run, `model.safetensors` and `report.json`. Resuming skips
+whatever is there already.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..training.run_lock import RunLock, discard_empty
 from ..training.state import weights_digest
 from . import report
 from .distil import HoldoutAgreement
-from .phase import Phases, Work, resume_command
+from .phase import Work, distil, resume_command
 from .photos import Photos, open_photos, read_views
 from .placement import Evaluator, Ranked, candidates, describe, rank
 from .settings import Settings, from_dict
@@ -81,9 +81,6 @@ def upcycle(
         if name not in names:
             raise HVTError(f"unknown setting {name!r}: {did_you_mean(name, names)}")
     chosen = from_dict(settings)
-    if chosen.cache is not None:  # the same one if the run is resumed elsewhere
-        place = str(expanded(chosen.cache).absolute())
-        chosen = dataclasses.replace(chosen, cache=place)
     name = type(source).__name__ if isinstance(source, nn.Module) else Path(source).stem
     folder = Path(run_folder or f"runs/upcycle-{name}")
     with _locked(folder, chosen.device) as (processes, device):
@@ -246,15 +243,14 @@ class Upcycling:
         sizes = tuple(dict.fromkeys((config.image, chosen.image)))
         work = Work(
             self.settings, self.folder, photos, Target(source, chosen), sizes, holdout,
-            self.workers, self.processes, self.device, self.console, self._log,
+            self.workers, self.processes, self.device, self.console,
         )  # fmt: skip
-        phases = Phases(work)
-        for name in phases.names():
-            path = phases.run(name, copy.deepcopy(models[_best(scores)]))
-            if path is not None:
-                models[name] = load(path, self.device).float()
-                scores[name] = holdout.measure(models[name])
-                self._log_score(name, scores[name])
+        trains = 0 not in (self.settings.epochs, self.settings.minutes)
+        path = distil(work, copy.deepcopy(student)) if trains else None
+        if path is not None:
+            models["distilled"] = load(path, self.device).float()
+            scores["distilled"] = holdout.measure(models["distilled"])
+            self._log_score("distilled", scores["distilled"])
         return self._finish(models, scores, holdout, table)
 
     # ── where to pool ───────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ PLACEMENT = (
 )  # fmt: skip
 """The fields of `HVTConfig` that may be fixed by hand."""
 EPOCHS = 10.0
-"""Of each phase, where neither epochs nor minutes are asked for."""
+"""Where neither epochs nor minutes are asked for."""
 
 
 @dataclass(frozen=True)
@@ -39,38 +39,22 @@ class Settings:
     rank_photos: int = field(256, "photos that the best placements are ranked by", ge=1)
 
     epochs: float | None = field(
-        None,
-        "passes of each phase, if not 10: the tail over its crops, all over the photos",
-        ge=0,
-        le=MAX_EPOCHS,
+        None, "passes over the photos (default: 10); 0 leaves it untrained", ge=0, le=MAX_EPOCHS
     )
     minutes: float | None = field(
         None, "bound the training by about so many minutes instead of by epochs", ge=0
-    )
-    tail_epochs: float | None = field(
-        None, "passes of the tail alone, if not epochs", ge=0, le=MAX_EPOCHS
-    )
-    all_epochs: float | None = field(
-        None, "passes of all blocks, if not epochs", ge=0, le=MAX_EPOCHS
-    )
-    crops: int = field(2, "crops of each photo that are cached for the tail", ge=1)
-    cache: str | None = field(
-        None, "folder of the cache, kept and used again (default: in the run's, removed when done)"
     )
     kl: float = field(1.0, "weight of the logits' KL divergence", ge=0)
     feature: float = field(1.0, "weight of the final feature", ge=0)
     tokens: float = field(0.5, "weight of later blocks' tokens", ge=0)
     batch_size: int = field(16, "crops per step over all processes", ge=2)
-    tail_lr: float = field(2e-4, "learning rate of the tail alone, at this batch", gt=0)
-    lr: float = field(1e-4, "learning rate of all blocks, at this batch", gt=0)
+    lr: float = field(1e-4, "learning rate at this batch size", gt=0)
     layer_decay: float | None = field(
-        0.85, "rate of a block over that of the next one, where all learn", gt=0, le=1
+        0.85, "learning rate of a block over that of the next one", gt=0, le=1
     )
     weight_decay: float = field(0.02, "AdamW's", ge=0)
-    ema: float = field(0.0, "decay of averaged weights where all learn; 0 is off", ge=0, lt=1)
-    mixup: float = field(
-        0.0, "share of the crops that are blended with another, where all learn", ge=0, le=1
-    )
+    ema: float = field(0.0, "decay of averaged weights; 0 is off", ge=0, lt=1)
+    mixup: float = field(0.0, "share of the crops that are blended with another", ge=0, le=1)
     scale: float = field(0.5, "smallest share of a photo that a crop shows", gt=0, le=1)
     holdout: int = field(500, "photos held out to measure by, at most a fifth of all", ge=1)
     skip_broken: bool = field(False, "pass over unreadable photos and count them")
@@ -96,14 +80,11 @@ class Settings:
         check_values(self)
         if self.batch_size % 2:
             raise HVTError(f"batch_size={self.batch_size} must be even")
-        if self.minutes is not None:
-            for name in ("epochs", "tail_epochs", "all_epochs"):
-                value = getattr(self, name)
-                if value or (name == "epochs" and value is not None):
-                    raise HVTError(
-                        f"minutes={self.minutes:g} bounds the training instead of {name}="
-                        f"{value:g}: leave one of the two out"
-                    )
+        if self.minutes is not None and self.epochs is not None:
+            raise HVTError(
+                f"minutes={self.minutes:g} bounds the training instead of epochs={self.epochs:g}: "
+                "leave one of the two out"
+            )
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -115,15 +96,6 @@ class Settings:
     def asks_for_pooling(self) -> bool:
         """Whether the unpooled source on smaller images will not do."""
         return self.pool == "any" or bool(self.fixed.keys() - {"img_size"})
-
-    def passes(self) -> tuple[float, float]:
-        """Epochs of the tail and of all blocks; under `minutes`, whether there are any."""
-        each = EPOCHS if self.epochs is None else self.epochs
-        if self.minutes is not None:
-            each = float(self.minutes > 0)
-        asked = (self.tail_epochs, self.all_epochs)
-        tail, whole = (each if epochs is None else epochs for epochs in asked)
-        return tail, whole
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -66,16 +66,6 @@ def taken_blocks(config: HVTConfig) -> tuple[int, ...]:
     return tuple(sorted({block for block in ((split + last + 1) // 2, last) if block > split}))
 
 
-def front(model: HVT, images: Tensor, split: int) -> Tensor:
-    """What the tail begins with: `(B, C, H, W)` → `(B, N', D)`, without the pooling's positions."""
-    x = model._embed(images)
-    for block in model.blocks[:split]:
-        x = block(x)
-    last: Any = model.blocks[split]
-    x = last(x)
-    return x if last.pos_embed is None else x - last.pos_embed
-
-
 class Student(nn.Module):
     """A model that gives more than logits, from images or, with a split, from its front's."""
 
