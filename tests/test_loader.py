@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile import repeated_scans
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -370,23 +369,6 @@ def test_skipped_images_are_replaced_and_counted(some_broken: FileImages) -> Non
     assert labels(got) == [{3: 5, 4: 5, 11: 12}.get(i, i) for i in order]
     assert sum(batch.broken for batch in got) == 2 + 1 + 1  # from 3 over 4 to 5; from 4; from 11
     assert same(epoch(2), got)
-
-
-def test_images_that_are_too_much_work_are_skipped_and_counted(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.jpg" for number in range(4)]
-    for number, path in enumerate(paths):
-        Image.new("RGB", (24, 24)).save(path.with_suffix(".tif" if number == 2 else ".jpg"))
-    paths[2] = paths[2].with_suffix(".tif")  # decoded in a process of its own
-    paths[1].write_bytes(repeated_scans(20_000, (6928, 6928)))
-    images = FileImages(paths, range(4))
-    got = list(EvalBatches(images, timm_eval(), batch_size=4, workers=2, skip_broken=True))
-    assert (labels(got), [batch.broken for batch in got]) == ([0, 2, 3], [1])
-    batches = TrainBatches(images, timm_training(), batch_size=4, skip_broken=True)
-    assert [batch.broken for batch in batches.epoch(0)] == [1]
-    with pytest.raises(
-        UnreadableImageError, match=r"1\.jpg cannot be read as an image: .* 500 scans"
-    ):
-        list(EvalBatches(images, timm_eval(), batch_size=4))
 
 
 def test_skipping_ends_somewhere(tmp_path: Path) -> None:

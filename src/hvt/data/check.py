@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -12,19 +13,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from PIL import Image
+
 from ..errors import HVTError
-from ..files import encodable, open_regular
+from ..files import encodable
 from .arrays import ArrayImages
-from .bounds import Bounds, ImageTooLargeError, check_strip
+from .evaluation import RefuseStrips
 from .folders import FileImages
-from .images import UnreadableImageError, mode_of, read_with_mode, why
+from .images import UnreadableImageError, image_formats, mode_of, read_image, why
 from .sources import Images, open_parts, why_not_trainable
 
 TINY = 10
 """A class with fewer training images than this is pointed out."""
 
-_BOUNDS = Bounds(side=256)  # as for a model of 224 pixels
-_PART = 2**20  # bytes of a file that are hashed at a time
+_refuse_strips = RefuseStrips(256)  # as for a model of 224 pixels
 _CHUNK = 4096  # images handed out at a time, so that a million need no million promises
 
 
@@ -161,20 +163,15 @@ def _look(item: tuple[str, Images, int]) -> _Seen:
     path = images.path(index)
     name = encodable(path)
     try:
-        image, mode = read_with_mode(path)
-        check_strip(*image.size, _BOUNDS)
+        content = path.read_bytes()
+        image = _refuse_strips(read_image(content))
     except UnreadableImageError as broken:
         return _Seen(name, reason=broken.reason)
-    except ImageTooLargeError as error:
-        return _Seen(name, reason=str(error))
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        with open_regular(path) as file:
-            while content := file.read(_PART):
-                digest.update(content)
     except OSError as error:
         return _Seen(name, reason=why(error))
-    return _Seen(name, digest.digest(), image.size, mode)
+    with Image.open(io.BytesIO(content), formats=image_formats()) as header:
+        mode = header.mode  # that of the file
+    return _Seen(name, _digest(content), image.size, mode)
 
 
 def _look_inside(part: str, images: Images, index: int) -> _Seen:
@@ -183,17 +180,16 @@ def _look_inside(part: str, images: Images, index: int) -> _Seen:
     if isinstance(images, ArrayImages):
         pixels = images.images[index].numpy()  # (H, W, C)
         height, width, channels = pixels.shape
-        digest = hashlib.blake2b(pixels.tobytes(), digest_size=16).digest()
-        return _Seen(name, digest, (width, height), mode_of(channels))
+        return _Seen(name, _digest(pixels.tobytes()), (width, height), mode_of(channels))
     try:
-        image, _ = images[index]
-        check_strip(*image.size, _BOUNDS)
+        image = _refuse_strips(images[index][0])
     except UnreadableImageError as broken:
         return _Seen(name, reason=broken.reason)
-    except ImageTooLargeError as error:
-        return _Seen(name, reason=str(error))
-    digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-    return _Seen(name, digest, image.size, image.mode)
+    return _Seen(name, _digest(image.tobytes()), image.size, image.mode)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _collect(

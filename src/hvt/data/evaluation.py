@@ -12,7 +12,6 @@ from timm.data import create_transform
 from torch import Tensor
 
 from .augment import INTERPOLATIONS, normalise
-from .bounds import Bounds, ImageTooLargeError, check_strip
 from .images import UnreadableImageError
 from .sources import ArrayImages
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 SMALL = 64
 """Images up to this side get padded random crops instead of resized crops."""
+
+_MAX_RESIZED = 178_956_970  # pixels: what Pillow itself refuses to open
 
 
 def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = True) -> Any:
@@ -64,16 +65,19 @@ def resized_side(model: Classifier) -> int:
 
 
 class RefuseStrips:
-    """The first step of an evaluation transform, which leaves all other images as they are."""
+    """The first step of an evaluation transform, which leaves all other images unchanged."""
 
     def __init__(self, side: int) -> None:
-        self.bounds = Bounds(side=side)
+        self.side = side
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        try:
-            check_strip(*image.size, self.bounds)
-        except ImageTooLargeError as error:
-            raise UnreadableImageError.of("the image", str(error)) from error
+        short, long = sorted(image.size)
+        if self.side**2 * long > _MAX_RESIZED * max(1, short):
+            raise UnreadableImageError.of(
+                "the image",
+                f"it has {image.width} × {image.height} pixels, too long a strip to resize its "
+                f"shorter side to {self.side}",
+            )
         return image
 
 

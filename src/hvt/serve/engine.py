@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..checkpoint.save_load import load
 from ..config import HVTConfig
-from ..data.bounds import Bounds
 from ..data.evaluation import eval_transform, resized_side
 from ..data.images import mode_of
 from ..deploy.export import write
@@ -22,6 +21,7 @@ from ..deploy.runtime import OnnxModel, check_classifier, is_onnx
 from ..errors import HVTError
 from ..model import HVT
 from ..zoo import DEFAULT, find_checkpoint
+from .bounds import Bounds
 from .images import finish_safely, known_formats, open_safely, read_safely
 from .settings import Settings
 

@@ -6,12 +6,10 @@ import functools
 
 from PIL import Image, UnidentifiedImageError
 
-from ..data.bounds import Bounds, ImageTooLargeError
-from ..data.images import Heavy, decode, finish, image_formats, open_light, why
+from ..data.images import image_formats, why
+from .bounds import FORMATS, Bounds, ImageTooLargeError
+from .decoder import Heavy, decode, finish_light, open_light
 from .refusals import RequestError, TooLarge, UnprocessableImage, WrongType
-
-# What people send. The other formats that Pillow reads are rare, and each is code to attack.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 
 
 def open_safely(content: bytes, bounds: Bounds, what: str) -> Image.Image | None:
@@ -28,7 +26,7 @@ def open_safely(content: bytes, bounds: Bounds, what: str) -> Image.Image | None
 def finish_safely(image: Image.Image, in_chans: int, what: str) -> Image.Image:
     """What an opened image shows, as `hvt predict` sees it."""
     try:
-        return finish(image, in_chans)[0]
+        return finish_light(image, in_chans)
     except Heavy:
         raise
     except Exception as error:
@@ -40,7 +38,7 @@ def read_safely(content: bytes, in_chans: int, bounds: Bounds, what: str) -> Ima
     if not content:
         raise UnprocessableImage(f"{what} is empty")
     try:
-        return decode(content, in_chans, bounds)[0]
+        return decode(content, in_chans, bounds)
     except Exception as error:
         raise _refusal(error, what) from error
 

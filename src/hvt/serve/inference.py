@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
-from ..data.images import Heavy
 from .batcher import Batcher, Watchdog
 from .body import Upload
+from .decoder import Heavy
 from .engine import Engine, Row
 
 SMALL_FILE, SMALL_IMAGE = 16_384, 16_384

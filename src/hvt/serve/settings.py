@@ -7,9 +7,9 @@ import os
 import re
 from dataclasses import dataclass
 
-from ..data.bounds import MOST_PIXELS
 from ..errors import HVTError
 from ..fields import check_values, field
+from .bounds import MOST_PIXELS
 
 NAME = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+")  # any, a host's name, an IPv6 address
 

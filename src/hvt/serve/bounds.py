@@ -9,12 +9,8 @@ from typing import Any, BinaryIO
 
 MOST_PIXELS = 178_956_970  # Pillow itself refuses what is larger
 
-# The formats that are opened, the common ones first. Pillow knows more: rare ones, each of them
-# code to attack, some decoded by a program or not at all, and PostScript, which is executed.
-FORMATS = (
-    "JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "JPEG2000",
-    "DDS", "DIB", "ICO", "PCX", "PSD", "QOI", "SGI", "TGA",
-)  # fmt: skip
+# What people send. The other formats that Pillow reads are rare, and each is code to attack.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 
 MAX_SCANS = 500
 MAX_WORK = 2_500_000_000

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from .bounds import Bounds, ImageTooLargeError
+from ..data.images import finish, image_formats, why
+from .bounds import Bounds, ImageTooLargeError, check_bounds
 from .decoder import bands
-from .images import decode_here, why
 
 GRACE = 5  # seconds after which it ends by itself, should nobody be left to do so
 
@@ -53,7 +53,7 @@ def limit_memory(most: int) -> None:
 def answer(request: dict[str, Any], content: bytes, replies: BinaryIO) -> None:
     """Decode an image and send it, or the reason why there is none."""
     try:
-        image, source_mode = _decode(request, content)
+        image = _decode(content, request["in_chans"], Bounds(**request["bounds"]))
     except Exception as error:  # damaged files raise all sorts
         kind = "damaged"
         if isinstance(error, UnidentifiedImageError):
@@ -62,16 +62,15 @@ def answer(request: dict[str, Any], content: bytes, replies: BinaryIO) -> None:
             kind = "too much"
         replies.write(json.dumps({"error": kind, "reason": why(error)}).encode() + b"\n")
         return
-    reply = {"mode": image.mode, "size": image.size, "source_mode": source_mode}
+    reply = {"mode": image.mode, "size": image.size}
     replies.write(json.dumps(reply).encode() + b"\n")
     width, height = image.size
     for top, rows in bands(width, height):
         replies.write(image.crop((0, top, width, top + rows)).tobytes())
 
 
-def _decode(request: dict[str, Any], content: bytes) -> tuple[Image.Image, str]:
-    bounds = Bounds(**request["bounds"])
-    if request["path"] is None:
-        return decode_here(io.BytesIO(content), request["in_chans"], bounds)
-    with open(request["path"], "rb") as file:  # noqa: PTH123 - as it was sent
-        return decode_here(file, request["in_chans"], bounds)
+def _decode(content: bytes, in_chans: int, bounds: Bounds) -> Image.Image:
+    file = io.BytesIO(content)
+    with Image.open(file, formats=[f for f in image_formats() if f in bounds.formats]) as image:
+        check_bounds(image, file, bounds)
+        return finish(image, in_chans)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -21,13 +22,16 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from .bounds import Bounds, ImageTooLargeError
+from ..data.images import finish, image_formats
+from .bounds import Bounds, ImageTooLargeError, check_bounds, light_format
 
 BYTES_PER_PIXEL = 16
 """What decoding may take; WebP takes the most: two canvases, a copy and the image itself."""
 BASE_BYTES = 256_000_000  # for the process itself, its threads and the file
 START = 60.0  # seconds for a process to begin, on a busy machine
 BAND = 2**20  # pixels that are sent at a time
+_PREFIX = 16  # bytes by which Pillow tells formats apart
+_MAX_EXIF = 65_536  # bytes; the tags of more could each claim all of it, in a copy of their own
 
 # Without the package's own __init__, which imports torch.
 _MAIN = """
@@ -35,14 +39,61 @@ import json, sys, types
 sys.path[:] = json.loads(sys.argv[1])
 package = sys.modules["hvt"] = types.ModuleType("hvt")
 package.__path__ = [sys.argv[2]]
-from hvt.data.decoder_main import main
+from hvt.serve.decoder_main import main
 main(int(sys.argv[3]))
 """
 _ERRORS = {"format": UnidentifiedImageError, "too much": ImageTooLargeError, "damaged": ValueError}
 
 
-def decode_apart(source: str | bytes, in_chans: int, bounds: Bounds) -> tuple[Image.Image, str]:
-    """An image from a path or from bytes, decoded in a process of its own, and its mode there.
+class Heavy(Exception):
+    """What came to light only while an image was decoded."""
+
+
+def decode(content: bytes, in_chans: int, bounds: Bounds) -> Image.Image:
+    """The image of a file's content within bounds.
+
+    It raises `ImageTooLargeError` above a bound, `UnidentifiedImageError` for what is not an image,
+    and whatever Pillow does for what is damaged.
+    """
+    image = open_light(content, bounds)
+    if image is not None:
+        with contextlib.suppress(Heavy):
+            return finish_light(image, in_chans)
+    _check_format(content, bounds)
+    return decode_apart(content, in_chans, bounds)
+
+
+def open_light(content: bytes, bounds: Bounds) -> Image.Image | None:
+    """An image of which the header was read; None if a process of its own should decode it."""
+    name = light_format(content, len(content))
+    if name is None or name not in bounds.formats:
+        return None
+    file = io.BytesIO(content)
+    image = Image.open(file, formats=(name,))
+    return image if check_bounds(image, file, bounds) else None
+
+
+def finish_light(image: Image.Image, in_chans: int) -> Image.Image:
+    """What an opened image shows; `Heavy` if its metadata is for a process of its own."""
+    with image:
+        image.load()
+        exif = image.info.get("exif") or image.info.get("Raw profile type exif") or b""
+        if len(exif) > _MAX_EXIF:
+            raise Heavy
+        return finish(image, in_chans)
+
+
+def _check_format(content: bytes, bounds: Bounds) -> None:
+    """Refuse what Pillow cannot know by its first bytes, before a process is troubled with it."""
+    for name in image_formats():
+        accept = Image.OPEN[name][1]
+        if name in bounds.formats and (accept is None or accept(content[:_PREFIX])):
+            return
+    raise UnidentifiedImageError
+
+
+def decode_apart(content: bytes, in_chans: int, bounds: Bounds) -> Image.Image:
+    """An image decoded in a process of its own.
 
     That process is ended when it has taken more than `bounds.seconds`, or on Linux more than 16
     bytes for each of `bounds.pixels`.
@@ -52,7 +103,7 @@ def decode_apart(source: str | bytes, in_chans: int, bounds: Bounds) -> tuple[Im
     image: Image.Image | None = None
     try:
         with _Deadline(process, bounds.seconds) as deadline, contextlib.suppress(OSError):
-            reply = process.ask(source, in_chans, bounds)
+            reply = process.ask(content, in_chans, bounds)
             if reply is not None and "error" not in reply:
                 image = process.receive(reply)
     except BaseException:  # an interrupt leaves half an answer in the pipe
@@ -70,7 +121,7 @@ def decode_apart(source: str | bytes, in_chans: int, bounds: Bounds) -> tuple[Im
         process.end()
         raise ImageTooLargeError("the process that decoded it was ended by the system")
     _idle[bounds.pixels].append(process)
-    return image, reply["source_mode"]
+    return image
 
 
 def bands(width: int, height: int) -> list[tuple[int, int]]:
@@ -105,15 +156,9 @@ class _Process:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, source: str | bytes, in_chans: int, bounds: Bounds) -> dict[str, Any] | None:
+    def ask(self, content: bytes, in_chans: int, bounds: Bounds) -> dict[str, Any] | None:
         """What the process says of an image; None if it ended on the way."""
-        content = source if isinstance(source, bytes) else b""
-        request = {
-            "path": None if isinstance(source, bytes) else source,
-            "bytes": len(content),
-            "in_chans": in_chans,
-            "bounds": vars(bounds),
-        }
+        request = {"bytes": len(content), "in_chans": in_chans, "bounds": vars(bounds)}
         self._to.write(json.dumps(request).encode() + b"\n")
         self._to.write(content)
         self._to.flush()
