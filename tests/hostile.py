@@ -127,7 +127,7 @@ def repeated_scans(times: int, size: tuple[int, int] = (64, 64)) -> bytes:
 def slow_ppm(comments: int) -> bytes:
     """Of 2 × 2 pixels, among comments that Pillow cuts out one by one: quadratic in their number.
 
-    200,000 are some seconds.
+    3,000,000 are a minute or so.
     """
     return b"P3\n2 2\n255\n" + b"#\n" * comments + b"1 " * 12
 

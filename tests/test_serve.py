@@ -244,7 +244,7 @@ def test_an_image_that_takes_too_long_is_given_up_and_others_are_answered(
 
     async def call() -> None:
         async with client(app) as to:
-            slow = asyncio.create_task(to.post("/predict", content=slow_ppm(400_000)))
+            slow = asyncio.create_task(to.post("/predict", content=slow_ppm(3_000_000)))
             answered = await to.post("/predict", content=light)
             assert_same(answered.json()["answers"][0], light, predictor)
             assert not slow.done()  # light ones do not wait for it
@@ -263,7 +263,7 @@ def test_health_says_when_every_decoder_is_stuck(engine: Callable[..., Engine]) 
 
     async def call() -> None:
         async with client(app) as to:
-            assert (await to.post("/predict", content=slow_ppm(400_000))).status_code == 504
+            assert (await to.post("/predict", content=slow_ppm(3_000_000))).status_code == 504
             for _ in range(50):  # the decoder began a moment after the request
                 health = await to.get("/healthz")
                 if health.status_code == 503:
