@@ -28,6 +28,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from hvt.config import HVTConfig
+from hvt.costs import cost
 from hvt.files import atomic_write
 from hvt.planning.quality import FILE, MEASURES, Quality, features_of, flags_of, measures_of
 
@@ -147,6 +148,7 @@ def fit(runs: Sequence[TrainingRun], about: str) -> Quality:
         scale=[scale for _, _, scale in kept.values()],
         low={name: min(values) for name, values in measured.items()},
         high={name: max(values) for name, values in measured.items()},
+        max_gflops=max(cost(run.config).gflops for run in runs),
         intercept=float(ridge.intercept_ + offset),
         penalty=penalty,
         rank_correlation=float(spearmanr(predicted[penalty][alike], y[alike]).statistic),

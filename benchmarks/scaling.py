@@ -35,9 +35,10 @@ from hvt.config import HVTConfig, write_config
 from hvt.costs import cost
 from hvt.device import cpu_name
 from hvt.files import atomic_write
-from hvt.planning.answer import Judge, limit
 from hvt.planning.best import plan_space
+from hvt.planning.budget import Budgets, tolerance
 from hvt.planning.quality import flags_of, load_quality, measures_of
+from hvt.planning.result import Estimator
 from hvt.searching.suggest import Choices, Drawn, choices_of
 from hvt.training.recipe import load_recipe
 
@@ -130,8 +131,8 @@ def choices(budget: float) -> Choices:
 
 def planned(budget: float) -> HVTConfig:
     """The first choice of `hvt plan` in the study's space that no trial of the study was."""
-    judge, seen = Judge(load_quality(), None, 128), known_configs()
-    best = plan_space(choices(budget).space, {"gflops": budget}, judge, 20).best
+    estimator, seen = Estimator(load_quality(), None, 128), known_configs()
+    best = plan_space(choices(budget).space, Budgets(gflops=budget), estimator, 20).best
     return next(one.config for one in best if one.config not in seen)
 
 
@@ -140,7 +141,7 @@ def even_stages(budget: float) -> HVTConfig:
     recipe = load_recipe(RECIPES[1])
     values = recipe.overrides | {"pool_after": (0, 1, 3, 4), "num_classes": 100}
     widths = [hvt.get_config("hvt_s_4", **values, num_heads=heads) for heads in range(1, 25)]
-    return max((one for one in widths if cost(one).gflops <= limit(budget)), key=_width)
+    return max((one for one in widths if cost(one).gflops <= tolerance(budget)), key=_width)
 
 
 def at_random(budget: float) -> list[HVTConfig]:

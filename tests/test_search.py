@@ -21,7 +21,7 @@ from rich.console import Console
 import hvt
 from hvt.cli.search import _train_command
 from hvt.config import HVTConfig, write_config
-from hvt.planning.answer import limit
+from hvt.planning.budget import tolerance
 from hvt.searching.halving import Score, frontier, goes_on, rung_epochs
 from hvt.searching.report import importance, render, write_report
 from hvt.searching.run import _identity, _recipe
@@ -83,7 +83,7 @@ def test_every_suggestion_is_within_the_budget(model: str) -> None:
     results = [choices.suggest(study.ask()) for _ in range(60)]
     configs = [config for config in results if config is not None]
     assert len(configs) > 40
-    assert max(hvt.cost(config).gflops for config in configs) <= limit(0.008)
+    assert max(hvt.cost(config).gflops for config in configs) <= tolerance(0.008)
     assert sum(hvt.cost(config).gflops > 0.003 for config in configs) > 20
     for values in (
         {c.depth for c in configs}, {c.width for c in configs}, {c.pool_dims for c in configs},
@@ -194,7 +194,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_a_search_leaves_its_results(found: Any) -> None:
     assert len(found.trials) == 3
-    assert hvt.cost(found.best).gflops <= limit(0.002)
+    assert hvt.cost(found.best).gflops <= tolerance(0.002)
     assert hvt.get_config(str(found.folder / "best.json")) == found.best
     with (found.folder / "trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
 
 from ..config import FIELDS, HVTConfig
 from ..costs import arrow
 from ..errors import HVTError
+from ..files import check_writable
+from ..planning.space import KEPT, SEARCHED
 from .flags import add_fields, converter, given_fields
-from .output import new_console
+from .output import Row, add_output_flags, make_table, new_console, print_json
 
 if TYPE_CHECKING:
-    from ..planning.answer import Choice, Plan
-
-_FIXED = (
-    "img_size", "patch_size", "in_chans", "num_classes", "num_heads", "head_dim", "embed_dim",
-    "depth", "stages", "pool_after", "pool", "pool_kernel", "pool_stride", "pool_dims",
-    "class_token", "mlp_ratio", "proportional_attention", "drop_path_rate",
-)  # fmt: skip
+    from ..planning.result import Choice, Plan
 
 _EXAMPLES = """\
 examples:
@@ -44,61 +37,42 @@ def register(commands: Any) -> None:
         "plan",
         help="choose a model for a budget",
         description=(
-            "The best models within a budget, beside the paper's ways to spend it and the DeiT\n"
-            "that it buys. Every width, depth, image, patch and pooling is priced in closed\n"
-            "form. Fields of the model that are named are fixed. docs/scaling.md says more."
+            "The best models within a budget, beside the paper's own ways to scale up and the\n"
+            "DeiT of the same budget. Every width, depth, image, patch and pooling is priced in\n"
+            "closed form. Fields of the model that are given are fixed. See docs/scaling.md."
         ),
         epilog=_EXAMPLES,
     )
     group = parser.add_argument_group("budgets, any of them together")
     for flag, text in {
-        "--gflops": "multiply-adds of an image in 10⁹",
+        "--gflops": "MACs per image in 10⁹",
         "--params": "parameters in 10⁶",
-        "--latency-ms": "milliseconds of a batch, by a table of block timings",
+        "--latency-ms": "milliseconds per batch, by a table of block timings",
         "--memory": "MB of a training step: AdamW, float32",
     }.items():
         name = flag[2:].replace("-", "_")
         group.add_argument(flag, type=converter(name, float), metavar="X", help=text)
-    group = parser.add_argument_group("where the latency is")
-    group.add_argument("--mode", default="eager", help="eager, onnx or int8 (default: eager)")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
-    for flag, text, default in (
-        ("--threads", "CPU threads (default: torch's)", None),
-        ("--batch", "images of a batch (default: 1)", 1),
+    timed = parser.add_argument_group("how latency is measured")
+    timed.add_argument("--mode", default="eager", help="eager, onnx or int8 (default: eager)")
+    timed.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+    timed.add_argument("--remeasure", action="store_true", help="ignore the cached timings")
+    for owner, flag, default, text in (
+        (timed, "--threads", None, "CPU threads (default: torch's)"),
+        (timed, "--batch", 1, "images per batch (default: 1)"),
+        (parser, "--train-batch", 128, "images of a training step, for --memory (default: 128)"),
+        (parser, "--count", 5, "how many of the best to print (default: 5)"),
+        (parser, "--choice", None, "which of the best --save writes (default: 1)"),
     ):
-        group.add_argument(
-            flag, type=converter(flag[2:], int, ge=1), default=default, metavar="N", help=text
-        )
-    group.add_argument(
-        "--remeasure", action="store_true", help="take the table again instead of the kept one"
-    )
-    parser.add_argument(
-        "--train-batch",
-        type=converter("train_batch", int, ge=1),
-        default=128,
-        metavar="N",
-        help="images of a training step, for --memory (default: 128)",
-    )
+        kind = converter(flag[2:].replace("-", "_"), int, ge=1)
+        owner.add_argument(flag, type=kind, default=default, metavar="N", help=text)
+    parser.add_argument("--save", metavar="FILE.json", help="write the best as a config")
+    parser.add_argument("--plot", metavar="PNG|SVG", help="draw the frontier")
     parser.add_argument(
         "--from", dest="source", metavar="CHECKPOINT", help="plan placements for hvt upcycle"
     )
-    parser.add_argument(
-        "--count",
-        type=converter("count", int, ge=1),
-        default=5,
-        metavar="N",
-        help="how many of the best to print (default: 5)",
-    )
-    parser.add_argument("--save", metavar="FILE.json", help="write the best as a config")
-    parser.add_argument(
-        "--choice",
-        type=converter("choice", int, ge=1),
-        metavar="N",
-        help="which of the best --save writes (default: 1)",
-    )
-    parser.add_argument("--plot", metavar="PNG|SVG", help="draw the frontier")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    skipped = [name for name in FIELDS if name not in _FIXED]
+    add_output_flags(parser)
+    fixable = (*SEARCHED, *KEPT, "proportional_attention")
+    skipped = [name for name in FIELDS if name not in fixable]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
     parser.synonyms = {
         "macs": "--gflops", "flops": "--gflops", "parameters": "--params", "time": "--latency-ms",
@@ -113,8 +87,7 @@ def run(args: argparse.Namespace) -> None:
             "--choice says which of the best --save writes: use --save FILE.json, or leave it out"
         )
     for path in filter(None, (args.save, args.plot)):
-        if not Path(path).parent.is_dir():
-            raise HVTError(f"cannot write {path}: the folder {Path(path).parent} does not exist")
+        check_writable(path)
 
     from ..planning.run import plan
 
@@ -143,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
     if args.plot:
         planned.draw(args.plot)
     if args.json:
-        print(json.dumps(planned.to_dict(), indent=2))
+        print_json(planned.to_dict())
         return
     _print(planned)
     if args.save:
@@ -155,42 +128,36 @@ def _print(planned: Plan) -> None:
     from ..planning.latency import provenance
 
     console = new_console()
-    console.print(
-        f"{planned.within:,} of {planned.configurations:,} configs are within the budget",
-        highlight=False,
-    )
-    table = Table(box=None, header_style="bold")
-    headings = ["", "px", "patch", "width", "heads", "blocks", "pool after", "window", "tokens"]
-    right = ["GFLOPs", "params (M)"]
+    found = f"{planned.num_within:,} of {planned.num_configs:,} configs are within the budget"
+    if planned.extrapolated:
+        found += "; by cost, order extrapolated"
+    console.print(found, highlight=False)
+    columns: dict[str, str | Callable[[Row], str]] = {
+        "": "{name:<}", "px": "{px:<}", "patch": "{patch_size:<}", "width": "{width:<}",
+        "heads": "{num_heads:<}", "blocks": "{depth:<}", "pool after": "{after:<}",
+        "window": "{window:<}", "tokens": "{tokens:<}", "GFLOPs": "{gflops:>}",
+        "params (M)": "{params_m:>}",
+    }  # fmt: skip
     if "latency_ms" in planned.budgets:
-        right.append("ms")
+        columns["ms"] = "{latency_ms:.1f}"
     if "memory" in planned.budgets:
-        right.append("MB")
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    for heading in right:
-        table.add_column(heading, justify="right")
-    table.add_column("spends its multiply-adds on")
-    rivals = [planned.deit] if planned.deit else []
-    for group in (planned.best, planned.ways, rivals):
-        for choice in group:
-            table.add_row(*_row(choice, right))
-        if group is not rivals and group:
-            table.add_section()
+        columns["MB"] = "{training_memory_mb:.0f}"
+    columns["share of MACs"] = "{shares}"
+    table = make_table(map(_row, planned.choices), columns)
+    for end in {len(planned.best) - 1, len(planned.best) + len(planned.scaled) - 1}:
+        table.rows[end].end_section = True
     console.print(table)
-    console.print(planned.order, highlight=False, markup=False)
+    lines = [planned.order]
     if planned.machine:
-        console.print(f"Latency: {provenance(planned.machine)}.", highlight=False, markup=False)
-    outside = sorted({name for choice in planned.best for name in choice.outside})
-    if planned.source is None and outside:
-        console.print(
-            f"Outside of what was trained: {', '.join(outside)} of some of these.", highlight=False
-        )
-    if planned.source is not None and planned.best:
-        console.print(_upcycle(planned), highlight=False, markup=False, soft_wrap=True)
+        lines.append(f"Latency: {provenance(planned.machine)}.")
+    if planned.source is not None:
+        lines.append(_upcycle(planned))
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _row(choice: Choice, right: list[str]) -> list[str]:
+def _row(choice: Choice) -> Row:
+    """The cells of a choice, by the names of the columns' formats."""
     config = choice.config
     height, width = config.image
     after = ",".join(map(str, config.pool_blocks))
@@ -200,27 +167,20 @@ def _row(choice: Choice, right: list[str]) -> list[str]:
         "×".join(map(str, one)) if isinstance(one, tuple) else str(one)
         for one in (config.pool_kernel, config.pool_stride)
     )
-    cells = [
-        choice.name,
-        str(height) if height == width else f"{height}×{width}",
-        str(config.patch_size),
-        str(config.width),
-        str(config.num_heads),
-        str(config.depth),
-        after or "never",
-        f"{config.pool_dims}D {kernel}/{stride}" if config.pool_blocks else "",
-        arrow(list(config.tokens)),
-    ]
-    values = {
-        "GFLOPs": _figure(choice.gflops),
-        "params (M)": _figure(choice.params),
-        "ms": "" if choice.latency_ms is None else f"{choice.latency_ms:.1f}",
-        "MB": f"{choice.memory:.0f}",
+    shares = [f"{s:.0%} {part}" for part, s in choice.macs_share.items() if s >= 0.005]
+    return config.to_dict() | {
+        "name": choice.name,
+        "px": str(height) if height == width else f"{height}×{width}",
+        "width": config.width,
+        "after": after or "never",
+        "window": f"{config.pool_dims}D {kernel}/{stride}" if config.pool_blocks else "",
+        "tokens": arrow(list(config.tokens)),
+        "gflops": _figure(choice.gflops),
+        "params_m": _figure(choice.params_m),
+        "latency_ms": choice.latency_ms,
+        "training_memory_mb": choice.training_memory_mb,
+        "shares": ", ".join(shares),
     }
-    spends = ", ".join(
-        f"{share:.0%} {part}" for part, share in choice.spends.items() if share >= 0.005
-    )
-    return [*cells, *(values[heading] for heading in right), spends]
 
 
 def _figure(value: float) -> str:
@@ -229,24 +189,24 @@ def _figure(value: float) -> str:
 
 
 def _upcycle(planned: Plan) -> str:
-    """The command; its budget holds what is printed, which may be half a digit above the plan's.
+    """The command that measures which placement is best, and trains it.
 
-    Upcycling knows no budget but GFLOPs. Where another one bounds the plan, the most GFLOPs of the
-    choices stand for it: with the plan's own, what is measured would be dearer than what is listed.
+    Upcycling knows only a budget of GFLOPs: where another one bounds the plan, it gets the most
+    GFLOPs of the choices, for with the plan's own it would find dearer models than are listed.
     """
-    from ..planning.answer import rounded_up
+    from ..planning.budget import rounded_up
 
-    whole = planned.source_gflops
-    assert whole is not None
-    most, alone = max(one.gflops for one in planned.best), set(planned.budgets) == {"gflops"}
-    asked = planned.budgets["gflops"] if alone else 0.0
-    most = max(asked, most) if asked < whole else most
-    # upcycling takes no budget that the source itself is within
-    budget = next(text for n in range(3, 17) if float(text := rounded_up(most, n)) < whole)
+    source = planned.source_gflops
+    assert source is not None
+    most, only = max(one.gflops for one in planned.best), set(planned.budgets) == {"gflops"}
+    asked = planned.budgets["gflops"] if only else 0.0
+    most = max(asked, most) if asked < source else most
+    # hvt upcycle takes no budget that the source itself is within
+    budget = next(text for n in range(3, 17) if float(text := rounded_up(most, n)) < source)
     words = ["hvt", "upcycle", str(planned.source), "OUT.safetensors", "--gflops", budget]
     for name, value in planned.fixed.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [f"--{name.replace('_', '-')}", text]
     command = shlex.join([*words, "--data", "PHOTOS"])
-    bound = "" if alone else "hvt upcycle bounds GFLOPs alone, here by the most of these. "
+    bound = "" if only else "hvt upcycle bounds only GFLOPs, here by the most of these. "
     return f"{bound}To measure which is best, and train it: {command}"

@@ -1,4 +1,4 @@
-"""The image of a plan: the best score that each cost buys, and where the choices lie."""
+"""The plot of a plan: the best score at each cost, and the choices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..errors import HVTError
 from ..plot import new_figure
 
 if TYPE_CHECKING:
-    from .answer import Choice, Plan
+    from .result import Choice, Plan
 
-COLOURS = {"plan": "#0969da", "the paper's ways": "#bf8700", "DeiT": "#8250df"}
+COLOURS = {"plan": "#0969da", "the paper's scaling": "#bf8700", "DeiT": "#8250df"}
 LINE = "#8c959f"
 
 
@@ -20,19 +20,19 @@ def draw(plan: Plan, path: str | Path) -> None:
     """Score against GFLOPs, over the whole space and for the choices."""
     check_image(path)
     if plan.source is not None:
-        raise HVTError("a plan for upcycling has no frontier to draw: leave the image out")
+        raise HVTError("a plan for upcycling has no frontier to draw: leave --plot out")
     figure = new_figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
-    axes.set(xscale="log", xlabel="multiply-adds of an image (G)",
-             ylabel="order by the regression (points)")  # fmt: skip
+    axes.set(xscale="log", xlabel="GMACs per image",
+             ylabel="score of the regression")  # fmt: skip
     axes.step(
         plan.frontier.gflops, plan.frontier.scores, where="pre", color=LINE, lw=1.2,
         label="best of the space",
     )  # fmt: skip
     groups: dict[str, list[Choice]] = {
         "plan": plan.best,
-        "the paper's ways": plan.ways,
-        "DeiT": [plan.deit] if plan.deit else [],
+        "the paper's scaling": plan.scaled,
+        "DeiT": [plan.baseline] if plan.baseline else [],
     }
     for name, choices in groups.items():
         if choices:
@@ -40,7 +40,7 @@ def draw(plan: Plan, path: str | Path) -> None:
     if "gflops" in plan.budgets:
         axes.axvline(plan.budgets["gflops"], color=LINE, ls="--", lw=0.8)
     budgets = ", ".join(f"{name} {value:g}" for name, value in plan.budgets.items())
-    axes.set_title(f"{budgets}: {plan.within:,} of {plan.configurations:,} configs", fontsize=10)
+    axes.set_title(f"{budgets}: {plan.num_within:,} of {plan.num_configs:,} configs", fontsize=10)
     axes.grid(alpha=0.3, which="both")
     axes.margins(0.1)
     axes.xaxis.set_major_formatter("{x:g}")

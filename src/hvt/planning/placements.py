@@ -7,40 +7,39 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..checkpoint.save_load import read
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
 from ..upcycling.placement import describe, drop_unread_patches, placements
-from ..upcycling.settings import from_dict
+from ..upcycling.settings import PLACEMENT, from_dict
 from ..upcycling.source import check_plain
-from .answer import Frontier, Judge, Nearest, Plan, check_timed, limit
+from .budget import Budgets
+from .latency import check_timed
+from .result import Estimator, Frontier, Plan
 
-FIXED = (
-    "img_size", "pool_after", "pool", "pool_dims", "pool_kernel", "pool_stride",
-    "proportional_attention",
-)  # fmt: skip
-"""What `hvt upcycle` can be told."""
 ORDER = (
-    "Order: the tokens that a block sees on average, most first; which placement answers most like "
-    "the source is measured by hvt upcycle on photos, and not known here."
+    "Order: by the number of tokens that a block sees on average. Which placement agrees most with "
+    "the source is measured by hvt upcycle on photos."
 )
 
 
 def plan_source(
-    source: str, budgets: dict[str, float], fixed: dict[str, Any], judge: Judge, count: int
+    source: str, budgets: Budgets, fixed: dict[str, Any], estimator: Estimator, count: int
 ) -> Plan:
-    """The placements of `hvt upcycle` within some budgets, and the source on small images."""
+    """The placements of `hvt upcycle` within some budgets, and the source on smaller images."""
     for name in fixed:
-        if name not in FIXED:
+        if name not in PLACEMENT:
             raise HVTError(
                 f"{name} is the source's own where {source} is upcycled: fix one of "
-                f"{', '.join(FIXED)}, or leave --from out"
+                f"{', '.join(PLACEMENT)}, or leave --from out"
             )
-    fixed = from_dict(fixed).fixed  # refuses what upcycling does
+    fixed = from_dict(fixed).fixed
     config = read(source, {}).config
     check_plain(config, source)
-    if judge.latency is not None:
+    if estimator.latency is not None:
         check_timed(config.head_dim)
     base = config.replace(drop_path_rate=0.0)
     whole = cost(base).gflops
@@ -49,53 +48,42 @@ def plan_source(
     ]
     if not known:
         raise HVTError(
-            f"no placement with what is fixed costs less than the {whole:.3g} GFLOPs of "
+            f"no placement with the fixed fields costs less than the {whole:.3g} GFLOPs of "
             f"{Path(source).name} itself: use smaller images, or pool earlier"
         )
-    nearest = Nearest(dict.fromkeys(budgets, math.inf))
-    within = []
-    for config in known:
-        costs = judge.costs(config, budgets)
-        share = max(costs[name] / limit(budgets[name]) for name in budgets)
-        nearest.least = {name: min(nearest.least[name], costs[name]) for name in budgets}
-        if share < nearest.ratio:
-            nearest.ratio, nearest.costs = share, costs
-        if share <= 1:
-            within.append(config)
+    costs = [estimator.costs(config, budgets.limits) for config in known]
+    usage = budgets.usage({n: np.array([one[n] for one in costs]) for n in budgets.limits})
+    within = [config for config, used in zip(known, usage, strict=True) if used <= 1]
     if not within:
-        raise nearest.refuse(budgets, f"placement of {Path(source).name}")
-    within.sort(key=_kept, reverse=True)
-    rival = max(filter(judge.fits(budgets), _whole(base, known)), key=_size, default=None)
+        raise budgets.error(f"placement of {Path(source).name}")
+    within.sort(key=_mean_log_tokens, reverse=True)
+    sizes = sorted({base.image} | {one.image for one in known if one.image <= base.image})
+    unpooled = [
+        config
+        for config in (base.replace(img_size=size) for size in sizes)
+        if budgets.fits(estimator.costs(config, budgets.limits))
+    ]
     return Plan(
-        budgets=budgets,
+        budgets=budgets.limits,
         fixed=fixed,
-        best=[judge.choice(describe(config), config) for config in _spread(within, count)],
-        ways=[],
-        deit=None if rival is None else judge.choice("whole", rival),
-        configurations=len(known),
-        within=len(within),
+        best=[estimator.choice(describe(config), config) for config in _spread(within, count)],
+        scaled=[],
+        baseline=estimator.choice("unpooled", unpooled[-1]) if unpooled else None,
+        num_configs=len(known),
+        num_within=len(within),
         order=ORDER,
+        extrapolated=False,
         frontier=Frontier([], []),
-        train_batch=judge.train_batch,
+        train_batch=estimator.train_batch,
         source=source,
         source_gflops=whole,
-        machine={} if judge.latency is None else judge.latency.machine,
+        machine={} if estimator.latency is None else estimator.latency.machine,
     )
 
 
-def _kept(config: HVTConfig) -> float:
-    """Log of the tokens that a block sees, on average over the blocks."""
+def _mean_log_tokens(config: HVTConfig) -> float:
+    """The logarithm of the tokens that a block sees, on average over the blocks."""
     return statistics.fmean(math.log(seen) for seen, _ in cost(config).blocks())
-
-
-def _whole(base: HVTConfig, known: list[HVTConfig]) -> list[HVTConfig]:
-    """The source itself at its own image size and at each smaller one."""
-    sizes = {base.image} | {one.image for one in known if one.image <= base.image}
-    return [base.replace(img_size=size) for size in sorted(sizes)]
-
-
-def _size(config: HVTConfig) -> tuple[int, int]:
-    return config.image
 
 
 def _spread(configs: list[HVTConfig], count: int) -> list[HVTConfig]:
@@ -103,6 +91,4 @@ def _spread(configs: list[HVTConfig], count: int) -> list[HVTConfig]:
     chosen: dict[tuple[Any, ...], HVTConfig] = {}
     for config in configs:
         chosen.setdefault((config.image, config.pool_dims, config.pool_stride), config)
-        if len(chosen) == count:
-            break
-    return list(chosen.values())
+    return list(chosen.values())[:count]

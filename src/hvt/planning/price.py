@@ -1,9 +1,9 @@
 """What all configs of a space cost: the closed form of `hvt.costs` over arrays, without torch.
 
-A block's cost is a polynomial of its tokens, so that of a model follows from sums over its blocks:
-how many see each length. These are matrix products over the places to pool and the lengths, and
-the widths are one axis more. Costs are float64: an int64 overflows at very large
-images. `tests/test_plan.py` holds every figure to `hvt.cost`'s.
+The cost of a block is a polynomial of its tokens, so that of a model follows from how many blocks
+see each length: matrix products over places to pool and lengths, with widths as one more axis.
+Costs are float64: int64 overflows at very large images. `tests/test_plan.py` compares every figure
+with `hvt.cost`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..config import HVTConfig, window
 from ..costs import FLOAT32, Cost
-from .space import MOST_STAGES, ImageSpec, Pooling, Space, lengths
+from .space import MAX_STAGES, ImageSpec, Pooling, Space, lengths
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -26,35 +26,30 @@ ADAMW = 4 * FLOAT32
 """Bytes of a parameter in training: itself, its gradient and AdamW's two averages."""
 
 
-def training_bytes(params: int, activation_bytes: int, config: HVTConfig, batch: int) -> int:
-    """Memory of a training step: parameters, gradients, AdamW's state, what autograd keeps, images.
+def training_bytes(cost: Cost, config: HVTConfig, batch: int) -> int:
+    """Memory of a training step: parameters, gradients, AdamW's state, activations and images.
 
-    What kernels take for a moment, Python and torch come on top.
+    Temporary buffers of kernels, Python and torch are not included.
     """
     height, width = config.image
     images = FLOAT32 * config.in_chans * height * width
-    return ADAMW * params + batch * (activation_bytes + images)
-
-
-def memory_mb(cost: Cost, config: HVTConfig, batch: int) -> float:
-    """The same for one config, in 10⁶ bytes."""
-    held = sum(layer.activation_bytes for layer in cost.layers)
-    return training_bytes(cost.params, held, config, batch) / 1e6
+    activations = sum(layer.activation_bytes for layer in cost.layers)
+    return ADAMW * cost.params + batch * (activations + images)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Images and how they are pooled: Q pairs, each with its tokens at every stage."""
+    """Pairs of an image and a pooling window, each with its tokens at every stage."""
 
     images: list[ImageSpec]
     poolings: list[Pooling]
     tokens: Floats
-    """(Q, stages + 1) with prefix tokens; 0 where a stage would leave too few."""
+    """(Q, stages + 1) with prefix tokens; 0 where a pooling would leave too few."""
     prefix: int
 
     @cached_property
     def stages(self) -> Ints:
-        """(Q,), how many poolings each sequence stands."""
+        """(Q,), how many poolings each sequence has enough tokens for."""
         return (self.tokens > 0).sum(axis=1) - 1
 
     @cached_property
@@ -92,9 +87,9 @@ class Priced:
 
     @cached_property
     def valid(self) -> NDArray[np.bool_]:
-        """(P, Q); False where a sequence is too short for a place's poolings, or pooled by none.
+        """(P, Q); False where a sequence is too short for the poolings.
 
-        A model that is never pooled is the same with any pooling: the first stands for it.
+        A model without pooling is counted once, with the first window.
         """
         poolings = self.poolings[:, None]
         first = np.arange(len(self.lengths.images)) % len(self.space.poolings) == 0
@@ -102,7 +97,7 @@ class Priced:
 
     @cached_property
     def macs(self) -> Floats:
-        """(P, Q, W), multiply-adds of an image."""
+        """(P, Q, W), MACs per image."""
         base, d = self.space.base, self._widths
         squares = self.counts @ (self.lengths.tokens**2).T
         macs = (
@@ -187,7 +182,7 @@ class Priced:
 
     @cached_property
     def _outputs(self) -> Floats:
-        """Patches that all poolings give."""
+        """Patches after each pooling, summed."""
         leaving = self._positions - self.lengths.tokens[:, 0]
         return leaving - self.poolings[:, None] * self.lengths.prefix
 
@@ -195,7 +190,7 @@ class Priced:
 def sequences(space: Space) -> Lengths:
     """All pairs of an image and a pooling."""
     prefix = space.base.num_prefix_tokens
-    stages = MOST_STAGES
+    stages = MAX_STAGES
     if space.fixed.get("pool_after") is not None:
         stages = len(space.fixed["pool_after"])
     elif space.fixed.get("stages") is not None:

@@ -43,6 +43,8 @@ class Quality:
     low: dict[str, float]
     high: dict[str, float]
     """The range of each measure in the training data."""
+    max_gflops: float
+    """The most of a model in the training data."""
     intercept: float
     penalty: float
     rank_correlation: float
@@ -79,15 +81,6 @@ class Quality:
             else:
                 total = total + term
         return total + of_width
-
-    def outside(self, measures: Mapping[str, float]) -> list[str]:
-        """The measures of a config that are outside the range of the training data."""
-        slack = 1e-9
-        return [
-            name
-            for name, value in measures.items()
-            if not self.low[name] - slack <= value <= self.high[name] + slack
-        ]
 
     def summary(self) -> str:
         """How good the ranking is, in one line."""

@@ -1,4 +1,4 @@
-"""What a plan chooses from: widths, depths, images, poolings and their places."""
+"""The search space of a plan: widths, depths, images, poolings and where to pool."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ WIDTHS = (
     1280,
 )  # fmt: skip
 HEADS = (*range(1, 13), 14, 16, 20, 24)
-"""Where the width of a head is fixed."""
+"""Numbers of heads, where the width of one is fixed."""
 DEPTHS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 64)
 SIZES = (96, 112, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512)
 PATCHES = (2, 4, 8, 14, 16, 32)
 ROWS = (4, 32)
-"""The fewest and the most rows of patches, where size and patch are not both fixed."""
+"""Range of the rows of patches, where size and patch are not both fixed."""
 WINDOWS = {1: ((3, 2), (2, 2), (3, 3), (5, 4)), 2: ((3, 2), (2, 2), (3, 3))}
 """Kernels and strides by `pool_dims`; the first is the paper's."""
-MOST_STAGES = 4
-LEAST_TOKENS = 2
-"""A pooling that would leave fewer is not made: attention among one token is none."""
+MAX_STAGES = 4
+MIN_TOKENS = 2
+"""A pooling that would leave fewer is left out: attention needs two."""
 
 SEARCHED = (
     "img_size", "patch_size", "num_heads", "head_dim", "embed_dim", "depth", "stages", "pool_after",
@@ -58,7 +58,7 @@ class ImageSpec:
 
 @dataclass(frozen=True)
 class Space:
-    """The choices that are left where some fields are fixed."""
+    """The choices that remain when some fields are fixed."""
 
     fixed: dict[str, Any]
     widths: tuple[tuple[int, int], ...]
@@ -67,19 +67,18 @@ class Space:
     images: tuple[ImageSpec, ...]
     poolings: tuple[Pooling, ...]
     around: HVTConfig = PLAIN
-    """What is neither searched nor fixed."""
+    """The values of fields that are neither searched nor fixed."""
 
     @property
     def base(self) -> HVTConfig:
-        """The fields that are not searched, in a config that is right by itself."""
+        """A valid config with the fields that are not searched."""
         kept = {name: value for name, value in self.fixed.items() if name in KEPT}
         return self.around.replace(**kept)
 
     def places(self, depth: int) -> list[tuple[int, ...]]:
         """The blocks to pool after: none, the paper's even stages, and steps of equal length.
 
-        A step of more than 12 blocks' worth is cut into 12, so that deep models have no more
-        places than others.
+        Deep models step by twelfths of their depth, so that they have no more places than others.
         """
         if self.fixed.get("pool_after") is not None:
             after = tuple(self.fixed["pool_after"])
@@ -88,7 +87,7 @@ class Space:
             stages = self.fixed["stages"]
             return [] if stages and depth % stages else [even(depth, stages)]
         choices: dict[tuple[int, ...], None] = {(): None}
-        for stages in range(1, MOST_STAGES + 1):
+        for stages in range(1, MAX_STAGES + 1):
             if depth % stages == 0:
                 choices[even(depth, stages)] = None
             unit = max(1, depth // 12)
@@ -108,7 +107,7 @@ class Space:
         pooling: Pooling,
         after: Sequence[int],
     ) -> HVTConfig:
-        """One choice as a config; even stages are said as such."""
+        """One choice as a config; even stages are given as `stages`."""
         values: dict[str, Any] = {
             "img_size": image.size, "patch_size": image.patch,
             "num_heads": heads[0], "head_dim": heads[1], "depth": depth,
@@ -126,39 +125,37 @@ class Space:
 
 
 def even(depth: int, stages: int) -> tuple[int, ...]:
-    """The paper's rule: the first block of each of some equal stages."""
+    """The paper's rule: the first block of each stage, all stages equally long."""
     return tuple(m * (depth // stages) for m in range(stages))
 
 
-def lengths(grid: Grid, pooling: Pooling, most: int) -> list[int]:
-    """Patches at first and after each pooling, as long as `LEAST_TOKENS` are left."""
+def lengths(grid: Grid, pooling: Pooling, stages: int) -> list[int]:
+    """Patches at first and after each pooling, while `MIN_TOKENS` are left."""
     dims, kernels, strides = pooling[0], window(*pooling[:2]), window(pooling[0], pooling[2])
     counts = [grid[0] * grid[1]]
     rows = grid if dims == 2 else (1, counts[0])
-    while len(counts) <= most:
+    while len(counts) <= stages:
         height, width = (
             pooled_length(n, kernel, stride, padding(dims, kernel))
             for n, kernel, stride in zip(rows, kernels, strides, strict=True)
         )
-        if min(height, width) < 1 or height * width < LEAST_TOKENS:
+        if min(height, width) < 1 or height * width < MIN_TOKENS:
             break
         rows = (height, width)
         counts.append(height * width)
     return counts
 
 
-# ── what is left when some fields are fixed ─────────────────────────────────────────────────────
+# ── the space around fixed fields ───────────────────────────────────────────────────────────────
 
 
 def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
-    """The space around fixed fields of `HVTConfig`; what cannot be fixed is refused by name."""
+    """The space around fixed fields of `HVTConfig`."""
     for name in fixed:
         if name not in FIELDS:
             raise HVTError(f"unknown field {name!r}: {did_you_mean(name, [*SEARCHED, *KEPT])}")
         if name not in (*SEARCHED, *KEPT):
-            raise HVTError(
-                f"a plan has no {name}: leave it out, and price such a model by hvt cost"
-            )
+            raise HVTError(f"a plan has no {name}: leave it out, or use hvt cost for such a model")
     fixed = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in fixed.items()
@@ -180,7 +177,7 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
 
 
 def _check_alone(fixed: dict[str, Any]) -> None:
-    """Refuse values that no config has, whatever the others are."""
+    """Refuse values that are invalid whatever the other fields are."""
     check_whole(**{k: v for k, v in fixed.items() if k in ("patch_size", "embed_dim")})
     together = ("img_size", "patch_size", "embed_dim", "pool_after", "stages")
     for name, value in fixed.items():
@@ -224,7 +221,7 @@ def _widths(fixed: dict[str, Any]) -> tuple[tuple[int, int], ...]:
 
 
 def with_mlp(widths: tuple[tuple[int, int], ...], ratio: float) -> tuple[tuple[int, int], ...]:
-    """Those of some widths at which a small ratio leaves the MLP any."""
+    """Without the widths at which a small ratio rounds the MLP to none."""
     kept = tuple((heads, dim) for heads, dim in widths if int(heads * dim * ratio + 1e-6))
     if not kept:
         widest = max(heads * dim for heads, dim in widths)
@@ -235,7 +232,7 @@ def with_mlp(widths: tuple[tuple[int, int], ...], ratio: float) -> tuple[tuple[i
 
 
 def head_dim_of(width: int) -> int:
-    """64 as in the paper from DeiT-Ti's width on, and less below, so that there are some heads."""
+    """64 as in the paper from DeiT-Ti's width on, and less below, for several heads."""
     dims = (64, 32, 16, 8) if width >= 192 else (32, 16, 8)
     return next((dim for dim in dims if width % dim == 0), width)
 
@@ -254,7 +251,7 @@ def _images(fixed: dict[str, Any], sizes: Sequence[int]) -> tuple[ImageSpec, ...
         return tuple(images)
     within = [one for one in images if ROWS[0] <= min(one.grid) and max(one.grid) <= ROWS[1]]
     if not within and images:
-        # The nearest to the paper's 14 rows, where all are too coarse or too fine.
+        # All are too coarse or too fine: the closest to the paper's 14 rows.
         within = [min(images, key=lambda one: abs(max(one.grid) - 14))]
     if not within:
         what = f"img_size={size}" if size else f"patch_size={patch}"

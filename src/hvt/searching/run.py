@@ -14,7 +14,7 @@ from ..config import FIELDS, HVTConfig
 from ..data.fingerprint import identity
 from ..errors import HVTError, did_you_mean
 from ..fields import check_type, check_whole
-from ..planning.answer import limit, rounded_up
+from ..planning.budget import rounded_up, tolerance
 from ..training.pipeline import build_model
 from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
 from ..zoo import get_config
@@ -231,7 +231,7 @@ def _check_budget(choices: Choices) -> None:
             "no config of the search has blocks and tokens enough for the poolings that are fixed: "
             "fix fewer, or a larger depth or image"
         )
-    if cheapest > limit(choices.gflops):
+    if cheapest > tolerance(choices.gflops):
         raise HVTError(
             f"gflops={choices.gflops:g} cannot be met: the least that any config of the search "
             f"takes is {rounded_up(cheapest)}"

@@ -16,12 +16,12 @@ import numpy as np
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
-from ..planning.answer import limit, rounded_up
+from ..planning.budget import rounded_up, tolerance
 from ..planning.quality import flags_of, load_quality, measures_of
 from ..planning.space import (
     DEPTHS,
     KEPT,
-    MOST_STAGES,
+    MAX_STAGES,
     ImageSpec,
     Pooling,
     Space,
@@ -113,7 +113,7 @@ class Choices:
             places = self.space.places(depth)
             after = places[0] if places else None
         else:
-            stages = trial.suggest_int("stages", 0, MOST_STAGES)
+            stages = trial.suggest_int("stages", 0, MAX_STAGES)
             first = trial.suggest_float("first", 0.0, 1.0)
             gap = trial.suggest_float("gap", 0.0, 1.0)
             after = _as_far(place(depth, stages, first, gap), image, window)
@@ -128,7 +128,7 @@ class Choices:
                 return None
             # The narrowest may be above the trial's share, but not above the budget.
             share = 1.0 if best is None else spent
-            if cost(config).gflops > limit(share * self.gflops):
+            if cost(config).gflops > tolerance(share * self.gflops):
                 break
             best = config
         return best
@@ -170,7 +170,7 @@ class Choices:
         ):
             if not known:
                 raise HVTError(f"{name} has {what}, which is not in this search")
-        if price > limit(self.gflops):
+        if price > tolerance(self.gflops):
             raise HVTError(f"{name} takes {rounded_up(price)} GFLOPs, above {self.gflops:g}")
         params = {
             "depth": depths.index(config.depth), "image": images[0], "window": windows[0],
@@ -197,7 +197,7 @@ class Choices:
         depth = min((depth for depth in space.depths if space.places(depth)), default=0)
         places = space.places(depth) if depth else []
         if not self.placed:
-            places = [place(depth, stages, 0.0, 0.0) for stages in range(MOST_STAGES + 1)]
+            places = [place(depth, stages, 0.0, 0.0) for stages in range(MAX_STAGES + 1)]
         for image, window, after in itertools.product(space.images, space.poolings, places):
             kept = after if self.placed else _as_far(after, image, window)
             try:

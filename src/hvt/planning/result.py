@@ -1,0 +1,142 @@
+"""The result of a plan: choices with their costs and scores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import HVTConfig, write_config
+from ..costs import cost
+from ..errors import HVTError
+from .price import training_bytes
+from .quality import Quality, flags_of, measures_of
+
+if TYPE_CHECKING:
+    from .latency import LatencyTable
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A config, its costs and its score."""
+
+    name: str
+    config: HVTConfig
+    gflops: float
+    params_m: float
+    training_memory_mb: float
+    latency_ms: float | None
+    score: float
+    """Of the regression: it ranks, and is not an accuracy."""
+    macs_share: dict[str, float]
+    """Of the patch embedding, of the blocks of each stage and of the head."""
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return values | {"tokens": list(self.config.tokens), "config": self.config.to_dict()}
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The best score up to each cost, over the whole space."""
+
+    gflops: list[float]
+    scores: list[float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The models that some budgets buy."""
+
+    budgets: dict[str, float]
+    fixed: dict[str, Any]
+    best: list[Choice]
+    """The best first, each of another shape."""
+    scaled: list[Choice]
+    """The paper's own ways to scale up its model, within the same budget."""
+    baseline: Choice | None
+    """The model without pooling within the same budget."""
+    num_configs: int
+    """How many were priced."""
+    num_within: int
+    """How many of these are within the budget."""
+    order: str
+    """How the order was found and how good it is."""
+    extrapolated: bool
+    """Whether the budget is above the models that the regression was fitted to."""
+    frontier: Frontier
+    train_batch: int
+    source: str | None = None
+    """The checkpoint to upcycle."""
+    source_gflops: float | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    """Where and when the latency was measured, and the spread of the calls."""
+
+    @property
+    def choices(self) -> list[Choice]:
+        return [*self.best, *self.scaled, *([self.baseline] if self.baseline else [])]
+
+    def save(self, path: str | Path, number: int = 1) -> None:
+        """Write a config for `hvt train --model FILE`: the best, or another by its number."""
+        if not 1 <= number <= len(self.best):
+            raise HVTError(f"there is no choice {number}: the plan has {len(self.best)}")
+        if Path(path).suffix.lower() != ".json":
+            raise HVTError(f"the config {path} must end in .json")
+        write_config(self.best[number - 1].config, path)
+
+    def draw(self, path: str | Path) -> None:
+        """The frontier as PNG or SVG."""
+        from .draw import draw
+
+        draw(self, path)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return values | {
+            "best": [choice.to_dict() for choice in self.best],
+            "scaled": [choice.to_dict() for choice in self.scaled],
+            "baseline": self.baseline.to_dict() if self.baseline else None,
+            "frontier": dataclasses.asdict(self.frontier),
+        }
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """The costs and the score of single configs."""
+
+    quality: Quality
+    latency: LatencyTable | None
+    train_batch: int
+
+    def choice(self, name: str, config: HVTConfig) -> Choice:
+        price = cost(config)
+        macs: dict[str, int] = {}
+        for layer in price.layers:
+            if layer.name.startswith("blocks."):
+                part = f"{layer.tokens_in} tokens"
+            else:
+                part = "patches" if layer.name == "patch_embed" else "head"
+            macs[part] = macs.get(part, 0) + layer.macs
+        costs = self.costs(config, ("memory", *(["latency_ms"] if self.latency else [])))
+        return Choice(
+            name=name,
+            config=config,
+            gflops=price.gflops,
+            params_m=price.params_m,
+            training_memory_mb=costs["memory"],
+            latency_ms=costs.get("latency_ms"),
+            score=float(self.quality.score(measures_of(config), flags_of(config))),
+            macs_share={part: count / price.macs for part, count in macs.items()},
+        )
+
+    def costs(self, config: HVTConfig, names: Iterable[str]) -> dict[str, float]:
+        """The named costs of a config, each in the unit of its budget."""
+        price = cost(config)
+        costs = {"gflops": price.gflops, "params": price.params_m}
+        if "memory" in names:
+            costs["memory"] = training_bytes(price, config, self.train_batch) / 1e6
+        if "latency_ms" in names and self.latency is not None:
+            costs["latency_ms"] = 1e3 * self.latency.seconds(config)
+        return costs
