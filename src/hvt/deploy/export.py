@@ -25,7 +25,7 @@ from ..files import atomic_write
 from ..model import HVT
 from .calibrate import BATCH, Calibration, calibrate
 from .quantise import quantise
-from .runtime import INPUT, METADATA, OUTPUT, OnnxModel, import_extra
+from .runtime import INPUT, METADATA, OUTPUT, OnnxModel, import_extra, sealed
 
 FORMS = {"onnx": ".onnx", "int8": ".onnx", "torch": ".pt2"}
 """What a model can be exported to, and how such a file's name ends."""
@@ -167,7 +167,7 @@ def write(model: HVT, path: Path, form: str, calibration: Calibration | None = N
         content = graph.SerializeToString()
     except (ValueError, RuntimeError) as error:  # protobuf's EncodeError is a ValueError
         raise HVTError("the model is above 2 GB, more than one ONNX file can hold") from error
-    path.write_bytes(content)
+    path.write_bytes(sealed(content))
 
 
 def to_onnx(model: HVT) -> Any:

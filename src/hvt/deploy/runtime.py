@@ -1,4 +1,4 @@
-"""What runs a model: PyTorch for a checkpoint, ONNX Runtime for an exported file."""
+"""What runs a model: PyTorch for a checkpoint, ONNX Runtime for an ONNX file."""
 
 from __future__ import annotations
 
@@ -11,41 +11,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checkpoint import checksum
 from ..checkpoint.description import read_description, shown
 from ..config import default_cfg
 from ..device import find_device
 from ..errors import CheckpointError, HVTError
 from ..model import HVT
 from ..resolve import build, resolve
-from .graph import not_onnx, read_graph
 
 INPUT, OUTPUT = "images", "logits"
 METADATA = "hvt"
 """The key under which an ONNX file carries our description of its model."""
-NOT_FINITE = "the model's answer is not a finite number: its file may be damaged, so use another"
-"""What is said of an image for which a model computes NaN or infinity."""
+MAX_BYTES = 2**31 - 1  # protobuf's own
+NOT_FINITE = "the model's output is not finite: its file may be damaged, so use another"
+"""The error of an image for which a model computes NaN or infinity."""
 
 
 class OnnxModel:
-    """An ONNX file that answers like a model: images in, logits out, from any number of threads.
+    """An ONNX file that runs like a model: images in, logits out, from any number of threads.
 
     It runs on CUDA where ONNX Runtime can and `device` allows, else on the CPU; tensors may be
     anywhere. `threads` are those of one call; 0 takes `OMP_NUM_THREADS`, or a thread per core.
+    It pickles as its path and these options: the file is read again where it is unpickled.
     """
 
     def __init__(
         self, path: str | Path, device: str | torch.device = "auto", threads: int = 0
     ) -> None:
-        path = Path(path)
+        self.path, self._options = Path(path), (str(device), threads)
         runtime = import_extra("onnxruntime")
-        content, metadata = read_graph(path, import_extra("onnx"))
-        if METADATA not in metadata:
-            raise CheckpointError(
-                f"{path} was not written by hvt export: it does not say which classes it knows "
-                "and how images are prepared for it"
-            )
-        described = read_description(path, metadata[METADATA])
-        self.path, self.config = path, described.config
+        content, metadata = read_onnx(self.path)
+        described = read_description(self.path, metadata[METADATA])
+        self.config = described.config
         self.num_classes = described.config.num_classes
         self.pretrained_cfg = default_cfg(described.config) | described.preprocessing
         names = described.class_names
@@ -56,12 +53,18 @@ class OnnxModel:
         options.intra_op_num_threads = threads or _asked_threads()
         options.log_severity_level = 3  # errors come as exceptions
         providers = _providers(runtime, str(device))
+        fallback = int(len(providers) > 1)  # from the CPU to the CPU would only print a banner
         try:
-            # From what was checked, not from the name, which may be another file's by now.
-            self.session = runtime.InferenceSession(content, options, providers=providers)
+            # From the content that was checked: the path may be another file's by now.
+            self.session = runtime.InferenceSession(
+                content, options, providers=providers, enable_fallback=fallback
+            )
         except Exception as error:  # ONNX Runtime has a class for each kind, and no common one
-            raise not_onnx(path, error) from error
+            raise _not_onnx(self.path, error) from error
         self._check_shapes()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OnnxModel, (self.path.absolute(), *self._options)
 
     @property
     def provider(self) -> str:
@@ -73,12 +76,12 @@ class OnnxModel:
         logits = self.logits(images)
         if not logits.isfinite().all():
             raise CheckpointError(
-                f"{self.path} answers {len(images)} images with NaN or infinity: export it again"
+                f"{self.path} gives NaN or infinity for {len(images)} images: export it again"
             )
         return logits
 
     def logits(self, images: Tensor) -> Tensor:
-        """The same, finite or not: for those who judge a batch image by image."""
+        """The same, finite or not, for callers that check each image."""
         want = (self.config.in_chans, *self.config.image)
         if images.ndim != 4 or tuple(images.shape[1:]) != want:
             raise HVTError(
@@ -89,33 +92,80 @@ class OnnxModel:
         try:
             (logits,) = self.session.run([OUTPUT], {INPUT: array})
         except Exception as error:  # see above
-            raise not_onnx(self.path, error) from error
+            raise _not_onnx(self.path, error) from error
         if logits.shape != (len(array), self.num_classes):
             raise CheckpointError(
-                f"{self.path} answers {len(array)} images with logits of shape {logits.shape}: "
+                f"{self.path} gives logits of shape {logits.shape} for {len(array)} images: "
                 "export it again"
             )
         return torch.from_numpy(logits).to(images.device)
 
     def _check_shapes(self) -> None:
-        """Refuse a file whose graph is not what its description says."""
+        """Raise an error if the graph's inputs and outputs are not those of its description."""
         config = self.config
         want = {INPUT: [config.in_chans, *config.image], OUTPUT: [self.num_classes]}
         values = (*self.session.get_inputs(), *self.session.get_outputs())
-        has = {x.name: (x.type, x.shape) for x in values}
-        for name, shape in want.items():
-            kind, dims = has.get(name, ("", ()))
-            if len(has) != 2 or kind != "tensor(float)" or list(dims[1:]) != shape:
-                raise CheckpointError(
-                    f"{self.path} takes and gives {shown(has)}, which is not what it says of "
-                    f"itself (batch, then {shape} for {name}): export it again"
-                )
+        has = {x.name: x.shape[1:] for x in values if x.type == "tensor(float)"}
+        if has != want or len(values) != 2:
+            raise CheckpointError(
+                f"{self.path} has inputs and outputs {shown(has)} where its description says "
+                f"{want} (each after the batch): export it again"
+            )
+
+
+def read_onnx(path: Path) -> tuple[bytes, dict[str, str]]:
+    """The content of a file that `hvt export` wrote, and its metadata; nothing of it runs.
+
+    What a graph computes is not bounded by this: sizes can follow from its inputs.
+    """
+    onnx = import_extra("onnx")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{path} is above 2 GB, more than one ONNX file can hold")
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as error:  # protobuf's
+        raise _not_onnx(path, error) from error
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    checksum.check(path, metadata, [memoryview(content)[: -len(sealed(b""))]])
+    if METADATA not in metadata:
+        raise CheckpointError(
+            f"{path} was not written by hvt export: it does not say which classes it knows "
+            "and how images are prepared for it"
+        )
+    graph = model.graph
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    tensors = [*graph.initializer, *(t for a in attributes for t in (a.t, *a.tensors))]
+    if any(tensor.external_data for tensor in tensors):
+        raise CheckpointError(f"{path} has weights in another file: export it again")
+    nested = any(a.HasField("g") or a.graphs or a.HasField("sparse_tensor") for a in attributes)
+    if nested or model.functions or graph.sparse_initializer:
+        raise CheckpointError(
+            f"{path} has loops, functions or sparse weights, which hvt export never writes"
+        )
+    return content, metadata
+
+
+def sealed(content: bytes) -> bytes:
+    """An ONNX file's content with its checksum at the end: protobuf joins the two parts."""
+    onnx = import_extra("onnx")
+    entry = onnx.StringStringEntryProto(key=checksum.KEY, value=checksum.checksum([content]))
+    return content + onnx.ModelProto(metadata_props=[entry]).SerializeToString()
+
+
+def _not_onnx(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is not an ONNX model, or is damaged, and cannot be run ({shown(error)})"
+    )
 
 
 def open_model(
     path: str | Path, device: str | torch.device = "auto", threads: int = 0
 ) -> HVT | OnnxModel:
-    """The model of a checkpoint or of an exported file, in float32 and ready to answer."""
+    """The model of a checkpoint or an ONNX file, in float32 and evaluation mode."""
     source = resolve(path)
     if source.kind == "onnx":
         return OnnxModel(source.name, device, threads)
@@ -127,18 +177,18 @@ def open_model(
 
 
 def check_classifier(model: HVT | OnnxModel, what: str | Path) -> None:
-    """Refuse a model that could not name what it sees."""
+    """Raise an error for a model that does not classify images."""
     if not model.num_classes:
-        raise HVTError(f"{what} has no classifier, so it cannot name what it sees")
+        raise HVTError(f"{what} has no classifier, so it cannot classify images")
     if model.config.head_pool == "":
         raise HVTError(
-            f"{what} has global_pool='', so it names each token and not the image: "
+            f"{what} has global_pool='', so it classifies each token and not the image: "
             "use one with global_pool='avg' or 'token'"
         )
 
 
 def is_onnx(path: str | Path) -> bool:
-    """Whether a name is that of an ONNX file, by its form; protobuf has no mark to know it by."""
+    """Whether a path is that of an ONNX file, by its suffix; protobuf has no magic number."""
     return Path(path).suffix.lower() == ".onnx"
 
 
@@ -153,7 +203,7 @@ def import_extra(name: str) -> Any:
 
 
 def _asked_threads() -> int:
-    """OpenMP's own setting, of which a list is one number for each level; 0 leaves it open."""
+    """`OMP_NUM_THREADS`, of which a list has one number for each level; 0 where it is not set."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdecimal() else 0
 
