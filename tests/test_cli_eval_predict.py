@@ -127,7 +127,7 @@ def test_eval_of_all_images_says_so(command: Command, animals: Path, folder: Pat
     """A model trained on class folders alone has seen nine tenths of them."""
     _, out, _ = command("eval", animals, "--data", folder, "--workers", 0)
     line = (
-        f"all 8 images: {folder} has no validation part, so a model trained on it has seen most "
+        f"all 8 images: {folder} has no validation split, so a model trained on it has seen most "
         "of them"
     )
     assert line in out.splitlines()
@@ -264,7 +264,7 @@ def test_eval_stops_at_a_broken_image(
     assert code == 0
     assert (json.loads(out)["images"], json.loads(out)["skipped"]) == (7, 1)
     code, out, _ = command("eval", animals, "--data", folder, "--skip-broken", "--workers", workers)
-    assert "1 unreadable images were passed over" in out
+    assert "1 unreadable images were skipped" in out
 
 
 def test_eval_names_a_strip_that_would_become_a_giant(

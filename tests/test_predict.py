@@ -31,7 +31,7 @@ from hvt.data.images import UnreadableImageError
 from hvt.data.loader import EvalBatches
 from hvt.data.sources import ArrayImages, open_digits, open_eval
 from hvt.deploy.inputs import find_images, open_image
-from hvt.deploy.predict import Answer, Predictor, find_device
+from hvt.deploy.predict import Prediction, Predictor, find_device
 from hvt.deploy.runtime import NOT_FINITE
 from hvt.errors import HVTError
 from hvt.evaluation import evaluate
@@ -70,11 +70,11 @@ def images(tmp_path: Path) -> list[str]:
     return paths
 
 
-def names(answer: Answer) -> tuple[str, ...]:
+def names(answer: Prediction) -> tuple[str, ...]:
     return tuple(guess.name for guess in answer.top)
 
 
-def odds(answer: Answer) -> tuple[float, ...]:
+def odds(answer: Prediction) -> tuple[float, ...]:
     return tuple(guess.probability for guess in answer.top)
 
 
@@ -85,7 +85,7 @@ def test_three_lines(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
     hvt.save(model, tmp_path / "model.safetensors")
     predictor = hvt.Predictor(tmp_path / "model.safetensors")
     answer = predictor(images[0])
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Prediction)
     assert (answer.label, answer.name) == (NAMES.index(answer.name), names(answer)[0])
     assert answer.probability == odds(answer)[0]
     assert answer.source == images[0]
@@ -348,12 +348,14 @@ def test_an_answer_that_is_not_finite_is_an_error(
     model.register_forward_hook(damage)
     answers = Predictor(model, batch_size=4)(images)
     for place in (2, 5):
-        assert answers[place] == Answer(images[place], error=NOT_FINITE)
+        assert answers[place] == Prediction(images[place], error=NOT_FINITE)
         json.dumps(answers[place].to_dict(), allow_nan=False)
         expected[place] = answers[place]
     assert [names(answer) for answer in answers] == [names(answer) for answer in expected]
     seen = itertools.repeat(2)
-    with pytest.raises(HVTError, match=r"0\.png has no answer: the model's answer is not a finite"):
+    with pytest.raises(
+        HVTError, match=r"0\.png cannot be classified: the model's output is not finite"
+    ):
         Predictor(model)(images[0])
 
 
@@ -365,7 +367,7 @@ def test_the_command_says_that_an_answer_is_not_finite(
     words = ("predict", tmp_path / "model.safetensors", images[0], "--device", "cpu")
     code, out, _ = command(*words)
     assert code == 1
-    assert "the model's answer is not a finite number" in " ".join(out.split())
+    assert "the model's output is not finite" in " ".join(out.split())
     assert "cannot be read" not in out
     code, out, _ = command(*words, "--json")
     assert (code, json.loads(out)[0]["error"]) == (1, NOT_FINITE)
@@ -567,7 +569,7 @@ def test_a_model_without_a_classifier(tmp_path: Path, build: Build) -> None:
 
 
 def test_a_model_that_names_tokens(build: Build) -> None:
-    with pytest.raises(HVTError, match="the model has global_pool='', so it names each token"):
+    with pytest.raises(HVTError, match="the model has global_pool='', so it classifies each token"):
         Predictor(build("hvt_ti_1", global_pool=""))
 
 

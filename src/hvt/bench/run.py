@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import itertools
 import statistics
@@ -12,12 +13,15 @@ from typing import Any
 
 import torch
 
+from ..data.sample import drawn_images
+from ..deploy.export import BATCH, open_exported
 from ..errors import HVTError
 from ..files import atomic_write
+from ..model import HVT
 from .contenders import BenchModel, fitting, reason
 from .measure import calls_in_turns, interleaved, matmul_peak, matmuls
 
-LEAST = 0.25  # seconds that one turn of a model fills at least
+TURN = 0.25  # seconds that one turn of a model fills at least
 Note = Callable[[str], None]
 
 
@@ -55,7 +59,7 @@ def measure(
     device: torch.device,
     *,
     rounds: int = 5,
-    least: float = LEAST,
+    least: float = TURN,
     memory: dict[tuple[str, str, int], int] | None = None,
     note: Note = lambda text: None,
 ) -> list[Row]:
@@ -125,6 +129,22 @@ def _row(
         share_of_peak=achieved / peak,
         peak_memory_mb=None if held is None else held / 1e6,
     )
+
+
+@torch.inference_mode()
+def compare_speed(model: HVT, path: Path, form: str, rounds: int = 3) -> dict[str, float]:
+    """Images/s on the CPU in turns: of the file that `export` has just written, and in PyTorch."""
+    model = copy.deepcopy(model).cpu().float().eval()
+    exported = open_exported(path, form)
+    batch = drawn_images(BATCH, model.config.in_chans, model.config.image)
+    calls = {
+        "torch_images_per_second": lambda: model(batch),
+        "images_per_second": lambda: exported(batch),
+    }
+    times: dict[str, list[float]] = {}
+    for turn in range(rounds):
+        interleaved(calls, torch.device("cpu"), turn, TURN, times)
+    return {name: BATCH / statistics.median(seconds) for name, seconds in times.items()}
 
 
 def percentile(seconds: Sequence[float], share: float) -> float:

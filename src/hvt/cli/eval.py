@@ -1,19 +1,15 @@
-"""`hvt eval`: how good a checkpoint is."""
+"""`hvt eval`: the accuracy of a checkpoint."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
-from rich.text import Text
 
 from ..fields import MAX_THREADS
 from ..terminal import printable
 from .flags import add_batch_and_device, converter
-from .output import new_console
+from .output import add_output_flags, emit, print_json
 
 if TYPE_CHECKING:
     from ..evaluation import Score
@@ -24,7 +20,7 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "eval",
         help="measure a checkpoint on images",
-        description="Top-1, top-5, loss and speed of a checkpoint, per class and as a confusion.",
+        description="Top-1, top-5, loss and images/s of a checkpoint, overall and for each class.",
         epilog=(
             "examples:\n  hvt eval runs/digits-hvt_ti_2/best.safetensors --data digits\n"
             "  hvt eval model.safetensors --data IMAGES --confusion confusion.png --json\n"
@@ -34,27 +30,27 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "checkpoint",
-        help="a checkpoint in any form that hvt.load reads, an exported file or a built-in model",
+        help="a checkpoint in any format that hvt.load reads, an ONNX file or a built-in model",
     )
     parser.add_argument("--data", required=True, help="digits, cifar100, imagenet or a folder")
-    parser.add_argument("--root", help="folder that has the named data set in it")
+    parser.add_argument("--root", help="folder of the named data set")
     parser.add_argument("--download", action="store_true", help="fetch the named data set")
     parser.add_argument(
         "--workers",
         type=converter("workers", int, ge=0, le=MAX_THREADS),
         default=1,
         metavar="N",
-        help="processes that read (default: 1)",
+        help="worker processes that read images (default: 1)",
     )
     add_batch_and_device(parser)
     parser.add_argument(
         "--match-by-order",
         action="store_true",
-        help="take the data's classes for the model's in their order, not by name",
+        help="match the data's classes to the model's by their order, not by name",
     )
-    parser.add_argument("--skip-broken", action="store_true", help="pass over unreadable images")
-    parser.add_argument("--confusion", metavar="PNG", help="draw the confusion of classes")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--skip-broken", action="store_true", help="skip unreadable images")
+    parser.add_argument("--confusion", metavar="PNG", help="draw the confusion matrix")
+    add_output_flags(parser)
     parser.set_defaults(run=run_eval, parser=parser)
 
 
@@ -77,11 +73,8 @@ def run_eval(args: argparse.Namespace) -> int:
     )
     if os.environ.get("RANK", "0") != "0":  # torchrun's: one process prints
         return 0
-    if args.json:
-        _print_json(args, score)
-    else:
-        _print(args, score)
-    if drawing:  # after the answer, which a full disk is not to cost
+    (_print_json if args.json else _print)(args, score)
+    if drawing:  # after the score, which a full disk must not cost
         draw_confusion(drawing, score, score.class_names)
     return 0
 
@@ -97,7 +90,7 @@ def _print_json(args: argparse.Namespace, score: Score) -> None:
     }
     if score.match.by == "order":
         described["matched"] = [{"data": data, "name": name} for data, name in score.match.pairs]
-    print(json.dumps(described, indent=2))
+    print_json(described)
 
 
 def _print(args: argparse.Namespace, score: Score) -> None:
@@ -110,17 +103,16 @@ def _print(args: argparse.Namespace, score: Score) -> None:
     if not score.validation_part:
         print(
             f"all {score.images + score.skipped} images: {printable(args.data)} has no "
-            "validation part, so a model trained on it has seen most of them"
+            "validation split, so a model trained on it has seen most of them"
         )
     if score.skipped:
-        print(f"{score.skipped} unreadable images were passed over")
-    rows = zip(score.per_class, score.class_names, score.class_images, strict=True)
-    ranked = sorted((t, n, c) for t, n, c in rows if t is not None)
+        print(f"{score.skipped} unreadable images were skipped")
+    counted = zip(score.per_class, score.class_names, score.class_images, strict=True)
+    ranked = sorted((t, n, c) for t, n, c in counted if t is not None)
     shown = ranked if len(ranked) <= 20 else [*ranked[:5], *ranked[-5:]]
     title = None if shown is ranked else f"the 5 hardest and 5 easiest of {len(ranked)} classes"
-    table = Table("class", title=title, box=None, header_style="bold", title_justify="left")
-    table.add_column("top-1", justify="right")
-    table.add_column("images", justify="right")
-    for top1, name, images in shown:
-        table.add_row(Text(printable(name), overflow="fold"), f"{top1:.1f} %", str(images))
-    new_console().print(table)
+    emit(
+        ({"top1": top1, "name": name, "images": images} for top1, name, images in shown),
+        {"class": "{name}", "top-1": "{top1:.1f} %", "images": "{images:d}"},
+        title=title,
+    )

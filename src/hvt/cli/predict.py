@@ -1,36 +1,29 @@
-"""`hvt predict`: what a checkpoint says of images."""
+"""`hvt predict`: the classes of images."""
 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from ..errors import HVTError
-from ..terminal import printable
 from .flags import add_batch_and_device, converter
-from .output import new_console
+from .output import Columns, Row, add_output_flags, emit
 
 if TYPE_CHECKING:
-    from ..deploy.predict import Answer
+    from ..deploy.predict import Prediction
 
 
 def register(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "predict",
-        help="say what is in images",
+        help="classify images",
         description=(
-            "The likeliest classes of images: files, folders or globs, by a checkpoint's model\n"
-            "or an exported one. Without either it is the built-in model, which knows\n"
-            "ImageNet's 1,000 classes; cifar100 is the other one's name."
+            "The most probable classes of images (files, folders or globs) by a checkpoint or an\n"
+            "ONNX file. The default is the built-in model for ImageNet's 1,000 classes; cifar100\n"
+            "is the other built-in one."
         ),
         epilog=(
             "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors IMAGES --csv\n"
@@ -40,20 +33,18 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "first",
         metavar="MODEL|IMAGE",
-        help="a checkpoint, an exported file or a built-in model, if not the default; or an image",
+        help="a checkpoint, an ONNX file or a built-in model, if not the default; or an image",
     )
-    parser.add_argument("others", nargs="*", metavar="IMAGE", help="what to look at")
+    parser.add_argument("others", nargs="*", metavar="IMAGE", help="images to classify")
     parser.add_argument(
         "--top",
         type=converter("top", int, ge=1),
         default=5,
         metavar="N",
-        help="classes to name (default: 5)",
+        help="classes to show for each image (default: 5)",
     )
     add_batch_and_device(parser)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    add_output_flags(parser, csv=True)
     parser.set_defaults(run=run_predict, parser=parser)
 
 
@@ -76,53 +67,38 @@ def run_predict(args: argparse.Namespace) -> int:
         )
     images = find_images(inputs)
     predictor = Predictor(checkpoint, args.device, args.top, args.batch_size)
-    show = _print_json if args.json else _print_csv if args.csv else _print_table
-    return 1 if show(predictor.stream(images)) else 0
+    failed: list[str | None] = []
+
+    def predictions() -> Iterator[Prediction]:
+        for prediction in predictor.stream(images):
+            if prediction.error is not None:
+                failed.append(prediction.source)
+            yield prediction
+
+    if args.csv:
+        emit((row for one in predictions() for row in _csv_rows(one)), {}, csv=True)
+    else:
+        columns: Columns = {"image": "{source}", "classes": _classes}
+        emit((one.to_dict() for one in predictions()), columns, json=args.json)
+    return 1 if failed else 0
 
 
-def _print_json(answers: Iterable[Answer]) -> int:
-    """Print answers and count the images without one, as the other two do."""
-    listed = list(answers)
-    print(json.dumps([answer.to_dict() for answer in listed], indent=2))
-    return sum(answer.error is not None for answer in listed)
+def _csv_rows(prediction: Prediction) -> Iterator[dict[str, Any]]:
+    """A row for each of the top classes, or one with the error."""
+    # A path that is not UTF-8 could not be printed as it is.
+    source = str(prediction.source).encode(errors="backslashreplace").decode()
+    if prediction.error is not None:
+        fields = ("rank", "label", "name", "probability")
+        yield {"source": source, **dict.fromkeys(fields), "error": prediction.error}
+    for rank, score in enumerate(prediction.top, 1):
+        row = {"source": source, "rank": rank, "label": score.label, "name": score.name}
+        yield row | {"probability": f"{score.probability:.6f}", "error": None}
 
 
-def _print_csv(answers: Iterable[Answer]) -> int:
-    broken = 0
-    print("source,rank,label,name,probability,error")
-    for answer in answers:
-        # A path that is not UTF-8 could not be printed as it is.
-        source = str(answer.source).encode(errors="backslashreplace").decode()
-        if answer.error is not None:
-            broken += 1
-            print(_csv_line(source, "", "", "", "", answer.error))
-        for rank, guess in enumerate(answer.top, 1):
-            probability = f"{guess.probability:.6f}"
-            print(_csv_line(source, rank, guess.label, guess.name, probability, ""))
-    return broken
-
-
-def _csv_line(*fields: object) -> str:
-    """One line without its end; a writer whose lines end in \\n alone leaves \\r unquoted."""
-    buffer = io.StringIO()
-    csv.writer(buffer).writerow(fields)
-    return buffer.getvalue().removesuffix("\r\n")
-
-
-def _print_table(answers: Iterable[Answer]) -> int:
+def _classes(row: Row) -> str:
+    """The top classes, or the error, of an image in the table."""
     from ..deploy.runtime import NOT_FINITE
 
-    broken = 0
-    table = Table("image", "what it shows", box=None, header_style="bold")
-    for answer in answers:
-        shows = "  ".join(f"{guess.name} {100 * guess.probability:.0f} %" for guess in answer.top)
-        if answer.error is not None:
-            broken += 1
-            shows = answer.error
-            if shows != NOT_FINITE:
-                shows = f"cannot be read: {shows}"
-        # Text, not str: brackets in a file's name are not markup.
-        source = Text(printable(str(answer.source)), overflow="fold")
-        table.add_row(source, Text(printable(shows), overflow="fold"))
-    new_console().print(table)
-    return broken
+    if row["error"] is not None:
+        return row["error"] if row["error"] == NOT_FINITE else f"cannot be read: {row['error']}"
+    return "  ".join(f"{one['name']} {100 * one['probability']:.0f} %" for one in row["top"])

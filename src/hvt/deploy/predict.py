@@ -1,4 +1,4 @@
-"""Images in, answers out."""
+"""Images in, predictions out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .runtime import NOT_FINITE, OnnxModel, check_classifier, open_model
 
 @dataclasses.dataclass(frozen=True)
 class ClassScore:
-    """A class and how likely it is."""
+    """A class and its probability."""
 
     label: int
     """The index of the class among the logits."""
@@ -35,11 +35,11 @@ class ClassScore:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """What a model says of one image; without an answer it has an error and no classes.
+class Prediction:
+    """The top classes of one image, or the error that it has instead.
 
-    `label`, `name` and `probability` are those of the likeliest class, so that
-    `pandas.DataFrame(answers)` has them as columns.
+    `label`, `name` and `probability` are those of the top-1 class, so that
+    `pandas.DataFrame(predictions)` has them as columns.
     """
 
     source: str | None
@@ -48,20 +48,20 @@ class Answer:
     name: str | None = None
     probability: float | None = None
     top: tuple[ClassScore, ...] = ()
-    """The likeliest classes, best first."""
+    """The most probable classes, best first."""
     error: str | None = None
-    """Why the image cannot be read, or `NOT_FINITE` where the model computes no number for it."""
+    """Why the image cannot be read, or `NOT_FINITE`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in `hvt predict --json`."""
-        return dataclasses.asdict(self) | {"top": [dataclasses.asdict(g) for g in self.top]}
+        return dataclasses.asdict(self) | {"top": [dataclasses.asdict(s) for s in self.top]}
 
 
 class Predictor:
-    """A checkpoint that answers: `Predictor("model.safetensors")("cat.jpg")`.
+    """A checkpoint that classifies images: `Predictor("model.safetensors")("cat.jpg")`.
 
-    An exported file, `model.onnx`, does as well. Without either it is the built-in model, which
-    knows ImageNet's 1,000 classes. `threads` are those of ONNX Runtime; torch has its own setting.
+    Also takes an ONNX file, a built-in model's name or a model; the default is the built-in model
+    for ImageNet's 1,000 classes. `threads` are those of ONNX Runtime; torch has its own setting.
     """
 
     def __init__(
@@ -91,38 +91,39 @@ class Predictor:
         self.class_names = names or tuple(str(i) for i in range(self.model.num_classes))
 
     @overload
-    def __call__(self, images: InMemory, top: int | None = None) -> Answer: ...  # type: ignore[overload-overlap]
-    # A path is of one image or of many: an Answer or a list, as the disk has it.
+    def __call__(self, images: InMemory, top: int | None = None) -> Prediction: ...  # type: ignore[overload-overlap]
+    # A path is of one image or of many, depending on what is on the disk.
     @overload
     def __call__(self, images: str | os.PathLike[str], top: int | None = None) -> Any: ...
     @overload
-    def __call__(self, images: Iterable[ImageInput], top: int | None = None) -> list[Answer]: ...
+    def __call__(
+        self, images: Iterable[ImageInput], top: int | None = None
+    ) -> list[Prediction]: ...
     def __call__(
         self, images: ImageInput | Iterable[ImageInput], top: int | None = None
-    ) -> Answer | list[Answer]:
-        """The answer for one image, or a list of answers for many.
+    ) -> Prediction | list[Prediction]:
+        """The prediction for one image, or a list of predictions for many.
 
         One image is a path, a PIL image, a uint8 array `(H, W, C)`, a tensor `(C, H, W)` of uint8
         or of floats from 0 to 1, bytes or a binary file; many are a folder, a glob pattern, or a
         list or generator of any of these. C is 3 (RGB) or 1 (grey). Anything else, a missing file
-        too, is an `HVTError`. So is one image that cannot be read, or whose answer is not finite;
-        among many it is an answer with an `error`. `top` is how many classes to name, instead of
-        the predictor's own number.
+        too, raises an `HVTError`. So does one image that cannot be read, or whose logits are not
+        finite; among many it gets a prediction with an `error`. `top` overrides the predictor's.
         """
-        answers = self.stream(images, top)
+        predictions = self.stream(images, top)
         if not is_one(images):
-            return list(answers)
-        answer = next(answers)
-        if answer.error == NOT_FINITE:
-            raise HVTError(f"{answer.source or 'the image'} has no answer: {NOT_FINITE}")
-        if answer.error is not None:
-            raise UnreadableImageError.of(answer.source or "the image", answer.error)
-        return answer
+            return list(predictions)
+        prediction = next(predictions)
+        if prediction.error == NOT_FINITE:
+            raise HVTError(f"{prediction.source or 'the image'} cannot be classified: {NOT_FINITE}")
+        if prediction.error is not None:
+            raise UnreadableImageError.of(prediction.source or "the image", prediction.error)
+        return prediction
 
     def stream(
         self, images: ImageInput | Iterable[ImageInput], top: int | None = None
-    ) -> Iterator[Answer]:
-        """Answers as they come, in the order of the images; a broken one stops nothing."""
+    ) -> Iterator[Prediction]:
+        """Predictions one by one, in the order of the images; a broken image stops nothing."""
         count = self.top if top is None else _at_least_1("top", top)
         each = each_image(images)
         return itertools.chain.from_iterable(
@@ -131,7 +132,7 @@ class Predictor:
         )
 
     @torch.inference_mode()
-    def _batch(self, images: list[ImageInput], top: int) -> list[Answer]:
+    def _batch(self, images: list[ImageInput], top: int) -> list[Prediction]:
         channels = self.model.config.in_chans
         errors: list[str | None] = []
         tensors = []
@@ -142,22 +143,22 @@ class Predictor:
             except UnreadableImageError as error:
                 errors.append(error.reason)
         rows = iter(self._rows(tensors, top) if tensors else [])
-        answers = []
+        predictions = []
         for image, reason in zip(images, errors, strict=True):
             row = None if reason is not None else next(rows)
             if row is None:
-                answers.append(Answer(source_of(image), error=reason or NOT_FINITE))
+                predictions.append(Prediction(source_of(image), error=reason or NOT_FINITE))
                 continue
-            guesses = tuple(
+            scores = tuple(
                 ClassScore(label, self.class_names[label], probability)
                 for probability, label in zip(*row, strict=True)
             )
-            first = dataclasses.asdict(guesses[0])
-            answers.append(Answer(source_of(image), **first, top=guesses))
-        return answers
+            first = dataclasses.asdict(scores[0])
+            predictions.append(Prediction(source_of(image), **first, top=scores))
+        return predictions
 
     def _rows(self, tensors: list[Tensor], top: int) -> list[tuple[list[float], list[int]] | None]:
-        """Probabilities and classes of each image, best first; None without a finite answer."""
+        """Probabilities and classes of each image, best first; None if it has no finite logits."""
         model = self.model
         if isinstance(model, HVT):
             logits = model(torch.stack(tensors).to(self.device, model.pos_embed.dtype)).float()
