@@ -1,4 +1,4 @@
-"""The paper's Figures 1 and 4 with its points and ours, and the gap to DeiT-Ti by epochs."""
+"""The paper's Figures 1 and 4, with its points and ours."""
 
 from __future__ import annotations
 
@@ -8,38 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from hvt.costs import cost
-from hvt.errors import HVTError
 from hvt.files import atomic_write
 from hvt.plot import new_figure
 from hvt.training.watch import draw_curves
 
-from .long import PARTS, training
-from .protocol import BUDGETS, Protocol, load_protocol, plan
+from .protocol import BUDGETS, Protocol
 from .report import NAMES, READINGS, fill
 from .results import Known
-from .rows import CURVES, FIGURE4, TINY, get_table
+from .rows import CURVES, FIGURE4, get_table
 
 # The first that a row's name has in it.
 _COLOURS = {"HVT": "C3", "PoWER": "C2", "DeiT": "C0"}
 
 
-def draw(
-    folder: Path, protocol: Protocol, known: Known, data: str | None, known_long: Known
-) -> list[Path]:
-    """Write `figure1.png`, and `figure4.png` and `gap.png` where their rows have been run."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HVTError(f"cannot write {folder}: {error.strerror}") from error
+def draw(folder: Path, protocol: Protocol, known: Known, data: str | None) -> list[Path]:
+    """Write `figure1.png`, and `figure4.png` where its rows have been run."""
     written = [folder / "figure1.png"]
     _figure1(written[0], protocol, known, data)
     curves = figure4_curves(protocol, known, data)
     if curves:
         written.append(folder / "figure4.png")
         draw_curves(written[-1], curves)
-    if known_long:
-        written.append(folder / "gap.png")
-        _gap_figure(written[-1], protocol, known, known_long)
     return written
 
 
@@ -66,7 +55,8 @@ def _figure1(path: Path, protocol: Protocol, known: Known, data: str | None) -> 
         axes.set_ylabel("top-1, %")
         axes.grid(alpha=0.25)
         axes.margins(x=0.2, y=0.12)
-    _save(figure, path)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
 
 
 def figure4_curves(protocol: Protocol, known: Known, data: str | None = None) -> dict[str, Any]:
@@ -80,44 +70,6 @@ def figure4_curves(protocol: Protocol, known: Known, data: str | None = None) ->
     return {name: seeds[shared[0]] for name, seeds in pair.items()} if shared else {}
 
 
-def gaps(protocol: Protocol, known: Known, known_long: Known) -> dict[str, dict[float, float]]:
-    """Points above DeiT-Ti by epochs, of the tiny rows that both protocols train."""
-    top1: dict[str, dict[float, float]] = {name: {} for _, name in TINY}
-    long = load_protocol("long")
-    for table, name in TINY:
-        row, curve = get_table(table).row(name), get_table(FIGURE4).row(name)
-        trainings = [plan(protocol, one, "epochs", "cifar100").training for one in (row, curve)]
-        found = [(one, known) for one in trainings]
-        found += [(training(long, PARTS[part], row), known_long) for part in ("A10", "A")]
-        for one, results in found:
-            if one.key in results:
-                figures = [finished.top1 for finished in results[one.key]]
-                top1[name][one.epochs] = statistics.fmean(figures)
-    (_, base), *others = TINY
-    return {
-        name: {e: top1[name][e] - top1[base][e] for e in top1[name] if e in top1[base]}
-        for _, name in others
-    }
-
-
-def _gap_figure(path: Path, protocol: Protocol, known: Known, known_long: Known) -> None:
-    figure = new_figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    measured = gaps(protocol, known, known_long)
-    for name, points in measured.items():
-        axes.plot(list(points), list(points.values()), marker="o", label=name)
-    lengths = sorted({epochs for points in measured.values() for epochs in points})
-    axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xticks(lengths, [f"{epochs:g}" for epochs in lengths])
-    axes.minorticks_off()
-    axes.set_xlabel("epochs")
-    axes.set_ylabel("top-1 above DeiT-Ti, points")
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=8)
-    _save(figure, path)
-
-
 def _point(axes: Any, x: float, figures: Sequence[float], name: str, marker: str) -> None:
     """The mean over seeds, with a bar from the lowest to the highest."""
     mean = statistics.fmean(figures)
@@ -127,8 +79,3 @@ def _point(axes: Any, x: float, figures: Sequence[float], name: str, marker: str
     # PoWER's points lie beside those of HVT-1: its names go below.
     shift = (5, -10) if "PoWER" in name else (5, 4)
     axes.annotate(name, (x, mean), xytext=shift, textcoords="offset points", fontsize=7)
-
-
-def _save(figure: Any, path: Path) -> None:
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})

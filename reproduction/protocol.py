@@ -1,6 +1,6 @@
 """What each row of the paper trains, at the paper's own size or at one that suits two CPU cores.
 
-A protocol is a recipe per data set. `full` is the paper's: the recipes `cifar100` and `imagenet`.
+A protocol is a recipe per dataset. `full` is the paper's: the recipes `cifar100` and `imagenet`.
 `cpu` is ours: `cpu.toml`, whose model fields say what the paper's sizes become; any other recipe
 file can stand in for it. `long` has the same models, trained for 10 to 300 epochs; `long.py` has
 its parts.
@@ -16,9 +16,9 @@ its parts.
     1000 or 100 classes     those of the data
 
 Each row can be trained under two budgets. `epochs`: as many passes over the data for all rows, as
-the paper has it. `compute`: as many multiply-adds for all rows, those that the recipe's own model
-takes in the recipe's epochs, so that a cheap model sees more images. Figure 4's rows have
-epochs alone, in the CPU protocol three times those of a table.
+the paper has it. `compute`: as many MACs for all rows, those that the recipe's own model
+takes in the recipe's epochs, so that a cheap model sees more images. Figure 4's rows have only
+epochs, in the CPU protocol three times those of a table.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,9 @@ from hvt.zoo import get_config
 from .rows import FIGURE4
 
 BUDGETS = ("epochs", "compute")
-"""Two readings of a table: equal passes over the data, or equal multiply-adds of training."""
+"""What is equal for all rows: passes over the data, or MACs of training."""
 
 FILES = {name: Path(__file__).parent / f"{name}.toml" for name in ("cpu", "long")}
-PROTOCOLS = (*FILES, "full")
 
 # Classes and training images, so that a plan needs no data.
 SOURCES = {
@@ -61,21 +61,11 @@ SEEDS = {"main": (0, 1, 2)}
 CURVE_EPOCHS = {"cpu": 3}
 """Figure 4's epochs over a table's, where these are too few for a curve."""
 
-TRAINING = 3
-"""Multiply-adds of a training step over those of its forward pass: once forward, twice backward."""
-
 SAME = 0.03
-"""Costs that differ by less are one: the row's two readings share a training."""
+"""Costs that differ by less count as equal: both budgets share a training."""
 
 # The paper's size of each field that a protocol scales.
 _PAPER = {"img_size": 224, "patch_size": 16, "head_dim": 64, "depth": 12}
-
-# What a recipe in place of a protocol's may not set.
-_OF_ROWS = (
-    "num_heads", "embed_dim", "stages", "pool_after", "pool", "pool_dims",
-    "class_token", "global_pool", "retention", "merge", "num_classes",
-)  # fmt: skip
-_OF_WEIGHTS = ("init", "pretrained", "holdout")
 
 # What changes neither the model nor what it learns, beyond rounding.
 _NO_EFFECT = (
@@ -87,13 +77,13 @@ _NO_EFFECT = (
 
 @dataclass(frozen=True)
 class Protocol:
-    """A name and a recipe for each data set that rows can be trained on."""
+    """A name and a recipe for each dataset that rows can be trained on."""
 
     name: str
     recipes: dict[str, Recipe]
 
     def data_of(self, table: Table, asked: str | None = None) -> str:
-        """The data set for a table: the one asked for, or the first with a figure for all rows."""
+        """The dataset for a table: the one asked for, or the first with a figure for all rows."""
         if asked is not None:
             if asked not in self.recipes:
                 hint = did_you_mean(asked, self.recipes)
@@ -105,8 +95,6 @@ class Protocol:
 
 def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
     """A protocol by name; a recipe file can stand in for its recipes."""
-    if name not in PROTOCOLS:
-        raise HVTError(f"unknown protocol {name!r}: {did_you_mean(name, PROTOCOLS)}")
     if file is None and name == "full":
         return Protocol(name, {data: load_recipe(data) for data in ("cifar100", "imagenet")})
     file = file or FILES.get(name, FILES["cpu"])
@@ -116,23 +104,7 @@ def load_protocol(name: str, file: str | Path | None = None) -> Protocol:
             f"{file} is not a protocol: it must name a model, whose cost is the compute "
             f"budget, and data, one of {', '.join(SOURCES)}"
         )
-    taken = [field for field in (*_OF_ROWS, *_OF_WEIGHTS) if _sets(recipe, field)]
-    if taken:
-        raise HVTError(
-            f"{file} is not a protocol: it sets {taken[0]}, which "
-            + (
-                "is what the tables' rows differ in"
-                if taken[0] in _OF_ROWS
-                else "every row has alike, from new weights and tested on the test images"
-            )
-        )
     return Protocol(name, {recipe.data: recipe})
-
-
-def _sets(recipe: Recipe, field: str) -> bool:
-    if field in _OF_ROWS:
-        return field in recipe.overrides
-    return bool(getattr(recipe, field) != getattr(Recipe(), field))
 
 
 # ── what a row becomes ──────────────────────────────────────────────────────────────────────────
@@ -140,30 +112,22 @@ def _sets(recipe: Recipe, field: str) -> bool:
 
 def adapt(config: HVTConfig, recipe: Recipe) -> HVTConfig:
     """The paper's config at the recipe's size."""
-    small = recipe.overrides
     assert recipe.data is not None
-    patch = _scaled(config, small, "patch_size")
-    side = _scaled(config, small, "img_size")
-    depth = _scaled(config, small, "depth")
-    if depth % 1 or patch % 1:
-        name, value = ("depth", depth) if depth % 1 else ("patch_size", patch)
-        raise HVTError(
-            f"{name}={getattr(config, name)} of the paper would become {value:g} with the "
-            f"protocol's {name}={small[name]}: choose one that scales to whole numbers"
-        )
+    small, patch = recipe.overrides, _scaled(config, recipe, "patch_size")
     fields = {k: v for k, v in small.items() if k not in _PAPER} | {
         "num_classes": SOURCES[recipe.data][0],
-        "img_size": math.ceil(side / patch) * int(patch),
-        "patch_size": int(patch),
+        "img_size": math.ceil(_scaled(config, recipe, "img_size") / patch) * patch,
+        "patch_size": patch,
         "head_dim": small.get("head_dim", config.head_dim),
-        "depth": int(depth),
+        "depth": (depth := _scaled(config, recipe, "depth")),
     }
     if not config.stages:
         return config.replace(**fields)
-    blocks = _even(config.stages, int(depth))
+    # As in the paper; with fewer blocks than stages, some stages have none.
+    blocks = sorted({stage * depth // config.stages for stage in range(config.stages)})
     for kept in range(len(blocks), 0, -1):
         try:
-            pooled = config.replace(**fields, pool_after=blocks[:kept])
+            pooled = config.replace(**fields, pool_after=tuple(blocks[:kept]))
         except HVTError:  # no token left
             continue
         if pooled.tokens[-1] - pooled.num_prefix_tokens >= 2:
@@ -172,18 +136,16 @@ def adapt(config: HVTConfig, recipe: Recipe) -> HVTConfig:
     return config.replace(**fields, stages=0)
 
 
-def _even(stages: int, depth: int) -> tuple[int, ...]:
-    """Blocks to pool after, as in the paper; with fewer blocks than stages, some stages have none.
-
-    >>> _even(4, 12), _even(4, 3)
-    ((0, 3, 6, 9), (0, 1, 2))
-    """
-    return tuple(sorted({stage * depth // stages for stage in range(stages)}))
-
-
-def _scaled(config: HVTConfig, small: dict[str, Any], name: str) -> float:
+def _scaled(config: HVTConfig, recipe: Recipe, name: str) -> int:
     """A field of the paper in proportion to the protocol's."""
-    return float(getattr(config, name) * small.get(name, _PAPER[name]) / _PAPER[name])
+    own, paper = recipe.overrides.get(name, _PAPER[name]), getattr(config, name)
+    size = Fraction(paper * own, _PAPER[name])
+    if size.denominator > 1 and name != "img_size":
+        raise HVTError(
+            f"{name}={paper} of the paper would become {float(size):g} with the protocol's "
+            f"{name}={own}: choose one that scales to whole numbers"
+        )
+    return math.ceil(size)
 
 
 # ── trainings and budgets ───────────────────────────────────────────────────────────────────────
@@ -191,7 +153,7 @@ def _scaled(config: HVTConfig, small: dict[str, Any], name: str) -> float:
 
 @functools.cache
 def macs_of(config: HVTConfig) -> int:
-    """Multiply-adds of one image; a plan of all tables asks for the same few again and again."""
+    """MACs per image; a plan of all tables asks for the same few again and again."""
     return cost(config).macs
 
 
@@ -200,7 +162,7 @@ class PowerSteps:
     """What DeiT with PoWER needs beside DeiT itself, whose epochs are the recipe's."""
 
     share: float
-    """Of DeiT's multiply-adds that are to be left, as in the paper."""
+    """Of DeiT's MACs that are to be left, as in the paper."""
     search: float
     """Epochs that look for how many tokens each block keeps."""
     retrain: float
@@ -241,17 +203,12 @@ class Training:
         return round(self.recipe.epochs + (steps.search + steps.retrain if steps else 0), 3)
 
     @property
-    def image_macs(self) -> float:
-        """MACs per image, of forward passes only, over all epochs."""
+    def training_macs(self) -> float:
+        """MACs of the whole training; a step has three times those of its forward pass."""
         epochs = float(self.recipe.epochs)
         if self.power:
             epochs += self.power.search + self.power.share * self.power.retrain
-        return macs_of(self.config) * epochs
-
-    @property
-    def training_macs(self) -> float:
-        """Multiply-adds of the whole training."""
-        return TRAINING * self.image_macs * self.images
+        return 3 * macs_of(self.config) * epochs * self.images
 
     @functools.cached_property
     def key(self) -> str:
@@ -259,18 +216,13 @@ class Training:
 
         Only what differs from the defaults counts, so a new field changes no name.
         """
-        recipe, plain = self.recipe, Recipe()
+        config, recipe = self.config, _unlike(self.recipe, Recipe())
         identity = {
-            "config": _unlike(self.config, HVTConfig()),
-            "recipe": {
-                name: value
-                for name, value in _unlike(recipe, plain).items()
-                if name not in _NO_EFFECT
-            },
+            "config": _unlike(config, HVTConfig()),
+            "recipe": {name: recipe[name] for name in recipe if name not in _NO_EFFECT},
             "power": dataclasses.asdict(self.power) if self.power else None,
         }
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-        config = self.config
         kind = "power" if self.power else "deit" if config.class_token else "hvt"
         size = f"w{config.width}_l{config.depth}_m{len(config.pool_blocks)}_n{config.tokens[0]}"
         return f"{kind}_{size}-{self.epochs:g}ep-{digest}"
@@ -282,55 +234,37 @@ def _unlike(value: Any, plain: Any) -> dict[str, Any]:
     return {k: v for k, v in fields.items() if v != getattr(plain, k)}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A row in one reading."""
-
-    row: Row
-    budget: str
-    training: Training
-    ratio: float
-    """What is spent over what the budget allows: near 1, and for PoWER's three parts 0.9."""
-
-
-def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Plan:
-    """What to train for a row in one reading."""
-    if budget not in BUDGETS:
-        raise HVTError(f"unknown budget {budget!r}: {did_you_mean(budget, BUDGETS)}")
+def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Training:
+    """What to train for a row under a budget."""
     recipe = protocol.recipes[data]
     if row.table == FIGURE4:
-        times = CURVE_EPOCHS.get(protocol.name, 1)
+        times, budget = CURVE_EPOCHS.get(protocol.name, 1), "epochs"
         recipe = dataclasses.replace(recipe, epochs=times * recipe.epochs)
-        budget = "epochs"
-    config = adapt(get_config(row.model.removesuffix("_power"), **row.overrides), recipe)
-    assert recipe.model is not None
-    budget_macs = recipe.epochs * macs_of(adapt(get_config(recipe.model), recipe))
-    epochs = recipe.epochs
-    if budget == "compute" and abs(budget_macs / macs_of(config) / epochs - 1) >= SAME:
-        epochs = budget_macs / macs_of(config)
-    if row.power:  # at equal compute its three parts together have DeiT's budget
-        training = power_training(
-            row, config, recipe, epochs if budget == "epochs" else 0.6 * epochs
-        )
-    else:
-        training = training_of(row.model, config, recipe, round(epochs, 3))
     if budget == "epochs":
-        return Plan(row, budget, training, 1.0)
-    return Plan(row, budget, training, training.image_macs / budget_macs)
+        return training_of(row, recipe, recipe.epochs)
+    assert recipe.model is not None
+    ratio = macs_of(adapt(get_config(recipe.model), recipe)) / macs_of(config_of(row, recipe))
+    epochs = recipe.epochs if abs(ratio - 1) < SAME else recipe.epochs * ratio
+    # PoWER's three parts together have DeiT's budget.
+    return training_of(row, recipe, 0.6 * epochs if row.power else epochs)
 
 
-def training_of(model: str, config: HVTConfig, recipe: Recipe, epochs: float) -> Training:
-    """The recipe of one config: its overrides are what tells it from the named model."""
-    named = get_config(model)
-    overrides = {k: v for k, v in _unlike(config, named).items() if k != "num_classes"}
-    whole = int(epochs) if epochs == int(epochs) else epochs  # 4.0 would make another key than 4
-    own = dataclasses.replace(recipe, model=model, overrides=overrides, epochs=whole)
-    return Training(config, own)
+def config_of(row: Row, recipe: Recipe) -> HVTConfig:
+    """A row's model at the recipe's size; PoWER's starts as a DeiT."""
+    return adapt(get_config(row.model.removesuffix("_power"), **row.overrides), recipe)
 
 
-def power_training(row: Row, config: HVTConfig, recipe: Recipe, base: float) -> Training:
-    """DeiT with `base` epochs, and a third of them each for the search and after it."""
-    share = row.gflops / cost(row.model.removesuffix("_power"), num_classes=1000).gflops
-    extra = round(base / 3, 3)
-    deit = training_of(row.model.removesuffix("_power"), config, recipe, round(base, 3))
-    return dataclasses.replace(deit, power=PowerSteps(round(share, 4), extra, extra))
+def training_of(row: Row, recipe: Recipe, epochs: float) -> Training:
+    """A row trained by a recipe; PoWER's search and its retraining have a third of the epochs each.
+
+    The recipe's overrides are what tells the config from the named model.
+    """
+    model, config = row.model.removesuffix("_power"), config_of(row, recipe)
+    overrides = {k: v for k, v in _unlike(config, get_config(model)).items() if k != "num_classes"}
+    length = round(epochs, 3)
+    length = int(length) if length == int(length) else length  # 4.0 would make another key than 4
+    own = dataclasses.replace(recipe, model=model, overrides=overrides, epochs=length)
+    if not row.power:
+        return Training(config, own)
+    share, extra = row.gflops / cost(model, num_classes=1000).gflops, round(epochs / 3, 3)
+    return Training(config, own, PowerSteps(round(share, 4), extra, extra))

@@ -11,8 +11,8 @@ from hvt.costs import arrow, cost
 from hvt.paper.tables import Row, Table
 from hvt.training.watch import clock
 
-from .long import PARTS, Part, rows_of, training
-from .protocol import BUDGETS, Plan, Protocol, load_protocol, plan
+from . import long
+from .protocol import BUDGETS, Protocol, Training, load_protocol, plan
 from .results import Finished, Known
 from .rows import get_table, shown_rows, trainable
 
@@ -25,7 +25,7 @@ class Line:
     """A row with what was measured of it under each budget."""
 
     row: Row
-    plans: dict[str, Plan]
+    trainings: dict[str, Training]
     results: dict[str, list[Finished]]
 
     @property
@@ -34,7 +34,7 @@ class Line:
         for results in self.results.values():
             if results:
                 return HVTConfig.from_dict(results[0].config)
-        return self.plans["epochs"].training.config
+        return self.trainings["epochs"].config
 
 
 def fill(protocol: Protocol, table: Table, known: Known, data: str | None = None) -> list[Line]:
@@ -44,9 +44,9 @@ def fill(protocol: Protocol, table: Table, known: Known, data: str | None = None
     for row in shown_rows(table):
         if row.table != table.name and protocol.data_of(get_table(row.table), data) != source:
             continue  # from another table, and trained on other data
-        plans = {budget: plan(protocol, row, budget, source) for budget in BUDGETS}
-        results = {b: list(known.get(one.training.key, ())) for b, one in plans.items()}
-        lines.append(Line(row, plans, results))
+        trainings = {budget: plan(protocol, row, budget, source) for budget in BUDGETS}
+        results = {budget: known.get(one.key, []) for budget, one in trainings.items()}
+        lines.append(Line(row, trainings, results))
     return lines
 
 
@@ -67,7 +67,7 @@ def cells(table: Table, lines: Sequence[Line]) -> tuple[list[str], list[list[str
         cell += [f"{price.macs / 1e6:.1f}", f"{price.params_m:.3f}"]
         for budget in BUDGETS:
             results = line.results[budget]
-            cell += [_top1(results), _epochs(line.plans[budget]), _time(results)]
+            cell += [_top1(results), _epochs(line.trainings[budget]), _time(results)]
         rows.append(cell)
     return headings, rows
 
@@ -86,11 +86,10 @@ def _top1(results: Sequence[Finished]) -> str:
     return f"{statistics.fmean(figures):.2f}{spread} (n = {len(figures)})"
 
 
-def _epochs(planned: Plan) -> str:
-    steps, recipe = planned.training.power, planned.training.recipe
-    if steps is None:
-        return f"{planned.training.epochs:g}"
-    return f"{recipe.epochs:g} + {steps.search:g} + {steps.retrain:g}"
+def _epochs(training: Training) -> str:
+    steps = training.power
+    more = f" + {steps.search:g} + {steps.retrain:g}" if steps else ""
+    return f"{training.recipe.epochs:g}{more}"
 
 
 def _time(results: Sequence[Finished]) -> str:
@@ -105,37 +104,27 @@ def render(
     protocol: Protocol, known: Known, data: str | None = None, known_long: Known | None = None
 ) -> str:
     """Every table as Markdown, and the rows of the long protocol where there are results of it."""
-    parts = [f"# The paper's tables, by the protocol `{protocol.name}`"]
-    parts.append("Top-1 is that of the last weights on the test images, in per cent.")
-    for table in trainable().values():
-        headings, rows = cells(table, fill(protocol, table, known, data))
-        parts += [f"## {table.name}", f"{table.place}: {table.about}.", markdown(headings, rows)]
+    parts = [f"# The paper's tables, by the protocol `{protocol.name}`; top-1 of the last weights"]
+    parts += [table_part(protocol, table, known, data) for table in trainable().values()]
     if known_long:
-        parts += ["## long", long_table(known_long)]
+        parts += ["## long", long_table(known_long, load_protocol("long"))]
     return "\n\n".join(parts) + "\n"
 
 
-def long_table(known: Known) -> str:
+def table_part(protocol: Protocol, table: Table, known: Known, data: str | None = None) -> str:
+    """One table under its heading."""
+    text = markdown(*cells(table, fill(protocol, table, known, data)))
+    return f"## {table.name}\n\n{table.place}: {table.about}.\n\n{text}"
+
+
+def long_table(known: Known, protocol: Protocol) -> str:
     """The rows of every part of the long protocol."""
-    protocol, rows = load_protocol("long"), []
-    for part in PARTS.values():
-        for row in rows_of(part):
-            results = known.get(training(protocol, part, row).key, [])
-            loss = f"{results[0].curve[-1]['train_loss']:.2f}" if results else ""
-            what = [part.name, row.name, str(part.epochs)]
-            rows.append([*what, _top1(results), _gain(part, results), loss, _time(results)])
-    headings = ["part", "row", "epochs", "top-1", "of it in the second half", "train loss", "time"]
-    return markdown(headings, rows)
-
-
-def _gain(part: Part, results: Sequence[Finished]) -> str:
-    """Points gained in the second half of the training, on average over seeds."""
-    gains = []
-    for one in results:
-        points = {point["epoch"]: point["val_top1"] for point in one.curve}
-        if points.get(part.epochs / 2) is not None:
-            gains.append(one.top1 - points[part.epochs / 2])
-    return f"{statistics.fmean(gains):+.2f}" if gains else ""
+    rows = []
+    for part in long.PARTS.values():
+        for row in part.rows:
+            results = known.get(long.training(protocol, part, row).key, [])
+            rows.append([part.name, row.name, str(part.epochs), _top1(results), _time(results)])
+    return markdown(["part", "row", "epochs", "top-1", "time"], rows)
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -60,18 +58,10 @@ Known = dict[str, list[Finished]]
 """Results by training, seeds rising."""
 
 
-def path_of(folder: Path, name: str) -> Path:
-    """Where the result of a training and seed is."""
-    return folder / f"{name}.json"
-
-
 def write(folder: Path, finished: Finished) -> Path:
     """Write one result."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HVTError(f"cannot write {folder}: {error.strerror}") from error
-    path = path_of(folder, finished.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{finished.name}.json"
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(asdict(finished), indent=1) + "\n", encoding="utf-8")
     return path
@@ -94,15 +84,13 @@ def read(path: Path) -> Finished:
 def read_all(folders: Iterable[Path]) -> Known:
     """The results of several folders; one training may have copies in several of them."""
     by_name: dict[str, tuple[Path, Finished]] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*.json")):
-            finished = read(path)
-            before, same = by_name.setdefault(path.stem, (path, finished))
-            if (finished.top1, finished.curve) != (same.top1, same.curve):
-                raise HVTError(
-                    f"{before} and {path} have different figures of one training: keep the one "
-                    "that is right"
-                )
+    for path in (path for folder in folders for path in sorted(folder.glob("*.json"))):
+        finished = read(path)
+        before, same = by_name.setdefault(path.stem, (path, finished))
+        if (finished.top1, finished.curve) != (same.top1, same.curve):
+            raise HVTError(
+                f"{before} and {path} have different figures of one training: keep the right one"
+            )
     known: Known = {}
     for _, finished in sorted(by_name.values(), key=lambda pair: (pair[1].key, pair[1].seed)):
         known.setdefault(finished.key, []).append(finished)
@@ -130,15 +118,3 @@ def versions() -> dict[str, str]:
         "timm": timm.__version__,
         "numpy": numpy.__version__,
     }
-
-
-def today() -> str:
-    return date.today().isoformat()
-
-
-def speed(results: Iterable[Finished], here: dict[str, Any]) -> float | None:
-    """MACs per second of trainings on a machine like this one; None without any."""
-    rates = [
-        one.training_macs / one.seconds for one in results if one.seconds and one.machine == here
-    ]
-    return statistics.median(rates) if rates else None

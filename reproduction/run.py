@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +22,19 @@ from rich.console import Console
 from hvt.costs import cost
 from hvt.device import find_device
 from hvt.errors import HVTError, did_you_mean
-from hvt.paper.tables import Table
+from hvt.paper.tables import Row, Table
 from hvt.power import search
 from hvt.training.engine import Result, read_recipe, resume, train
 from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
 
-from . import results
-from .protocol import SEEDS, Protocol, Training, plan
-from .results import Finished
+from . import long, results
+from .protocol import BUDGETS, SEEDS, Protocol, Training, plan
+from .results import Finished, Known
 
 SPEED = {"cpu": 40e9, "long": 12e9}
 """MACs per second to plan with where nothing has been measured: of two CPU cores, and of one
 thread, which is how the long trainings run best."""
-
-LEAST_PART = 0.1
-"""Of a training, whose speed tells the time of the whole."""
 
 
 @dataclass(frozen=True)
@@ -69,43 +68,45 @@ class Place:
 def jobs(
     protocol: Protocol,
     chosen: Iterable[Table],
-    budgets: Sequence[str],
+    budgets: Sequence[str] = BUDGETS,
     seeds: Sequence[int] | None = None,
     names: Sequence[str] = (),
     data: str | None = None,
     options: Sequence[str] = (),
 ) -> list[Job]:
     """The trainings that fill tables, each once; `names` are the rows wanted, all without any."""
-    chosen = list(chosen)
-    check_names(names, [row.name for table in chosen for row in table.rows])
-    by_name: dict[str, Job] = {}
-    for table in chosen:
-        source = protocol.data_of(table, data)
-        for row in table.rows:
-            if names and row.name not in names:
-                continue
-            trainings = {b: plan(protocol, row, b, source).training for b in budgets}
-            for seed in SEEDS.get(table.name, (0,)) if seeds is None else seeds:
-                for budget, training in trainings.items():
-                    flags = [row.table, "--row", row.name, "--protocol", protocol.name]
-                    flags += ["--budget", budget, "--seeds", str(seed)]
-                    job = Job(training, seed, (), command(*flags, *options))
-                    job = by_name.get(job.name, job)
-                    rows = dict.fromkeys((*job.rows, f"{row.table}: {row.name}"))
-                    by_name[job.name] = replace(job, rows=tuple(rows))
-    return list(by_name.values())
-
-
-def check_names(names: Iterable[str], known: Sequence[str]) -> None:
-    """Raise an error if a row that is asked for does not exist."""
+    pairs = [(table, row) for table in chosen for row in table.rows]
+    known = [row.name for _, row in pairs]
     for name in names:
         if name not in known:
             raise HVTError(f"there is no row {name!r}: {did_you_mean(name, known)}")
+    by_name: dict[str, Job] = {}
+    for table, row in pairs:
+        if names and row.name not in names:
+            continue
+        usual, variants = _variants(protocol, table, row, budgets, data)
+        for seed in usual if seeds is None else seeds:
+            for flags, training in variants:
+                words = [*flags, "--row", row.name, "--seeds", str(seed), *options]
+                command = shlex.join(["python", "-m", "reproduction", "run", *words])
+                job = Job(training, seed, (), command)
+                job = by_name.get(job.name, job)
+                rows = dict.fromkeys((*job.rows, f"{table.name}: {row.name}"))
+                by_name[job.name] = replace(job, rows=tuple(rows))
+    return list(by_name.values())
 
 
-def command(*flags: str) -> str:
-    """The command that runs one training."""
-    return shlex.join(["python", "-m", "reproduction", "run", *flags])
+def _variants(
+    protocol: Protocol, table: Table, row: Row, budgets: Sequence[str], data: str | None
+) -> tuple[Sequence[int], list[tuple[list[str], Training]]]:
+    """The seeds of a row by default, and its trainings after the flags that ask for them."""
+    if isinstance(table, long.Part):
+        flags = ["long", "--part", table.name]
+        return table.seeds, [(flags, long.training(protocol, table, row))]
+    source = protocol.data_of(table, data)
+    flags = [table.name, "--protocol", protocol.name, "--budget"]
+    variants = [([*flags, budget], plan(protocol, row, budget, source)) for budget in budgets]
+    return SEEDS.get(table.name, (0,)), variants
 
 
 def shard(planned: Sequence[Job], index: int, count: int) -> list[Job]:
@@ -128,7 +129,7 @@ def shard(planned: Sequence[Job], index: int, count: int) -> list[Job]:
 
 def is_done(job: Job, place: Place) -> bool:
     """Whether its result is there; a damaged one is an error."""
-    path = results.path_of(place.results, job.name)
+    path = place.results / f"{job.name}.json"
     return path.exists() and results.read(path).name == job.name
 
 
@@ -144,14 +145,15 @@ def is_main_process() -> bool:
 
 def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Finished:
     """Train, or resume, to the end; then write the result."""
+    recipe = job.training.recipe.replace(
+        seed=job.seed, output=str(place.runs / job.base.name), tensorboard=False
+    )
     try:
-        last = _train(job.base, place, console)
-        seconds = _seconds(last, job.base.training)
+        last, seconds = _train(recipe, place, console)
         if job.training.power is not None:
             if last.stop_asked:
                 raise Interrupted("stopped before PoWER's search")
-            weights = last.folder / "model.safetensors"
-            last, more = _search_and_retrain(job, weights, place, console)
+            last, more = _search_and_retrain(job, last.folder / "model.safetensors", place, console)
             seconds = None if seconds is None or more is None else seconds + more
     except Interrupted as stopped:
         where = str(stopped).partition(";")[0]
@@ -164,31 +166,25 @@ def run_job(job: Job, protocol: Protocol, place: Place, console: Console) -> Fin
     return finished
 
 
-def _train(job: Job, place: Place, console: Console) -> Result:
-    recipe = job.training.recipe.replace(
-        seed=job.seed, output=str(place.runs / job.name), tensorboard=False
-    )
-    return _train_or_resume(recipe, place, console)
-
-
-def _train_or_resume(recipe: Recipe, place: Place, console: Console) -> Result:
-    """Train in the recipe's folder, or resume there."""
+def _train(recipe: Recipe, place: Place, console: Console) -> tuple[Result, float | None]:
+    """Train in the recipe's folder, or resume there; the seconds where all of it was now."""
     folder = Path(recipe.output or "")
     if not (folder / "recipe.json").exists():
-        return train(recipe.replace(**place.recipe), console=console)
+        result = train(recipe.replace(**place.recipe), console=console)
+        return result, result.seconds
     epochs = read_recipe(folder).epochs
     if epochs != recipe.epochs:  # made longer by `hvt train --resume`
         raise HVTError(
             f"{folder} has another training: its epochs is {epochs}, the row's is "
             f"{recipe.epochs}; move it away, or name another folder with --runs"
         )
-    return resume(folder, console, **place.recipe)
+    return resume(folder, console, **place.recipe), None
 
 
 def _search_and_retrain(
     job: Job, deit: Path, place: Place, console: Console
 ) -> tuple[Result, float | None]:
-    """PoWER's search from a trained DeiT, then retraining, and their seconds if all were now.
+    """PoWER's search from a trained DeiT, then retraining, and the seconds of both.
 
     A search that was stopped begins anew, as it is short; its result is kept for the training.
     """
@@ -197,28 +193,15 @@ def _search_and_retrain(
     assert steps is not None
     # The architecture is the checkpoint's from here on.
     recipe = replace(training.recipe, model=None, overrides={}, seed=job.seed, tensorboard=False)
-    seconds = None
-    if not searched.exists():
+    began = None if searched.exists() else time.perf_counter()
+    if began is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        began = time.perf_counter()
         looking = recipe.replace(init=str(deit), epochs=steps.search, **place.recipe)
         gflops = steps.share * cost(training.config).gflops
         search(looking, gflops, output=searched, console=console)
-        seconds = time.perf_counter() - began
     again = recipe.replace(init=str(searched), epochs=steps.retrain, output=str(folder))
-    result = _train_or_resume(again, place, console)
-    return result, None if seconds is None else seconds + result.seconds
-
-
-def _seconds(result: Result, training: Training) -> float | None:
-    """The time of a whole training: a resumed one knows only its last part's, but the speed.
-
-    A part of some steps knows no speed either, as it has an evaluation at its end.
-    """
-    images = training.epochs * training.images
-    if result.images_per_second * result.seconds < LEAST_PART * images:
-        return None
-    return images / result.images_per_second
+    result, _ = _train(again, place, console)
+    return result, None if began is None else time.perf_counter() - began
 
 
 def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | None) -> Finished:
@@ -250,16 +233,15 @@ def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | Non
         ],
         machine=results.machine(next(result.model.parameters()).device),
         versions=results.versions(),
-        date=results.today(),
+        date=date.today().isoformat(),
     )
 
 
-def rate(protocol: Protocol, known: Iterable[Finished], place: Place) -> float | None:
+def rate(protocol: Protocol, known: Known, place: Place) -> float | None:
     """MACs per second to expect, by what was measured on such a machine."""
     recipe = next(iter(protocol.recipes.values())).replace(**place.recipe)
-    try:
-        here = results.machine(find_device(recipe.device))
-    except HVTError:  # a plan may be for another machine
-        return SPEED.get(protocol.name)
+    here = results.machine(find_device(recipe.device))
     here["threads"] = recipe.threads or here["threads"]
-    return results.speed(known, here) or SPEED.get(protocol.name)
+    alike = [one for each in known.values() for one in each if one.machine == here]
+    rates = [one.training_macs / one.seconds for one in alike if one.seconds]
+    return statistics.median(rates) if rates else SPEED.get(protocol.name)

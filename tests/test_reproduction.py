@@ -19,8 +19,7 @@ from hvt.paper.tables import Row, Table
 from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
 from reproduction import long, report, results, run
-from reproduction.cli import main
-from reproduction.figures import gaps
+from reproduction.__main__ import main
 from reproduction.protocol import BUDGETS, SEEDS, Protocol, Training, adapt, load_protocol, plan
 from reproduction.results import Known
 from reproduction.rows import CURVES, get_table, shown_rows, trainable
@@ -81,7 +80,7 @@ def a_row(table: str, name: str) -> Row:
 
 
 def trained(table: str, name: str, protocol: Protocol, budget: str = "epochs") -> Training:
-    return plan(protocol, a_row(table, name), budget, next(iter(protocol.recipes))).training
+    return plan(protocol, a_row(table, name), budget, next(iter(protocol.recipes)))
 
 
 def tables() -> list[Table]:
@@ -128,7 +127,7 @@ def test_the_full_protocol_is_the_paper_s() -> None:
         source = full.data_of(table)
         assert source == ("imagenet" if table.name == "main" else "cifar100")
         for row in table.rows:
-            training = plan(full, row, "epochs", source).training
+            training = plan(full, row, "epochs", source)
             named = hvt.get_config(row.model.removesuffix("_power"), **row.overrides)
             assert training.config == named.replace(num_classes=training.config.num_classes)
             assert training.recipe.epochs == 300
@@ -152,8 +151,8 @@ def test_budgets(cpu: Protocol) -> None:
     epochs = cpu.recipes["cifar100"].epochs
     reference = trained("main", "DeiT-Ti", cpu)
     for row in (row for table in tables() for row in table.rows):
-        assert plan(cpu, row, "epochs", "cifar100").training.recipe.epochs == epochs
-        bought = plan(cpu, row, "compute", "cifar100").training
+        assert plan(cpu, row, "epochs", "cifar100").recipe.epochs == epochs
+        bought = plan(cpu, row, "compute", "cifar100")
         share = bought.training_macs / reference.training_macs
         assert share == pytest.approx(1, abs=0.1 if row.power else 0.03)
 
@@ -200,7 +199,7 @@ def test_committed_results_are_found_again(cpu: Protocol) -> None:
         pytest.skip("a source distribution has no results")
     planned = {
         "cpu": run.jobs(cpu, trainable().values(), BUDGETS),
-        "long": long.jobs(load_protocol("long"), long.PARTS.values()),
+        "long": run.jobs(load_protocol("long"), long.PARTS.values()),
     }
     missing = {"cpu": 0, "long": 1}  # the first seed of part P was not run
     for protocol, jobs in planned.items():
@@ -212,7 +211,7 @@ def test_committed_results_are_found_again(cpu: Protocol) -> None:
 
 def test_power_takes_three_steps(cpu: Protocol) -> None:
     row = a_row("main", "DeiT-Ti + PoWER")
-    equal, bought = (plan(cpu, row, budget, "cifar100").training for budget in BUDGETS)
+    equal, bought = (plan(cpu, row, budget, "cifar100") for budget in BUDGETS)
     steps = equal.power
     assert steps is not None
     assert steps.share == pytest.approx(0.8 / 1.25, abs=0.01)
@@ -259,30 +258,22 @@ def test_figure_4_has_rows_of_the_main_table_for_longer(cpu: Protocol) -> None:
 def test_the_parts_of_long_train_the_models_of_the_cpu_protocol(cpu: Protocol) -> None:
     protocol = load_protocol("long")
     for part in long.PARTS.values():
-        for row in long.rows_of(part):
+        for row in part.rows:
             training = long.training(protocol, part, row)
-            assert training.config == plan(cpu, row, "epochs", "cifar100").training.config
+            assert training.config == plan(cpu, row, "epochs", "cifar100").config
             assert training.recipe.epochs == part.epochs
             images = round(50_000 * part.train_fraction)
             assert training.images == images // 128 * 128
-    planned = long.jobs(protocol, long.PARTS.values())
+    planned = run.jobs(protocol, long.PARTS.values())
     assert len({job.name for job in planned}) == len(planned) == 4 * 2 + 4 + 3 + 6 + 2
-    (power,) = long.jobs(protocol, [long.PARTS["P"]], seeds=[1])
+    (power,) = run.jobs(protocol, [long.PARTS["P"]], seeds=[1])
     assert power.base.name in {job.name for job in planned}
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('data = "digits"', "must name a model"),
-        ('model = "deit_ti"\ndata = "cifar100"\nholdout = 0.1', "it sets holdout, which"),
-        ('model = "deit_ti"\ndata = "cifar100"\n[overrides]\nstages = 2', "it sets stages, which"),
-    ],
-)
-def test_a_recipe_that_is_not_a_protocol(tmp_path: Path, text: str, says: str) -> None:
+def test_a_recipe_that_is_not_a_protocol(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(text)
-    with pytest.raises(HVTError, match=f"is not a protocol: .*{says}"):
+    path.write_text('data = "digits"')
+    with pytest.raises(HVTError, match="is not a protocol: it must name a model"):
         load_protocol("cpu", path)
 
 
@@ -337,9 +328,10 @@ def test_a_run_leaves_a_file_for_each_training(here: Here) -> None:
     first, second = known[training.key]
     assert (first.seed, second.seed) == (0, 1)
     assert first.command.startswith(
-        "python -m reproduction run pool_type --row Max --protocol cpu --budget epochs --seeds 0"
+        "python -m reproduction run pool_type --protocol cpu --budget epochs --row Max --seeds 0"
     )
-    assert "run pooling_stages --row M=4" in second.command
+    assert "run pooling_stages" in second.command
+    assert "--row M=4 --seeds 1" in second.command
     assert first.top1 != second.top1
     assert first.epochs == len(first.curve) == 2
     assert first.machine["threads"] == 1
@@ -406,12 +398,11 @@ def test_an_interrupted_row_resumes(here: Here, tmp_path: Path) -> None:
     (uninterrupted,) = here.known()[job.training.key]
     assert finished.curve == uninterrupted.curve
     assert (finished.top1, finished.loss) == (uninterrupted.top1, uninterrupted.loss)
-    assert finished.seconds is not None  # of both epochs, by the speed of the second
-    # A result that was lost comes back from the run, whose time nobody knows any more.
-    results.path_of(place.results, job.name).unlink()
+    assert finished.seconds is None  # as the first epoch's are not known any more
+    # A result that was lost comes back from the run.
+    (place.results / f"{job.name}.json").unlink()
     again = run.run_job(job, here.protocol, place, quiet())
     assert (again.top1, again.curve) == (finished.top1, finished.curve)
-    assert again.seconds is None
     # A run that was made longer by hand is not the row's any more.
     path = place.runs / job.name / "recipe.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"epochs": 3}))
@@ -431,7 +422,7 @@ def test_ctrl_c_at_the_command_line(
 ) -> None:
     other = Here(tmp_path, here.file, here.protocol)
     screen = Console(file=Interrupting(), width=200)
-    monkeypatch.setattr("reproduction.cli.new_console", lambda: screen)
+    monkeypatch.setattr("reproduction.__main__.new_console", lambda: screen)
     assert main(["run", "pool_type", "--row", "Max", *other.flags()]) == 130
     assert "the same command resumes from there" in capsys.readouterr().err
     assert other.known() == {}
@@ -485,9 +476,9 @@ def test_an_estimate_is_by_trainings_with_as_many_threads(here: Here) -> None:
     ]
     for threads, seconds in ((1, 60.0), (5, 12.0)):
         place = run.Place(here.folder, here.folder, {"threads": threads})
-        rate = run.rate(here.protocol, known, place)
+        rate = run.rate(here.protocol, {one.key: known}, place)
         assert rate == pytest.approx(one.training_macs / seconds)
-    assert run.rate(here.protocol, (), here.place()) == run.SPEED["cpu"]
+    assert run.rate(here.protocol, {}, here.place()) == run.SPEED["cpu"]
 
 
 # ── result files ────────────────────────────────────────────────────────────────────────────────
@@ -559,7 +550,7 @@ def test_results_of_two_machines_make_one_page(
     assert "(n = 2)" in line
 
 
-def test_the_committed_results_fill_the_tables(cpu: Protocol, tmp_path: Path) -> None:
+def test_the_committed_results_fill_the_tables(tmp_path: Path) -> None:
     folder = ROOT / results.FOLDER
     if not folder.exists():
         pytest.skip("a source distribution has no results")
@@ -568,14 +559,7 @@ def test_the_committed_results_fill_the_tables(cpu: Protocol, tmp_path: Path) ->
     text = output.read_text()
     assert "| 20.93 ± 0.07 (n = 3) |" in text  # DeiT-Ti after one epoch
     assert text.count("not run") == 0
-    assert {path.name for path in tmp_path.glob("*.png")} == {
-        "figure1.png", "figure4.png", "gap.png",
-    }  # fmt: skip
-    known, known_long = (results.read_all([folder / name]) for name in ("cpu", "long"))
-    measured = gaps(cpu, known, known_long)["Scale HVT-Ti-4"]
-    assert list(measured) == [1, 3, 10, 40]
-    assert measured[1] == pytest.approx(10.05, abs=0.01)
-    assert measured[40] == pytest.approx(5.55, abs=0.01)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"figure1.png", "figure4.png"}
 
 
 def test_every_table_can_be_filled(cpu: Protocol) -> None:
@@ -590,7 +574,7 @@ def test_the_main_table_shows_what_dropping_the_class_token_gives(cpu: Protocol)
     names = list(lines)
     assert names[:2] == ["DeiT-Ti", "HVT-Ti-0"]
     assert names[5:7] == ["DeiT-S", "HVT-S-0"]
-    keys = [lines[name].plans["epochs"].training.key for name in ("HVT-Ti-0", "HVT-S-0")]
+    keys = [lines[name].trainings["epochs"].key for name in ("HVT-Ti-0", "HVT-S-0")]
     assert keys[0] == trained("cls_token", "DeiT-Ti without CLS", cpu).key
     assert keys[1] == trained("pooling_stages", "M=0", cpu).key
 
@@ -605,12 +589,12 @@ def test_the_main_table_shows_what_dropping_the_class_token_gives(cpu: Protocol)
         (["run", "pool_type", "--row", "Maxx"], "there is no row 'Maxx': did you mean Max?"),
         (["run", "scalability"], "scalability has only costs"),
         (["run", "main", "--shard", "3/2"], "'3/2' must be one part of some"),
-        (["run", "main", "--seeds", "0,x"], "'0,x' must be whole numbers such as 0,1,2"),
+        (["run", "main", "--seeds", "0,x"], "seeds='0,x' must be whole numbers of at least 0"),
         (["run", "main", "--protocol", "gpu"], "unknown protocol 'gpu'"),
         (["run", "main", "--protocol-file", "no.toml"], "there is no file no.toml"),
         (["run", "main", "--data", "digits"], "the protocol cpu has no data 'digits'"),
         (["run", "all", "mian", "--dry-run"], "the paper has no table 'mian'"),
-        (["run", "long", "--part", "D"], "the long protocol has no part 'D'"),
+        (["run", "long", "--part", "D"], "unknown part 'D'"),
         (["run", "long", "main"], "long has parts of its own"),
         (["run", "main", "--part", "A"], "--part belongs to long"),
         (["run", "long", "--budget", "compute"], "--budget is for tables"),
