@@ -31,7 +31,7 @@ import torch
 
 import hvt
 from hvt.bench.measure import portable_command
-from hvt.config import HVTConfig, write_config
+from hvt.config import HVTConfig
 from hvt.costs import cost
 from hvt.device import cpu_name
 from hvt.files import atomic_write
@@ -41,6 +41,7 @@ from hvt.planning.quality import flags_of, load_quality, measures_of
 from hvt.planning.result import Estimator
 from hvt.searching.suggest import Choices, Drawn, choices_of
 from hvt.training.recipe import load_recipe
+from hvt.zoo import write_config
 
 HERE = Path(__file__).parent
 PAPER = HERE.parent / "reproduction"

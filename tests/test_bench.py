@@ -23,10 +23,10 @@ from hvt.bench.peak import peak_memory
 from hvt.bench.plot import draw
 from hvt.bench.run import Row, measure, percentile
 from hvt.cli import main
-from hvt.config import write_config
 from hvt.deploy.calibrate import Calibration, input_ranges
 from hvt.deploy.export import write
 from hvt.errors import HVTError
+from hvt.zoo import write_config
 
 Build = Callable[..., hvt.HVT]
 CPU = torch.device("cpu")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shlex
 import subprocess
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 import hvt
 from hvt.cli import build_parser
-from hvt.config import HVTConfig, read_config, write_config
+from hvt.config import HVTConfig
 from hvt.planning.baselines import scaled_up
 from hvt.planning.best import scores_of
 from hvt.planning.budget import tolerance
@@ -28,6 +27,7 @@ from hvt.planning.price import Priced, priced, training_bytes
 from hvt.planning.quality import flags_of, load_quality, measures_of
 from hvt.planning.space import Space, space_of
 from hvt.planning.timings import cache_file, cases_of, latency_table, measure, solve
+from hvt.zoo import read_config, write_config
 
 ROOT = Path(__file__).parents[1]
 NARROW: dict[str, Any] = {"depth": 12, "img_size": 224, "patch_size": 16}
@@ -198,10 +198,10 @@ def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
     ("words", "message"),
     [
         ((), "no budget is given"),
-        (("--gflops", "-1"), "gflops=-1.0 must be a finite number above 0"),
-        (("--gflops", "0"), "gflops=0.0 must be a finite number above 0"),
-        (("--gflops", "nan"), "gflops=nan must be a finite number above 0"),
-        (("--params", "inf"), "params=inf must be a finite number above 0"),
+        (("--gflops", "-1"), "gflops=-1.0 must be a number above 0"),
+        (("--gflops", "0"), "gflops=0.0 must be a number above 0"),
+        (("--gflops", "nan"), "gflops=nan must be a number above 0"),
+        (("--params", "inf"), "params=inf must be a number above 0"),
         (("--latency-ms", "5", "--device", "gpu"), "the device 'gpu' is not"),
         (("--latency-ms", "5", "--mode", "onx"), "unknown mode 'onx': did you mean onnx?"),
         (("--gflops", "1", "--device", "cpu"), "give latency_ms, or leave them out"),
@@ -215,10 +215,9 @@ def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
             "no config of the space has enough tokens for its poolings: use fewer stages",
         ),
         (("--gflops", "1", "--img-size", "100", "--patch-size", "16"), "does not divide"),
-        (("--gflops", "1", "--train-batch", "9" * 401), "train_batch=… must be at most 100000000"),
-        (("--gflops", "1", "--in-chans", "9" * 401), "in_chans=… must be at most 100000000"),
-        (("--gflops", "1", "--num-heads", "9" * 401), "num_heads=… must be at most 100000000"),
-        (("--latency-ms", "5", "--threads", "9" * 20), "threads=… must be at most 1024"),
+        (("--gflops", "1", "--in-chans", "9" * 401), "in_chans=… must be a whole number"),
+        (("--gflops", "1", "--num-heads", "9" * 401), "num_heads=… must be a whole number"),
+        (("--latency-ms", "5", "--threads", "9" * 20), "threads=… must be a whole number"),
         (("--latency-ms", "5", "--device", "meta"), "the device 'meta' is not available"),
         (("--latency-ms", "5", "--head-dim", "12"), "head_dim=12 has no latency"),
         (("--gflops", "1", "--mlp-ratio", "1e-4"), "mlp_ratio=0.0001 leaves the MLP no width, at"),
@@ -257,7 +256,7 @@ def test_a_flag_of_the_same_meaning_is_suggested(
         ({"embed_dim": -64}, "embed_dim=-64 must be a whole number of at least 1"),
         ({"embed_dim": "96"}, "embed_dim='96' must be a whole number of at least 1"),
         ({"patch_size": 0}, "patch_size=0 must be a whole number of at least 1"),
-        ({"pool_after": 3}, "pool_after=3 must be a list of blocks"),
+        ({"pool_after": 3}, "pool_after=3 must be whole numbers"),
         ({"pool_after": (64,)}, "pool_after=(64,) must name blocks from 0 to 63"),
         ({"stages": "a"}, "stages='a' must be a whole number"),
         ({"stages": -1}, "stages=-1 must be a whole number of at least 0"),
@@ -440,8 +439,7 @@ def test_a_plan_for_upcycling_is_cheaper_than_the_source(
         (b'{"depth": "12"}', "depth='12' must be a whole number"),
         (b'{"img_size": {"a": 1}}', "is not a config"),
         (b'{"depth": 1e400}', "depth=inf must be a whole number"),
-        (b'{"in_chans": ' + b"9" * 401 + b"}", "in_chans=… must be at most 100000000"),
-        (b" " * (2**20 + 1), "it is larger than 1 MB"),
+        (b'{"in_chans": ' + b"9" * 401 + b"}", "in_chans=… must be a whole number"),
     ],
 )
 def test_a_bad_config_file(content: bytes, message: str, tmp_path: Path) -> None:
@@ -459,10 +457,7 @@ def test_a_config_file_by_its_path(tmp_path: Path) -> None:
         hvt.create_model(Path("absent"))
 
 
-def test_a_config_file_that_never_ends(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(hvt.HVTError, match="it is a named pipe"):
-        read_config(tmp_path / "pipe.json")
+def test_a_missing_config_file(tmp_path: Path) -> None:
     with pytest.raises(hvt.HVTError, match="No such file"):
         hvt.train("digits", model=str(tmp_path / "absent.json"))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hvt.config import KINDS, padding, pooled_length
+from hvt.config import POOLINGS, padding, pooled_length
 from hvt.pooling import (
     Pool,
     as_image,
@@ -32,7 +32,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, kind: str = "", dims: int = 0, most_prefix: int = 2) -> Case:
-    kind, dims = kind or draw(st.sampled_from(KINDS)), dims or draw(st.sampled_from([1, 2]))
+    kind, dims = kind or draw(st.sampled_from(POOLINGS)), dims or draw(st.sampled_from([1, 2]))
     kernel, stride = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     least = kernel - 2 * padding(dims, kernel)  # shorter sides leave no token
     rows = draw(st.integers(max(1, least), 9)) if dims == 2 else 1
@@ -68,7 +68,7 @@ def torch_pool(case: Case, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dims", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", POOLINGS)
 @settings(max_examples=40)
 @given(data=st.data())
 def test_equals_torch_forward_and_backward(kind: str, dims: int, data: st.DataObject) -> None:
@@ -165,7 +165,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("dims", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", POOLINGS)
 def test_nothing_is_copied_on_the_way(kind: str, dims: int, batch: int) -> None:
     grid = (8, 8) if dims == 2 else (1, 64)
     pool = Pool(kind, grid, 16, 3, 2, dims, prefix=0)

@@ -615,7 +615,10 @@ def test_search_retrain_eval_and_predict(
     ("words", "says"),
     [
         (["search", "DEIT", "--gflops", "5"], "is out of reach: this model costs 4.125e-05"),
-        (["search", "DEIT", "--gflops", "0.00015", "--r-lr", "0"], "r_lr=0 must be above 0"),
+        (
+            ["search", "DEIT", "--gflops", "0.00015", "--r-lr", "0"],
+            "r_lr=0 must be a number",
+        ),
         (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "already exists"),
         (["search", "DEIT", "--gflops", "0.00015", "--output", "no/x"], "the folder no does not"),
         (

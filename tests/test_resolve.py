@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import hvt
-from hvt.config import write_config
 from hvt.errors import HVTError
 from hvt.resolve import Source, is_checkpoint, resolve
 from hvt.resolve import build as open_source
+from hvt.zoo import write_config
 
 Build = Callable[..., hvt.HVT]
 

@@ -131,7 +131,7 @@ def double(model: Any, described: dict[str, Any]) -> None:
     ("change", "words"),
     [
         (undescribed, "was not written by hvt export"),
-        (too_deep, "depth=10000000 must be at most"),
+        (too_deep, "depth=10000000 must be a whole number"),
         (external, "has weights in another file"),
         (looped, "has loops, functions or sparse weights"),
         (function, "has loops, functions or sparse weights"),

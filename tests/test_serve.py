@@ -633,8 +633,8 @@ def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Eng
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"max_batch": 0}, "max_batch=0 must be at least 1"),
-        ({"port": 70_000}, "port=70000 must be at least 0 and at most 65535"),
+        ({"max_batch": 0}, "max_batch=0 must be a whole number of at least 1"),
+        ({"port": 70_000}, "port=70000 must be a whole number from 0 to 65535"),
         ({"timeout": float("nan")}, "timeout=nan"),
         ({"timeout": float("inf")}, "timeout=inf"),
         ({"max_pixels": 10**9}, "max_pixels"),

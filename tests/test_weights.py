@@ -462,12 +462,12 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "more classes": (lambda d: d["config"].update(num_classes=9), "another shape of head.weight"),
     "vast classes": (
         lambda d: d["config"].update(num_classes=10**30),
-        "num_classes=… must be at most",
+        "num_classes=… must be a whole number",
     ),
     "large MLP": (lambda d: d["config"].update(mlp_ratio=1e4), "another shape of"),
     "vast MLP": (
         lambda d: d["config"].update(mlp_ratio=1e300),
-        "mlp_ratio=1e+300 must be at most 10000",
+        "mlp_ratio=1e+300 must be a number above 0 and at most 10000",
     ),
     "large image": (lambda d: d["config"].update(img_size=400), "another shape of pos_embed"),
     "vast image": (lambda d: d["config"].update(img_size=4 * 10**6), "is above 1 GB"),
@@ -475,7 +475,7 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "vast channels": (lambda d: d["config"].update(in_chans=10**9), "is above 1 GB"),
     "vast window": (
         lambda d: d["config"].update(pool_kernel=10**9, pool_dims=2),
-        "pool_kernel=1000000000 must be at most 10000",
+        "pool_kernel=1000000000 must be a whole number from 1 to 10000",
     ),
     "names of another kind": (lambda d: d.update(class_names=7), "class names"),
     "names of numbers": (lambda d: d.update(class_names=[1, 2, 3]), "class names"),

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
+import functools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .errors import HVTError, did_you_mean
-from .fields import MAX_COUNT, check_most
-from .fields import field as _field
-from .files import atomic_write, open_regular
+from .fields import check_values, field
 
 MAX_SIZE = 10_000
 """Blocks, tokens of a pooling window, and the MLP's ratio. Checking a config takes time in
-proportion to its depth, and the config may come from a file that was made to take for ever."""
+proportion to its depth, and a config may come from untrusted input."""
 
-KINDS = ("max", "avg", "conv")
+POOLINGS = ("max", "avg", "conv")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
+# timm's IMAGENET_DEFAULT_MEAN and _STD; importing them would import torch.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Grid = tuple[int, int]
 """Rows and columns of tokens; a sequence is one row."""
+
+_count = functools.partial(field, ge=1)
+_size = functools.partial(field, ge=1, le=MAX_SIZE)
+_rate = functools.partial(field, ge=0, lt=1)
 
 
 def pooled_length(n: int, kernel: int, stride: int, pad: int = 0) -> int:
@@ -46,56 +50,69 @@ class HVTConfig:
     """Everything that tells one model of the family from another.
 
     `HVT(config)` builds it, `cost(config)` prices it, a checkpoint carries it as JSON. A value
-    that cannot work is refused here, by an `HVTError` that names the field and what would be right.
+    that cannot work raises an `HVTError` that names the field, the value and what would be right.
     """
 
-    img_size: int | tuple[int, int] = _field(224, "image height and width in pixels: N or HxW")
-    patch_size: int = _field(16, "side of a square patch in pixels")
-    in_chans: int = _field(3, "image channels")
-    num_classes: int = _field(1000, "outputs of the classifier; 0 leaves it out")
-    num_heads: int = _field(6, "attention heads per block")
-    head_dim: int = _field(64, "width of one head; the token width is heads × this")
-    embed_dim: int | None = _field(None, "token width; only to state it, must be heads × head_dim")
-    depth: int = _field(12, "number of blocks, L")
-    stages: int | None = _field(None, "number of pooling stages, M, spread evenly over the blocks")
-    pool_after: tuple[int, ...] | None = _field(None, "the blocks to pool after, instead of stages")
-    pool: str = _field("max", "pooling kind: max, avg or conv")
-    pool_kernel: int | tuple[int, int] = _field(3, "pooling window: N, or HxW of the grid")
-    pool_stride: int | tuple[int, int] = _field(2, "pooling stride: N, or HxW of the grid")
-    pool_dims: int = _field(1, "1 pools the token sequence, 2 pools the token grid")
-    class_token: bool = _field(False, "prepend a class token, as DeiT does")
-    dist_token: bool = _field(False, "a second, distilled token with a head of its own, as in DeiT")
-    reg_tokens: int = _field(0, "register tokens after the class token, read by no head")
-    retention: tuple[int, ...] | None = _field(
+    img_size: int | tuple[int, int] = _count(224, "image height and width in pixels: N or HxW")
+    patch_size: int = _count(16, "side of a square patch in pixels")
+    in_chans: int = _count(3, "image channels")
+    num_classes: int = field(1000, "outputs of the classifier; 0 leaves it out", ge=0)
+    num_heads: int = _count(6, "attention heads per block")
+    head_dim: int = _count(64, "width of one head; the token width is heads × this")
+    embed_dim: int | None = _count(None, "token width; only to state it, must be heads × head_dim")
+    depth: int = _size(12, "number of blocks, L")
+    stages: int | None = field(
+        None, "number of pooling stages, M, spread evenly over the blocks", ge=0
+    )
+    pool_after: tuple[int, ...] | None = field(
+        None, "the blocks to pool after, instead of stages", ge=0
+    )
+    pool: str = field("max", "pooling kind: max, avg or conv", choices=POOLINGS)
+    pool_kernel: int | tuple[int, int] = _size(3, "pooling window: N, or HxW of the grid")
+    pool_stride: int | tuple[int, int] = _size(2, "pooling stride: N, or HxW of the grid")
+    pool_dims: int = field(1, "1 pools the token sequence, 2 pools the token grid", ge=1, le=2)
+    class_token: bool = field(False, "prepend a class token, as DeiT does")
+    dist_token: bool = field(False, "a second, distilled token with a head of its own, as in DeiT")
+    reg_tokens: int = field(0, "register tokens after the class token, read by no head", ge=0)
+    retention: tuple[int, ...] | None = _count(
         None, "tokens that leave each block's attention, class token counted: PoWER"
     )
-    merge: int | tuple[int, ...] | None = _field(
+    merge: int | tuple[int, ...] | None = field(
         None,
         "tokens that each block merges into their most similar ones: ToMe's r; an average head "
         "counts a merged token once",
+        ge=0,
     )
-    proportional_attention: bool = _field(
+    proportional_attention: bool = field(
         False, "a pooled or merged token counts in attention as the tokens it stands for"
     )
-    global_pool: str | None = _field(None, "what the head reads: avg, token, or '' for all tokens")
-    fc_norm: bool = _field(False, "norm after the average instead of before it, as timm does")
-    no_embed_class: bool = _field(False, "no positions for class and register tokens")
-    pre_norm: bool = _field(False, "norm before the first block, as CLIP does")
-    norm_eps: float = _field(1e-6, "epsilon of the norms")
-    qkv_bias: bool = _field(True, "bias of queries, keys and values")
-    init_values: float | None = _field(None, "LayerScale's first value; none leaves it out")
-    act_layer: str = _field("gelu", "activation of the MLP: gelu, gelu_tanh or quick_gelu")
-    mlp_ratio: float = _field(4.0, "hidden width of the MLP over the token width")
-    drop_rate: float = _field(0.0, "dropout before the classifier")
-    pos_drop_rate: float = _field(0.0, "dropout after the first positional embedding")
-    proj_drop_rate: float = _field(0.0, "dropout after the attention and MLP projections")
-    attn_drop_rate: float = _field(0.0, "dropout on the attention weights")
-    drop_path_rate: float = _field(0.1, "stochastic depth of the last block, linear from 0")
+    global_pool: str | None = field(
+        None, "what the head reads: avg, token, or '' for all tokens", choices=("avg", "token", "")
+    )
+    fc_norm: bool = field(False, "norm after the average instead of before it, as timm does")
+    no_embed_class: bool = field(False, "no positions for class and register tokens")
+    pre_norm: bool = field(False, "norm before the first block, as CLIP does")
+    norm_eps: float = field(1e-6, "epsilon of the norms", gt=0, lt=1000)
+    qkv_bias: bool = field(True, "bias of queries, keys and values")
+    init_values: float | None = field(
+        None, "LayerScale's first value; none leaves it out", gt=0, lt=1000
+    )
+    act_layer: str = field(
+        "gelu", "activation of the MLP: gelu, gelu_tanh or quick_gelu", choices=ACTIVATIONS
+    )
+    mlp_ratio: float = field(4.0, "hidden width of the MLP over the token width", gt=0, le=MAX_SIZE)
+    drop_rate: float = _rate(0.0, "dropout before the classifier")
+    pos_drop_rate: float = _rate(0.0, "dropout after the first positional embedding")
+    proj_drop_rate: float = _rate(0.0, "dropout after the attention and MLP projections")
+    attn_drop_rate: float = _rate(0.0, "dropout on the attention weights")
+    drop_path_rate: float = _rate(0.1, "stochastic depth of the last block, linear from 0")
 
     def __post_init__(self) -> None:
-        self._normalise()
-        self._check_ranges()
-        self._check_width()
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        check_values(self)
+        self._check_sizes()
         self._check_head()
         self._check_pooling()
         self._check_retention()
@@ -189,7 +206,7 @@ class HVTConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> HVTConfig:
-        """A config from plain values, refusing names that are not fields."""
+        """A config from plain values."""
         check_fields(values)
         return cls(**values)
 
@@ -216,97 +233,24 @@ class HVTConfig:
 
     # ── validation ──────────────────────────────────────────────────────────────────────────────
 
-    def _normalise(self) -> None:
-        size = self.img_size
-        if isinstance(size, (list, tuple)):
-            if len(size) != 2:
-                raise HVTError(f"img_size={size!r} must be one number or (height, width)")
-            size = (size[0], size[1])
-            object.__setattr__(self, "img_size", size[0] if size[0] == size[1] else size)
-        for name in ("pool_kernel", "pool_stride"):
+    def _check_sizes(self) -> None:
+        for name in ("img_size", "pool_kernel", "pool_stride"):
             value = getattr(self, name)
-            if isinstance(value, (list, tuple)):
-                if len(value) != 2:
-                    raise HVTError(f"{name}={value!r} must be one number or (rows, columns)")
-                same = value[0] == value[1] and self.pool_dims == 2
-                object.__setattr__(self, name, value[0] if same else tuple(value))
-        if isinstance(self.merge, (list, tuple)):
-            object.__setattr__(self, "merge", tuple(self.merge))
-        if isinstance(self.pool_after, (list, tuple)):
-            object.__setattr__(self, "pool_after", tuple(self.pool_after))
-        elif self.pool_after is not None:
-            raise HVTError(
-                f"pool_after={self.pool_after!r} must be a list of blocks, such as (0, 6)"
-            )
-        if isinstance(self.retention, (list, tuple)):
-            object.__setattr__(self, "retention", tuple(self.retention))
-        elif self.retention is not None:
-            raise HVTError(f"retention={self.retention!r} must be a list of token counts")
-
-    def _check_ranges(self) -> None:
-        whole = {
-            "img_size height": (self.image[0], 1),
-            "img_size width": (self.image[1], 1),
-            "patch_size": (self.patch_size, 1),
-            "in_chans": (self.in_chans, 1),
-            "num_classes": (self.num_classes, 0),
-            "num_heads": (self.num_heads, 1),
-            "head_dim": (self.head_dim, 1),
-            "depth": (self.depth, 1),
-            "stages": (0 if self.stages is None else self.stages, 0),
-            "reg_tokens": (self.reg_tokens, 0),
-        }
-        for name in ("pool_kernel", "pool_stride"):
-            value = getattr(self, name)
-            if isinstance(value, tuple):
-                whole[f"{name} rows"], whole[f"{name} columns"] = (value[0], 1), (value[1], 1)
-            else:
-                whole[name] = (value, 1)
-        if self.embed_dim is not None:
-            whole["embed_dim"] = (self.embed_dim, 1)
-        for name, (value, least) in whole.items():
-            if not _is_whole(value) or value < least:
-                raise HVTError(f"{name}={value!r} must be a whole number of at least {least}")
-            timed = name in ("depth", "pool_kernel", "pool_stride")
-            check_most(name, value, MAX_SIZE if timed else MAX_COUNT)
-        for name in ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"):
-            self._check_share(name)
-        self._check_share("drop_path_rate")
-        if not isinstance(self.mlp_ratio, (int, float)) or not 0 < self.mlp_ratio < math.inf:
-            raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be a finite number above 0")
-        if self.mlp_ratio > MAX_SIZE:
-            raise HVTError(f"mlp_ratio={self.mlp_ratio!r} must be at most {MAX_SIZE}")
-        for name in (
-            "class_token", "dist_token", "proportional_attention", "fc_norm", "no_embed_class",
-            "pre_norm", "qkv_bias",
-        ):  # fmt: skip
-            if not isinstance(getattr(self, name), bool):
-                raise HVTError(f"{name}={getattr(self, name)!r} must be True or False")
-        for name in ("norm_eps", "init_values"):
-            value = getattr(self, name)
-            if value is None and name == "init_values":
+            if not isinstance(value, tuple):
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise HVTError(f"{name}={value!r} must be a number")
-            if not 0 < value < 1000:
-                raise HVTError(f"{name}={value!r} must be above 0 and below 1000")
-        if self.act_layer not in ACTIVATIONS:
-            hint = did_you_mean(str(self.act_layer), ACTIVATIONS)
-            raise HVTError(f"act_layer={self.act_layer!r} is unknown: {hint}")
+            if name != "img_size" and self.pool_dims == 1:
+                raise HVTError(
+                    f"{name}={value} has rows and columns: use pool_dims=2, or one number"
+                )
+            if value[0] == value[1]:  # one way to say square
+                object.__setattr__(self, name, value[0])
         for side in self.image:
             if side % self.patch_size:
-                fits = max(self.patch_size, round(side / self.patch_size) * self.patch_size)
+                nearest = max(self.patch_size, round(side / self.patch_size) * self.patch_size)
                 raise HVTError(
                     f"patch_size={self.patch_size} does not divide img_size={self.img_size}: "
-                    f"use a multiple such as {fits} pixels, or another patch size"
+                    f"use a multiple such as {nearest} pixels, or another patch size"
                 )
-
-    def _check_share(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise HVTError(f"{name}={value!r} must be a number in [0, 1)")
-
-    def _check_width(self) -> None:
         if self.embed_dim is not None and self.embed_dim != self.width:
             raise HVTError(
                 f"embed_dim={self.embed_dim} disagrees with num_heads × head_dim = "
@@ -317,8 +261,6 @@ class HVTConfig:
             raise HVTError(f"mlp_ratio={self.mlp_ratio} leaves the MLP no width at {self.width}")
 
     def _check_head(self) -> None:
-        if self.global_pool not in (None, "", "avg", "token"):
-            raise HVTError(f"global_pool={self.global_pool!r} must be 'avg', 'token' or ''")
         if self.global_pool == "token" and not self.class_token:
             raise HVTError("global_pool='token' needs class_token=True; use global_pool='avg'")
         if self.dist_token and not (self.class_token and self.head_pool == "token"):
@@ -332,33 +274,22 @@ class HVTConfig:
             )
 
     def _check_pooling(self) -> None:
-        if self.pool not in KINDS:
-            raise HVTError(f"pool={self.pool!r} is unknown: {did_you_mean(str(self.pool), KINDS)}")
-        if not _is_whole(self.pool_dims) or self.pool_dims not in (1, 2):
-            raise HVTError(f"pool_dims={self.pool_dims!r} must be 1 (sequence) or 2 (grid)")
-        for name in ("pool_kernel", "pool_stride"):
-            value = getattr(self, name)
-            if isinstance(value, tuple) and self.pool_dims == 1:
+        after = self.pool_after
+        if after is None:
+            if self.stages and self.depth % self.stages:
+                divisors = [m for m in range(1, self.depth + 1) if self.depth % m == 0]
                 raise HVTError(
-                    f"{name}={value} has rows and columns: use pool_dims=2, or one number"
+                    f"stages={self.stages} does not divide depth={self.depth}: use one of "
+                    f"{', '.join(map(str, divisors))}, or name the blocks with pool_after"
                 )
-        if self.pool_after is not None:
-            after = self.pool_after
-            if not all(_is_whole(b) and 0 <= b < self.depth for b in after):
-                raise HVTError(
-                    f"pool_after={after} must name blocks from 0 to {self.depth - 1} (depth - 1)"
-                )
-            if list(after) != sorted(set(after)):
-                raise HVTError(f"pool_after={after} must rise, each block once")
-            if self.stages is not None and self.stages != len(after):
-                raise HVTError(
-                    f"stages={self.stages} disagrees with pool_after={after}: give one of them"
-                )
-        elif self.stages and self.depth % self.stages:
-            divisors = [m for m in range(1, self.depth + 1) if self.depth % m == 0]
+        elif list(after) != sorted(set(after)) or max(after, default=0) >= self.depth:
             raise HVTError(
-                f"stages={self.stages} does not divide depth={self.depth}: use one of "
-                f"{', '.join(map(str, divisors))}, or name the blocks with pool_after"
+                f"pool_after={after} must name blocks from 0 to {self.depth - 1} (depth - 1) in "
+                "rising order, each once"
+            )
+        elif self.stages is not None and self.stages != len(after):
+            raise HVTError(
+                f"stages={self.stages} disagrees with pool_after={after}: give one of them"
             )
         grid = self.grid
         for block in self.pool_blocks:
@@ -375,7 +306,6 @@ class HVTConfig:
         kept = self.retention
         if kept is None:
             return
-        most = self.grid[0] * self.grid[1] + 1
         if not self.class_token or self.num_prefix_tokens > 1:
             raise HVTError(
                 "retention needs class_token=True and no other prefix token, as DeiT has; "
@@ -389,15 +319,12 @@ class HVTConfig:
             raise HVTError(
                 f"retention has {len(kept)} numbers for depth={self.depth}: give one for each block"
             )
-        for block, (before, tokens) in enumerate(zip((most, *kept), kept, strict=False)):
-            if not _is_whole(tokens) or not 1 <= tokens <= most:
-                raise HVTError(
-                    f"retention={tokens!r} of block {block} must be a whole number from 1 to {most}"
-                )
+        patches = self.grid[0] * self.grid[1]
+        for block, (before, tokens) in enumerate(zip((patches + 1, *kept), kept, strict=False)):
             if tokens > before:
                 raise HVTError(
-                    f"retention={tokens} of block {block} must not be above the {before} tokens "
-                    "that the block before leaves"
+                    f"retention={tokens} of block {block} must be at most the {before} tokens that "
+                    "reach it"
                 )
         if self.head_pool == "avg" and kept[-1] < 2:
             raise HVTError(
@@ -412,9 +339,6 @@ class HVTConfig:
         if self.pool_blocks or self.retention is not None:
             other = "pooling" if self.pool_blocks else "retention"
             raise HVTError(f"merge and {other} exclude each other: use stages=0 and retention=None")
-        for merged in merge if isinstance(merge, tuple) else (merge,):
-            if not _is_whole(merged) or merged < 0:
-                raise HVTError(f"merge={merged!r} must be a whole number of at least 0")
         if isinstance(merge, tuple) and len(merge) != self.depth:
             raise HVTError(
                 f"merge has {len(merge)} numbers for depth={self.depth}: give one for each block, "
@@ -448,58 +372,14 @@ class HVTConfig:
         return rows, cols
 
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
-# timm's IMAGENET_DEFAULT_MEAN and _STD; importing them would import torch.
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(HVTConfig))
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def check_fields(values: dict[str, Any]) -> None:
-    """Refuse names that are not fields of `HVTConfig`, offering the nearest."""
+    """Check that names are fields of `HVTConfig`; the error offers the nearest."""
     for name in values:
         if name not in FIELDS:
             raise HVTError(f"unknown override {name!r}: {did_you_mean(name, FIELDS)}")
-
-
-MAX_FILE = 2**20
-"""Bytes of a config file; 10,000 blocks with a retention take 60 kB."""
-
-
-def is_config_file(name: str | Path) -> bool:
-    """Whether the name of a model is that of a config file, by its form."""
-    return str(name).lower().endswith(".json")
-
-
-def read_config(path: str | Path) -> HVTConfig:
-    """The config in a JSON file: `hvt plan --save` writes one, and a run's folder has one."""
-    try:
-        with open_regular(path) as file:
-            content = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise HVTError(f"cannot read the config {path}: {error.strerror or error}") from error
-    if len(content) > MAX_FILE:
-        raise HVTError(f"{path} is not a config: it is larger than {MAX_FILE // 2**20} MB")
-    try:
-        values = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise HVTError(f"{path} is not a config: it is not valid JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise HVTError(f"{path} is not a config: it must be an object with the model's fields")
-    try:
-        return HVTConfig.from_dict(values)
-    except (HVTError, TypeError) as error:  # TypeError: a comparison with a value of another type
-        raise HVTError(f"{path} is not a config: {error}") from error
-
-
-def write_config(config: HVTConfig, path: str | Path) -> None:
-    """A config as JSON, for `read_config` and `hvt train --model FILE`."""
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
 
 
 def default_cfg(config: HVTConfig) -> dict[str, Any]:

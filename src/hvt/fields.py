@@ -1,31 +1,32 @@
-"""Fields of a dataclass that say what they are for and what they may be."""
+"""Fields of a dataclass with their help, types and bounds, and one error for a wrong value."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import sys
+import types
 import typing
 from typing import Any
 
 from .errors import HVTError
 
+MAX_THREADS = 1024
+MAX_COUNT = 10**15
+"""Of any whole number: with more, costs would have no number in floating point."""
+
+_BOUNDS = ("ge", "gt", "le", "lt", "choices")
+
 
 def field(
-    default: Any,
-    help: str,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    choices: tuple[str, ...] = (),
-    metavar: str | None = None,
+    default: Any, help: str, *, choices: tuple[str, ...] = (), metavar: str = "", **bounds: float
 ) -> Any:
-    """A field of a dataclass with its help, what it may be, and its name in the help of a flag."""
-    limits = {"ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices}
-    shown = {"help": help, "metavar": metavar}
-    return dataclasses.field(default=default, metadata=limits | shown)
+    """A field with its help, and what it may be: `ge`, `gt`, `le` and `lt` bound its numbers,
+    `choices` its text. `metavar` is its value's name in the help of a flag.
+    """
+    assert set(bounds) <= set(_BOUNDS)
+    limits = {**bounds, "choices": choices} if choices else bounds
+    return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar, **limits})
 
 
 @functools.cache
@@ -35,77 +36,107 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 def check_values(instance: Any) -> None:
-    """Refuse a value of a dataclass that is not of its field's type or within its limits."""
+    """Check each field of a dataclass against its type and bounds."""
     kind: type = type(instance)
-    hints = hints_of(kind)
-    for one in dataclasses.fields(instance):
-        value = getattr(instance, one.name)
-        check_type(one.name, value, hints[one.name])
-        if one.metadata and value is not None:
-            _check_value(one.name, value, **one.metadata)
+    for name, default, hint, limits in _checks(kind):
+        value = getattr(instance, name)
+        if value is not default:  # most are, and configs are made by the thousand
+            check_value(name, value, hint, **limits)
 
 
-def check_type(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that is not of a field's type."""
-    plain = typing.get_origin(hint) in (dict, list, tuple)
-    allowed = (hint,) if plain else typing.get_args(hint) or (hint,)
-    kinds = tuple(typing.get_origin(one) or one for one in allowed)
-    if float in kinds:
-        kinds += (int,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        words = {
-            int: "a whole number", float: "a number", str: "text", bool: "true or false",
-            list: "a list", tuple: "a list", dict: "a table", type(None): "nothing",
-        }  # fmt: skip
-        wanted = " or ".join(words[k] for k in kinds if k is not int or float not in kinds)
-        raise HVTError(f"{name}={value!r} must be {wanted}")
+def check_value(name: str, value: Any, hint: Any, **limits: Any) -> None:
+    """Raise an error that names the field, the value and what would be right."""
+    if isinstance(value, int) and value > limits.get("le", MAX_COUNT):
+        limits.setdefault("le", MAX_COUNT)
+    elif fits(value, hint, **limits):
+        return
+    shown = "…" if isinstance(value, int) and value > 10**18 else repr(value)
+    raise HVTError(f"{name}={shown} must be {expected(hint, **limits)}")
 
 
-MAX_THREADS = 1024
-MAX_COUNT = 10**15
-"""Of any whole number that is a count: with more, costs would have no number in floating point."""
+def fits(value: Any, hint: Any, **limits: Any) -> bool:
+    """Whether a value is of a field's type and within its bounds."""
+    return any(_fits(value, option, limits) for option in options_of(hint))
+
+
+def expected(hint: Any, **limits: Any) -> str:
+    """What a field takes, for the end of an error: `a whole number of at least 1 or none`."""
+    words = {bool: "true or false", str: "text", list: "a list", dict: "a table"}
+    words |= {int: f"a whole number{_bounds(**limits)}", float: f"a number{_bounds(**limits)}"}
+    words[types.NoneType] = "none"
+    if limits.get("choices"):
+        words[str] = " or ".join(choice or "''" for choice in limits["choices"])
+    listed = []
+    for option in options_of(hint):
+        if typing.get_origin(option) is not tuple:
+            listed.append(words[typing.get_origin(option) or option])
+        elif typing.get_args(option)[-1] is not ...:
+            listed.append("a pair such as 192x256")
+        elif typing.get_args(option)[0] is str:
+            listed.append("a list of text")
+        else:
+            listed.append(f"whole numbers{_bounds(**limits)} such as 3,6")
+    return " or ".join(dict.fromkeys(listed))
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The types that a type is a union of."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
 
 
 def check_whole(ge: int = 1, le: int = MAX_COUNT, **values: Any) -> None:
-    """Refuse what is not a whole number from 1 to `MAX_COUNT`, or within other bounds."""
+    """Check that values are whole numbers of at least 1, or within other bounds."""
+    limits = {"ge": ge} if le == MAX_COUNT else {"ge": ge, "le": le}
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < ge:
-            raise HVTError(f"{name}={value!r} must be a whole number of at least {ge}")
-        check_most(name, value, le)
+        check_value(name, value, int, **limits)
 
 
-def check_most(name: str, value: int, le: int = MAX_COUNT) -> None:
-    """Refuse a whole number that is too large; one of hundreds of digits is not repeated."""
-    if value > le:
-        shown = value if value < 10**18 else "…"
-        raise HVTError(f"{name}={shown} must be at most {le}")
+@functools.cache
+def _checks(kind: type) -> list[tuple[str, Any, Any, dict[str, Any]]]:
+    """Name, default, type and bounds of each field."""
+    hints, checks = hints_of(kind), []
+    for one in dataclasses.fields(kind):
+        limits = {name: one.metadata[name] for name in _BOUNDS if name in one.metadata}
+        checks.append((one.name, one.default, hints[one.name], limits))
+    return checks
 
 
-def _check_value(
-    name: str,
-    value: Any,
-    *,
-    ge: float | None,
-    gt: float | None,
-    le: float | None,
-    lt: float | None,
-    choices: tuple[str, ...],
+def _fits(value: Any, option: Any, limits: dict[str, Any]) -> bool:
+    kind = typing.get_origin(option) or option
+    if kind is bool or isinstance(value, bool):  # which is an int too
+        return kind is bool and isinstance(value, bool)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and _within(value, **limits)
+    if kind is str and limits.get("choices"):
+        return value in limits["choices"]
+    if kind is tuple and isinstance(value, tuple):
+        of, *rest = typing.get_args(option)
+        endless = rest == [...]
+        same_length = endless or len(value) == 1 + len(rest)
+        return same_length and all(fits(one, of, **limits) for one in value)
+    return isinstance(value, kind)
+
+
+def _within(
+    value: float,
+    ge: float = -sys.float_info.max,  # which neither infinity nor NaN is within
+    gt: float | None = None,
+    le: float = sys.float_info.max,
+    lt: float | None = None,
     **_: Any,
-) -> None:
-    if isinstance(value, str):
-        if choices and value not in choices:
-            number = "" if ge is None else f" or a number of at least {ge:g}"
-            raise HVTError(f"{name}={value!r} must be {' or '.join(choices)}{number}")
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise HVTError(f"{name}={value!r} must be a finite number")
-    limits = (
-        (ge, "at least", lambda limit: value >= limit),
-        (gt, "above", lambda limit: value > limit),
-        (le, "at most", lambda limit: value <= limit),
-        (lt, "below", lambda limit: value < limit),
-    )
-    bounds = [(words, limit, holds) for limit, words, holds in limits if limit is not None]
-    if not all(holds(limit) for _, limit, holds in bounds):
-        wanted = " and ".join(f"{words} {limit:.12g}" for words, limit, _ in bounds)
-        raise HVTError(f"{name}={value!r} must be {wanted}")
+) -> bool:
+    return ge <= value <= le and (gt is None or value > gt) and (lt is None or value < lt)
+
+
+def _bounds(
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    **_: Any,
+) -> str:
+    if ge is not None and le is not None:
+        return f" from {ge:.16g} to {le:.16g}"
+    words = {" of at least": ge, " above": gt, " at most": le, " below": lt}
+    return " and".join(f"{word} {bound:.12g}" for word, bound in words.items() if bound is not None)

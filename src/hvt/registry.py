@@ -8,9 +8,9 @@ from urllib.error import URLError
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
-from .config import default_cfg, is_config_file
+from .config import default_cfg
 from .errors import HVTError
-from .zoo import MODELS, NOTES, WEIGHT_URLS, get_config
+from .zoo import MODELS, NOTES, WEIGHT_URLS, get_config, is_config_file
 
 if TYPE_CHECKING:
     from .model import HVT

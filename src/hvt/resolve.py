@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from .checkpoint.save_load import WEIGHTS, load
-from .config import is_config_file
 from .errors import HVTError, did_you_mean
 from .registry import create_model
-from .zoo import BUILT_IN, DEFAULT, MODELS
+from .zoo import BUILT_IN, DEFAULT, MODELS, is_config_file
 
 TIMM = "timm:"
 _ENDINGS = (".safetensors", ".pth", ".pt", ".pt2", ".bin", ".onnx")

@@ -1,4 +1,4 @@
-"""Models by name, without torch: the paper's configs, and the checkpoints in the package."""
+"""Models by name, without torch: the paper's, those of config files, those in the package."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .config import HVTConfig, is_config_file, read_config
+from .config import HVTConfig
 from .errors import CheckpointError, HVTError, did_you_mean
+from .files import atomic_write
 
 # One line per model: what differs from HVTConfig's defaults (224 px, patch 16, 12 blocks, M = 0).
 _TI, _S, _B = 3, 6, 12  # heads of 64 channels
@@ -78,6 +79,33 @@ def get_config(name: str | Path, **overrides: Any) -> HVTConfig:
     if str(name) not in MODELS:
         raise HVTError(f"unknown model {str(name)!r}: {did_you_mean(str(name), MODELS)}")
     return MODELS[str(name)].replace(**overrides)
+
+
+def is_config_file(name: str | Path) -> bool:
+    """Whether the name of a model is that of a config file, by its form."""
+    return str(name).lower().endswith(".json")
+
+
+def read_config(path: str | Path) -> HVTConfig:
+    """The config in a JSON file: `hvt plan --save` writes one, and a run's folder has one."""
+    try:
+        values = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise HVTError(f"cannot read the config {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise HVTError(f"{path} is not a config: it is not valid JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise HVTError(f"{path} is not a config: it must be an object with the model's fields")
+    try:
+        return HVTConfig.from_dict(values)
+    except HVTError as error:
+        raise HVTError(f"{path} is not a config: {error}") from error
+
+
+def write_config(config: HVTConfig, path: str | Path) -> None:
+    """A config as JSON, for `read_config` and `hvt train --model FILE`."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
 
 
 def built_in(name: str = DEFAULT) -> Path:

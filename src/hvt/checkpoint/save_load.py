@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..config import HVTConfig
 from ..errors import CheckpointError, HVTError
-from ..fields import check_type
+from ..fields import check_value
 from ..files import atomic_write
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
@@ -372,7 +372,7 @@ def _named(config: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"model_args has {unread[0]}, which is not read from there")
     asked = {name: arguments[name] for name in _ASKED if arguments.get(name) is not None}
     for name_, value in asked.items():
-        check_type(name_, value, _ASKED[name_])
+        check_value(name_, value, _ASKED[name_])
     named = named_config(name, **asked)
     names = ("num_heads", "act_layer", "norm_eps", "no_embed_class", "global_pool")
     known = {key: getattr(named, key) for key in names}

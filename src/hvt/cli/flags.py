@@ -6,13 +6,12 @@ import argparse
 import dataclasses
 import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..errors import HVTError, did_you_mean
-from ..fields import hints_of
+from ..fields import expected, fits, hints_of, options_of
 
 
 class Parser(argparse.ArgumentParser):
@@ -131,14 +130,9 @@ def parse_pairs(pairs: Sequence[str], cls: type) -> dict[str, Any]:
     return values
 
 
-def converter(
-    name: str, hint: Any, ge: int | None = None, le: int | None = None
-) -> Callable[[str], Any]:
-    """An argparse `type`: from text to `hint`, refusing what does not fit by one sentence.
-
-    The bounds are those of a whole number, or of each of several.
-    """
-    options = _options(hint)
+def converter(name: str, hint: Any, **limits: float) -> Callable[[str], Any]:
+    """An argparse `type`: from text to `hint`, within the bounds of `fields.field`."""
+    options = options_of(hint)
 
     def convert(text: str) -> Any:
         if type(None) in options and text.lower() in ("none", "null"):
@@ -148,18 +142,11 @@ def converter(
                 value = _read(option, text)
             except ValueError:
                 continue
-            if _within(value, ge, le):
+            if not limits or (value != () and fits(value, option, **limits)):
                 return value
-        wanted = _wanted(hint, ge, le)
-        raise argparse.ArgumentTypeError(f"{name}={text!r} must be {wanted}")
+        raise argparse.ArgumentTypeError(f"{name}={text!r} must be {expected(hint, **limits)}")
 
     return convert
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
 
 
 def _read(option: Any, text: str) -> Any:
@@ -181,32 +168,9 @@ def _read(option: Any, text: str) -> Any:
     raise ValueError
 
 
-def _within(value: Any, ge: int | None, le: int | None) -> bool:
-    if ge is None:
-        return True
-    numbers = value if isinstance(value, tuple) else (value,)
-    return bool(numbers) and ge <= min(numbers) and (le is None or max(numbers) <= le)
-
-
-def _wanted(hint: Any, ge: int | None, le: int | None) -> str:
-    """What a field takes, for the end of an error."""
-    bounds = f" of at least {ge}" if le is None else f" from {ge} to {le}"
-    bounds = "" if ge is None else bounds
-    words = []
-    for option in _options(hint):
-        if typing.get_origin(option) is tuple:
-            endless = typing.get_args(option)[-1] is Ellipsis
-            several = f"whole numbers{bounds} such as {ge or 0},6"
-            words.append(several if endless else "two such as 192x256")
-        else:
-            known = {int: f"a whole number{bounds}", float: "a number", bool: "true or false"}
-            words.append("none" if option is type(None) else known.get(option, "text"))
-    return " or ".join(words)
-
-
 def _metavar(hint: Any) -> str:
     names = []
-    for option in _options(hint):
+    for option in options_of(hint):
         if option is type(None):
             continue
         if typing.get_origin(option) is tuple:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import HVTError
-from ..fields import check_type
+from ..fields import check_value
 
 UNITS = {"gflops": "GFLOPs", "params": "M parameters", "latency_ms": "ms", "memory": "MB"}
 """What can be bounded, and its unit."""
@@ -26,9 +26,7 @@ class Budgets:
         for name, value in limits.items():
             if value is None:
                 continue
-            check_type(name, value, float)
-            if not 0 < value < math.inf:
-                raise HVTError(f"{name}={value!r} must be a finite number above 0")
+            check_value(name, value, float, gt=0)
             self.limits[name] = float(value)
         if not self.limits:
             raise HVTError("no budget is given: use gflops, params, latency_ms or memory")

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import HVTConfig, write_config
+from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
+from ..zoo import write_config
 from .price import training_bytes
 from .quality import Quality, flags_of, measures_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import FIELDS, Grid, HVTConfig, padding, pooled_length, window
 from ..errors import HVTError, did_you_mean
-from ..fields import check_type, check_whole
+from ..fields import check_value, check_whole
 
 WIDTHS = (
     32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1152,
@@ -192,7 +192,7 @@ def _check_alone(fixed: dict[str, Any]) -> None:
     endless = HVTConfig(img_size=4096, patch_size=1, pool_kernel=1, pool_stride=1)
     if "stages" in fixed:
         stages = fixed["stages"]
-        check_type("stages", stages, int)
+        check_value("stages", stages, int)
         endless.replace(stages=stages, depth=fixed.get("depth", max(1, stages)))
     if "pool_after" in fixed:
         depth = fixed.get("depth", DEPTHS[-1])

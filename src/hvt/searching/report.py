@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import HVTConfig, write_config
+from ..config import HVTConfig
 from ..costs import arrow
 from ..files import atomic_write
 from ..plot import new_figure
+from ..zoo import write_config
 from .halving import frontier
 from .study import SETTINGS, import_optuna
 

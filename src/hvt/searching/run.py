@@ -13,7 +13,7 @@ from rich.console import Console
 from ..config import FIELDS, HVTConfig
 from ..data.fingerprint import identity
 from ..errors import HVTError, did_you_mean
-from ..fields import check_type, check_whole
+from ..fields import check_value, check_whole
 from ..planning.budget import rounded_up, tolerance
 from ..training.pipeline import build_model
 from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
@@ -77,9 +77,8 @@ def search(
     `configs` (`.json` files, model names or `HVTConfig`s) are trials before any other.
     """
     for argument, given in (("study", study), ("storage", storage)):
-        check_type(argument, given, str | None)
-    if isinstance(gflops, bool) or not isinstance(gflops, (int, float)) or not 0 < gflops < 1e9:
-        raise HVTError(f"gflops={gflops!r} must be a finite number above 0")
+        check_value(argument, given, str | None)
+    check_value("gflops", gflops, float, gt=0, lt=1e9)
     check_whole(trials=trials, heartbeat=heartbeat, rungs=rungs)
     check_whole(0, promising=promising)
     import_optuna()  # says what to install before anything else is done

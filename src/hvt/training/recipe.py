@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import FIELDS, HVTConfig, check_fields, is_config_file, read_config
+from ..config import FIELDS, HVTConfig, check_fields
 from ..errors import HVTError, did_you_mean
-from ..fields import MAX_THREADS, check_type, check_values, field, hints_of
-from ..zoo import get_config
+from ..fields import MAX_THREADS, check_value, check_values, field, hints_of
+from ..zoo import get_config, is_config_file, read_config
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -127,7 +127,7 @@ class Recipe:
         check_fields(self.overrides)
         hints = hints_of(HVTConfig)
         for name, value in self.overrides.items():
-            check_type(name, value, hints[name])
+            check_value(name, value, hints[name])
 
     @property
     def scaled_lr(self) -> float:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import FIELDS, is_config_file
+from ..config import FIELDS
 from ..errors import HVTError, did_you_mean
+from ..zoo import is_config_file
 from .recipe import RECIPE_FIELDS, Recipe, list_recipes, load_recipe
 
 if TYPE_CHECKING:
