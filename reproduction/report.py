@@ -1,4 +1,4 @@
-"""The paper's tables with its figures and what was measured here beside them."""
+"""The paper's tables with its figures."""
 
 from __future__ import annotations
 

@@ -223,18 +223,15 @@ def _finished(job: Job, protocol: Protocol, result: Result, seconds: float | Non
         images_per_second=training.epochs * training.images / seconds if seconds else None,
         config=result.model.config.to_dict(),
         recipe=recipe | {"seed": job.seed},
-        curve=[
-            {
-                "epoch": row["epoch"],
-                "train_loss": row["train_loss"],
-                "val_top1": row.get("val_top1"),
-            }
-            for row in result.rows
-        ],
+        curve=[_point(row) for row in result.rows],
         machine=results.machine(next(result.model.parameters()).device),
         versions=results.versions(),
         date=date.today().isoformat(),
     )
+
+
+def _point(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name) for name in ("epoch", "train_loss", "val_top1")}
 
 
 def rate(protocol: Protocol, known: Known, place: Place) -> float | None:

@@ -23,7 +23,7 @@ examples:
   hvt power retrain s.safetensors --data imagenet --root IMAGENET --lr 2e-4
   hvt train --resume runs/power-best_power               resume a run
 """
-# What a search has no use for.
+# Not used by a search.
 _UNUSED = ("overrides", "model", "init", "output", "ema", "eval_every", "checkpoint_minutes",
            "tensorboard", "processes")  # fmt: skip
 
@@ -35,7 +35,7 @@ def register(commands: Any) -> None:
         help="drop a DeiT's least attended tokens (PoWER)",
         description=(
             "PoWER on a trained DeiT: search how many tokens each block keeps for a budget of\n"
-            "multiply-adds, then train again with the others dropped. docs/power.md says more."
+            "GFLOPs, then retrain with the others dropped. docs/power.md says more."
         ),
         epilog=f"{_SEARCH}{_RETRAIN.removeprefix('examples:' + chr(10))}",
     )
@@ -46,29 +46,20 @@ def register(commands: Any) -> None:
         "search",
         help="find a retention for a budget",
         description=(
-            "Learn with soft extraction until the tokens that stay cost the budget, and write a\n"
+            "Train with soft extraction until the tokens that stay cost the budget, and write a\n"
             "checkpoint with that retention and the searched weights. 5 epochs by default."
         ),
         epilog=_SEARCH,
     )
     parser.add_argument("checkpoint", help="a trained DeiT, in any form that hvt.load reads")
-    parser.add_argument(
-        "--gflops",
-        type=converter("gflops", float),
-        required=True,
-        metavar="X",
-        help="multiply-adds to meet, in 10⁹",
-    )
-    parser.add_argument(
-        "--r-lr",
-        type=converter("r_lr", float),
-        metavar="X",
-        help="learning rate of r (default: from the steps)",
-    )
+    budget = converter("gflops", float)
+    parser.add_argument("--gflops", type=budget, required=True, metavar="X", help="the budget")
+    rate = converter("r_lr", float)
+    parser.add_argument("--r-lr", type=rate, metavar="X", help="learning rate of r")
     parser.add_argument(
         "--match-by-order",
         action="store_true",
-        help="take the data's classes for the checkpoint's in their order, not by name",
+        help="match the data's classes with the checkpoint's by order, not by name",
     )
     parser.add_argument(
         "--output",
@@ -84,7 +75,7 @@ def register(commands: Any) -> None:
         help="train a searched model again",
         description=(
             "Train a checkpoint that has a retention, its tokens dropped. It is `hvt train` with\n"
-            "--init and the checkpoint's own architecture: it leaves a run, which can go on."
+            "--init and the checkpoint's own architecture; `hvt train --resume` resumes it."
         ),
         epilog=_RETRAIN,
     )
@@ -99,7 +90,7 @@ def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
         "--recipe",
         default="power",
         help=f"values to start from: {', '.join(list_recipes())} or a .toml file (default: power); "
-        "the architecture is the checkpoint's in any case",
+        "the architecture is always the checkpoint's",
     )
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=skip)
 
@@ -107,17 +98,12 @@ def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
 def run_search(args: argparse.Namespace) -> None:
     from ..power.search import EPOCHS, search
 
-    recipe = _recipe(args, {}, epochs=EPOCHS)
-    output = Path(args.file) if args.file else _beside(args.checkpoint)
     if args.r_lr is not None and not 0 < args.r_lr <= 1:
         raise HVTError(f"r_lr={args.r_lr:g} must be above 0 and at most 1")
-    search(
-        recipe,
-        args.gflops,
-        r_lr=args.r_lr,
-        match_by_order=args.match_by_order,
-        output=output,
-    )
+    checkpoint = Path(args.checkpoint)
+    output = args.file or checkpoint.parent / f"{checkpoint.stem}_power.safetensors"
+    recipe = _recipe(args, {}, epochs=EPOCHS)
+    search(recipe, args.gflops, r_lr=args.r_lr, match_by_order=args.match_by_order, output=output)
 
 
 def run_retrain(args: argparse.Namespace) -> None:
@@ -134,14 +120,7 @@ def run_retrain(args: argparse.Namespace) -> None:
 
 
 def _recipe(args: argparse.Namespace, overrides: dict[str, Any], **defaults: Any) -> Recipe:
-    """The recipe with its flags, for the checkpoint's architecture instead of its own."""
+    """The recipe with its flags, and the checkpoint's architecture in place of its own."""
     values = defaults | given_fields(args, Recipe)
     recipe = dataclasses.replace(load_recipe(args.recipe), model=None, overrides={})
     return recipe.replace(overrides, **values, init=args.checkpoint)
-
-
-def _beside(checkpoint: str) -> Path:
-    path = Path(checkpoint).absolute() if Path(checkpoint).name == "" else Path(checkpoint)
-    if not path.name:
-        raise HVTError(f"{checkpoint} has no name to write beside: use --output")
-    return path.with_name(f"{path.stem}_power.safetensors")

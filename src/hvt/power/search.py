@@ -41,36 +41,34 @@ from .retention import (
     check_budget,
     check_deit,
     fit_retention,
-    least_tokens,
+    min_tokens,
     retention_of,
 )
 from .soft import SoftDeiT, clip, harden, mass, penalty, soften
 
 EPOCHS = 5
 """Of a search, by default."""
-CROSSINGS = 5
-"""How often r can cross [0, 1] in a search at its own learning rate."""
-FASTEST = 0.05
-"""The largest rate that r has by default: λ must be able to follow it."""
+R_CROSSINGS = 5
+"""How often r can cross [0, 1] in a search at its default learning rate."""
+MAX_R_LR = 0.05
+"""The largest default learning rate of r: λ must be able to follow it."""
 FALLING = 0.7
-"""The part of a search in which the cost is to fall."""
+"""The fraction of a search in which the cost is to fall."""
 AHEAD = 10
 """Steps to look ahead in steering λ: as long as the optimizer's momentum lasts."""
-GAIN = 1.0
-"""e^GAIN is what λ is multiplied by in a step whose cost is as far off as it is to fall in all."""
-REACH = 1000.0
-"""How many times its first value λ may become, and how small a part of it."""
+MAX_FACTOR = 1000.0
+"""How many times its first value λ may grow or shrink to."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """What a search gives: a model with hard extraction, to be trained again."""
+    """A model with hard extraction, to be retrained."""
 
     model: HVT
     retention: Retention
     gflops: float
     top1: float
-    """Validation top-1 with hard extraction, before it is trained again."""
+    """Validation top-1 with hard extraction, before retraining."""
     searched: Retention
     """The retention that r stood for at the end, before it was fitted to the budget."""
     strength: float
@@ -88,13 +86,12 @@ def search(
 ) -> SearchResult:
     """Search the retention of a budget for the DeiT in `recipe.init`, on the recipe's data.
 
-    The recipe says how to learn; its averaged weights, checkpoints and evaluations are not used.
-    `r_lr` is the learning rate of r; the default lets it cross [0, 1] some times. The classes of
-    the data must be the checkpoint's by name, or by order with `match_by_order`. `output` is the
-    file to write the searched model to.
+    Of the recipe, averaged weights, checkpoints and evaluations are not used. `r_lr` is the
+    learning rate of r; the default lets it cross [0, 1] a few times. The classes of the data must
+    be the checkpoint's by name, or by order with `match_by_order`. `output` is the file to write.
     """
     if recipe.init is None:
-        raise HVTError("no checkpoint is given: PoWER starts from a trained DeiT, use init=FILE")
+        raise HVTError("PoWER starts from a trained DeiT: give its checkpoint with init=FILE")
     if output is not None:  # before hours are spent on searching
         output = Path(output)
         check_new(output)
@@ -106,15 +103,15 @@ def search(
         model, data, match = _open(recipe, gflops, match_by_order)
         batches, val_batches = open_batches(recipe, model, data, processes, device)
         screen = (console or Console()) if processes.is_main_process else Console(quiet=True)
-        say = functools.partial(print_line, screen)
+        log = functools.partial(print_line, screen)
         config = model.config
-        say(
+        log(
             f"{recipe.init}: {cost(config).gflops:.4g} GFLOPs with all {config.tokens[0]} tokens, "
             f"{gflops:.4g} wanted; {batches.steps} steps an epoch on {device}"
         )
-        say(match.describe())
+        log(match.describe())
         searcher = Searcher(recipe, soften(model), batches, processes, device, gflops, r_lr)
-        searcher.run(say)
+        searcher.run(log)
         searched = searcher.retention()
         retention = fit_retention(config, mass(searcher.model), gflops)
         hard = harden(searcher.model, retention)
@@ -122,11 +119,11 @@ def search(
         result = SearchResult(
             hard.eval(), retention, cost(hard).gflops, score.top1, searched, searcher.strength
         )
-        say(f"retention {','.join(map(str, retention))}: {result.gflops:.4g} GFLOPs")
+        log(f"retention {','.join(map(str, retention))}: {result.gflops:.4g} GFLOPs")
         if output is not None and processes.is_main_process:
             save(hard, output)
-        summary = f"top-1 {score.top1:.2f} % before it is trained again"
-        say(summary if output is None else f"{summary}; weights in {output}")
+        summary = f"top-1 {score.top1:.2f} % before retraining"
+        log(summary if output is None else f"{summary}; weights in {output}")
         return result
     finally:
         distributed.destroy_process_group()
@@ -146,8 +143,8 @@ def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Dat
             f"{path} knows {config.num_classes} classes, {data.name} has {model.num_classes}: "
             f"fine-tune it first, with hvt train finetune --init {path} --data {recipe.data}"
         )
-    # The classifier goes on as it is, so the labels are to be its own. Under the data's names where
-    # they are matched by order, by which a later training knows it again.
+    # The classifier is kept, so the labels must be its own. Matched by order, the classes take the
+    # data's names, by which retraining matches them again.
     known = checkpoint.class_names or ()
     match = match_classes(
         data.class_names,
@@ -183,17 +180,17 @@ class Searcher(Learner):
         self.last_price, self.trend = self.whole, 0.0
         # λ. The penalty counts 1 at first.
         self.first_strength = self.strength = 1 / penalty(model).item()
-        self._set_apart(min(FASTEST, CROSSINGS / self.total) if r_lr is None else r_lr)
+        self._set_apart(min(MAX_R_LR, R_CROSSINGS / self.total) if r_lr is None else r_lr)
 
     def _set_apart(self, r_lr: float) -> None:
-        """Give r a rate of its own, which stays as it is, and no decay."""
+        """Give r its own constant learning rate, and no weight decay."""
         own = list(self.model.r)
         for group in self.optimizer.param_groups:
             group["params"] = [p for p in group["params"] if not any(p is r for r in own)]
-        # The schedule knows the groups that were there before, and leaves this one alone.
+        # The schedule knows only the groups that were there before.
         self.optimizer.add_param_group({"params": own, "lr": r_lr, "weight_decay": 0.0})
 
-    def run(self, say: Callable[[str], None]) -> None:
+    def run(self, log: Callable[[str], None]) -> None:
         """All epochs, with a line for each and for every minute."""
         steps, bad, began = self.batches.steps, 0, time.monotonic()
         epochs = math.ceil(self.total / steps)
@@ -212,12 +209,12 @@ class Searcher(Learner):
                             f"step {number + 1}): lower --lr or set --clip-grad"
                         )
                     if any(step.flags):
-                        raise Interrupted("the search was stopped and has written nothing")
+                        raise Interrupted("the search was stopped; nothing was written")
                     now = time.monotonic()
                     if number == steps - 1 or update == self.total - 1 or now - printed > 60:
                         printed = now
                         left = (now - began) / (update + 1) * (self.total - update - 1)
-                        say(
+                        log(
                             f"epoch {epoch + 1}/{epochs}  step {number + 1}/{steps}  "
                             f"loss {step.loss:.4f}  λ {self.strength:.2e}  "
                             f"{self.price():.4g} GFLOPs  {clock(left)} left"
@@ -236,7 +233,7 @@ class Searcher(Learner):
 
     def retention(self) -> Retention:
         """What r stands for."""
-        return retention_of(mass(self.model), least_tokens(self.model.config))
+        return retention_of(mass(self.model), min_tokens(self.model.config))
 
     def price(self) -> float:
         """GFLOPs of the retention that r stands for."""
@@ -253,6 +250,6 @@ class Searcher(Learner):
         fall = min(1.0, (done + AHEAD) / (FALLING * self.total))
         line = self.whole + fall * (self.budget - self.whole)
         over = (price + AHEAD * self.trend - line) / max(self.whole - self.budget, 1e-12)
-        factor = math.exp(max(-1.0, min(1.0, GAIN * over)))
-        low, high = self.first_strength / REACH, self.first_strength * REACH
+        factor = math.exp(max(-1.0, min(1.0, over)))
+        low, high = self.first_strength / MAX_FACTOR, self.first_strength * MAX_FACTOR
         self.strength = min(high, max(low, self.strength * factor))

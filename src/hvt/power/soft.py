@@ -43,7 +43,7 @@ class SoftDeiT(HVT):
         return self.head(self.head_drop(self.fc_norm(x)))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """All tokens after the last norm, also those that hardly count."""
+        """All tokens after the last norm, also those with a share near 0."""
         return self._run_blocks(images)[0]
 
     def _run_blocks(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ class SoftDeiT(HVT):
                 x, share = soft_block(block, x, share, r)
         return self.norm(x), share
 
-    # What the inherited methods do would pass over r without a word.
+    # The inherited methods would silently ignore r.
 
     def forward_intermediates(self, *args: Any, **kwargs: Any) -> Any:
         raise HVTError("a softened model gives no intermediates: harden it first")
@@ -107,7 +107,7 @@ def harden(model: HVT, retention: Retention) -> HVT:
 
 
 def penalty(model: SoftDeiT) -> Tensor:
-    """Σ_j j · Σ_k |r_j[k]| with j from 1: the deeper the block, the dearer a token."""
+    """Σ_j j · Σ_k |r_j[k]| with j from 1: the deeper the block, the more a token costs."""
     return torch.stack([block * r.abs().sum() for block, r in enumerate(model.r, start=1)]).sum()
 
 
