@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from types import ModuleType
 
 from .. import __version__
 from .._openmp import wait_briefly
@@ -54,6 +56,9 @@ COMMANDS = {
     "paper": "paper",
     "completion": "completion",
 }
+
+LONG_RUNNING = ("train", "serve", "upcycle", "search", "power")
+"""Commands whose stderr is a log; others tell what they wait for only on a terminal."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write to a full disk or beyond a quota fails by."""
@@ -108,15 +113,35 @@ def _run(words: Sequence[str]) -> int:
         if not hasattr(args, "run"):
             parser.print_help()
             return 0
+        rank = os.environ.get("RANK", "0")  # torchrun's
+        if rank == "0" and (words[0] in LONG_RUNNING or sys.stderr.isatty()):
+            sys.meta_path.insert(0, _TorchNotice(words[0]))
         return args.run(args) or 0
     except HVTError as error:
-        rank = os.environ.get("RANK", "0")  # torchrun's: the others may have reasons of their own
+        rank = os.environ.get("RANK", "0")  # the other processes may have reasons of their own
         who = "hvt" if rank == "0" else f"hvt ({rank})"
         print(f"{who}: {printable(str(error))}", file=sys.stderr)
         return 2
     except (Interrupted, KeyboardInterrupt) as stopped:
         print(f"hvt: {str(stopped) or 'stopped'}", file=sys.stderr)
         return 130
+
+
+class _TorchNotice(MetaPathFinder):
+    """Tells on stderr, once, that torch is being imported, which takes seconds on a busy machine.
+
+    Where arguments are wrong, torch is not imported, and the error is all that is printed.
+    """
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        if name == "torch" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            print(f"hvt {self.command}: loading torch", file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:
