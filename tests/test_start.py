@@ -161,7 +161,7 @@ def test_timm_knows_the_names_in_whatever_order(code: str) -> None:
 
 def test_the_public_names_are_what_dir_shows() -> None:
     assert dir(hvt) == sorted(hvt.__all__)
-    assert set(hvt._HOMES) | {*hvt._PACKAGES, "__version__"} == set(hvt.__all__)
+    assert set(hvt._HOMES) | {"power", "__version__"} == set(hvt.__all__)
     for name in hvt.__all__:
         assert getattr(hvt, name) is not None
     assert callable(hvt.train)
