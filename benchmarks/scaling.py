@@ -39,7 +39,7 @@ from hvt.planning.best import plan_space
 from hvt.planning.budget import Budgets, tolerance
 from hvt.planning.quality import flags_of, load_quality, measures_of
 from hvt.planning.result import Estimator
-from hvt.searching.suggest import Choices, Drawn, choices_of
+from hvt.searching.suggest import SearchSpace, search_space
 from hvt.training.recipe import load_recipe
 from hvt.zoo import write_config
 
@@ -123,11 +123,27 @@ def job(
     }  # fmt: skip
 
 
-def choices(budget: float) -> Choices:
+class RandomTrial:
+    """Stands in for `optuna.Trial`: random parameters that spend the whole budget."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self.random = random
+
+    def suggest_int(self, _: str, low: int, high: int) -> int:
+        return int(self.random.integers(low, high + 1))
+
+    def suggest_float(self, name: str, low: float, high: float) -> float:
+        return high if name == "spent" else float(self.random.uniform(low, high))
+
+    def suggest_categorical(self, _: str, choices: list[str]) -> str:
+        return choices[self.random.integers(len(choices))]
+
+
+def choices(budget: float) -> SearchSpace:
     """The space of the study at some budget."""
     recipe = load_recipe(RECIPES[1])
     base = hvt.get_config(recipe.model or "", **recipe.overrides, num_classes=100)
-    return choices_of(base, budget, {})
+    return search_space(base, budget, {})
 
 
 def planned(budget: float) -> HVTConfig:
@@ -152,7 +168,7 @@ def at_random(budget: float) -> list[HVTConfig]:
     half, for below it there are models that nobody would want.
     """
     space, chance = choices(budget), np.random.default_rng(round(budget * 1e6))
-    drawn = dict.fromkeys(space.suggest(Drawn(chance)) for _ in range(300))  # in this order
+    drawn = dict.fromkeys(space.suggest(RandomTrial(chance)) for _ in range(300))  # in this order
     wanted = [one for one in drawn if one is not None and cost(one).gflops >= 0.8 * budget]
     seen = known_configs()
     wanted = sorted((one for one in wanted if one not in seen), key=predicted, reverse=True)

@@ -18,12 +18,21 @@ from typing import Any
 
 import numpy as np
 import pages
-from scaling import BUDGET, HERE, OTHERS, RECIPES, choices, predicted, read_rows, trials
+from scaling import (
+    BUDGET,
+    HERE,
+    OTHERS,
+    RECIPES,
+    RandomTrial,
+    choices,
+    predicted,
+    read_rows,
+    trials,
+)
 from scipy.stats import spearmanr
 
 from hvt.config import HVTConfig
 from hvt.costs import arrow, cost
-from hvt.searching.suggest import Drawn
 
 PAGE = HERE.parent / "docs/scaling.md"
 PROTOCOLS = {1: "cpu", 10: "long"}
@@ -137,7 +146,9 @@ def rule_table() -> str:
     lines, means = [], []
     for budget in RULE:
         space, chance = choices(budget), np.random.default_rng(0)
-        drawn = dict.fromkeys(filter(None, (space.suggest(Drawn(chance)) for _ in range(DRAWS))))
+        drawn = dict.fromkeys(
+            filter(None, (space.suggest(RandomTrial(chance)) for _ in range(DRAWS)))
+        )
         top = sorted(drawn, key=predicted, reverse=True)[:TOP]
         logs = np.array([[math.log(n) for n in numbers(one)] for one in top])
         means.append(logs.mean(axis=0))

@@ -1,4 +1,4 @@
-"""`hvt search`: train many small models within a budget, and see which learn most."""
+"""`hvt search`: train many models within a budget, and find the most accurate."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _NOT_SEARCHES = (
     "overrides", "init", "pretrained", "teacher", "distill", "distill_alpha", "distill_tau",
     "processes", "eval_every", "checkpoint_minutes", "tensorboard", "output", "holdout",
 )  # fmt: skip
-"""Fields of a recipe that a search sets itself or has no use for, and two with other defaults."""
+"""Fields of a recipe that a search sets itself or does not use, and two with other defaults."""
 
 
 def register(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "search",
-        help="find the models that learn most within a budget",
+        help="find the most accurate models within a budget",
         description=(
             "Optuna over the space of hvt plan, with real trainings: short ones for all trials,\n"
-            "longer ones for the best third (successive halving). Trials are compared on training\n"
-            "images held out. A study that exists is resumed. docs/scaling.md says more.\n"
+            "longer ones for the best third (successive halving). Trials are evaluated on\n"
+            "held-out training images. An existing study is resumed. See docs/scaling.md.\n"
             f"Recipes: {', '.join(list_recipes())}, or a .toml file."
         ),
         epilog=_EXAMPLES,
@@ -51,12 +51,12 @@ def register(commands: Any) -> None:
         type=converter("gflops", float),
         required=True,
         metavar="X",
-        help="the most multiply-adds of an image in 10⁹",
+        help="maximum MACs per image in 10⁹",
     )
     for flag, default, text in (
         ("--trials", 40, "trials of the whole study (default: 40)"),
-        ("--heartbeat", 30, "seconds between signs of life (default: 30)"),
-        ("--promising", 8, "first trials that hvt plan expects most of (default: 8)"),
+        ("--heartbeat", 30, "seconds between heartbeats (default: 30)"),
+        ("--promising", 8, "first trials with the best scores by hvt plan (default: 8)"),
         ("--rungs", 3, "lengths of training; 1 trains every trial to the end (default: 3)"),
     ):
         kind = converter(flag[2:], int, ge=0 if flag == "--promising" else 1)
@@ -77,7 +77,12 @@ def register(commands: Any) -> None:
         type=converter("holdout", float),
         default=argparse.SUPPRESS,
         metavar="X",
-        help="compare on this share of the training images (default: the recipe's, or 0.1)",
+        help="evaluate on this share of the training images (default: the recipe's, or 0.1)",
+    )
+    parser.add_argument(
+        "--accept-changed-data",
+        action="store_true",
+        help="resume a study though its images have changed",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=_NOT_SEARCHES)
@@ -105,19 +110,20 @@ def run(args: argparse.Namespace) -> int:
             promising=args.promising,
             rungs=args.rungs,
             configs=args.configs,
+            accept_changed_data=args.accept_changed_data,
             quiet=args.json,
             **values,
             **given_fields(args, HVTConfig),
         )
     except (Interrupted, KeyboardInterrupt):  # within a training, or between two
-        print("hvt: stopped; the same command goes on with the study", file=sys.stderr)
+        print("hvt: stopped; the same command resumes the study", file=sys.stderr)
         return 130
     if args.json:
         print((result.folder / "trials.json").read_text(), end="")
         return 0
     command = _train_command(args.recipe, values, result.folder)
     print(
-        f"{result.folder}/report.html: best {result.top1:.2f} % on images held out; "
+        f"{result.folder}/report.html: best {result.top1:.2f} % on held-out images; "
         f"train it with {command}"
     )
     print(json.dumps(_summary(result.best)))
@@ -125,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train_command(recipe: str, values: dict[str, Any], folder: Path) -> str:
-    """The command that trains the best on the same images."""
+    """The command that trains the best config on the same images."""
     words = ["hvt", "train", recipe]
     for name in ("data", "root", "seed", "val_fraction", "train_fraction"):
         if values.get(name) is not None:
@@ -136,6 +142,6 @@ def _train_command(recipe: str, values: dict[str, Any], folder: Path) -> str:
 
 
 def _summary(config: HVTConfig) -> dict[str, Any]:
-    """What tells a config from the defaults."""
+    """The fields of a config that differ from the defaults."""
     plain = HVTConfig()
     return {k: v for k, v in config.to_dict().items() if v != getattr(plain, k)}

@@ -1,10 +1,9 @@
-"""Successive halving: which trials go on to a longer training.
+"""Successive halving: which trials are promoted to a longer training.
 
-Optuna's pruners know one objective alone, so this is our own: asynchronous, for trials of several
+Optuna's pruners support only one objective, so this is our own, asynchronous, for trials of several
 processes end at any time. Each rung is a whole training with its own schedule, not the beginning of
-a longer one: what a model learns when the rate has come down is what is compared. Three rungs at
-thirds of the length cost 1/9 + 1/3 on top of the last. One rung is no halving: what is best in a
-short training need not be best in a long one.
+a longer one, so that models are compared after their learning rate has decayed. Three rungs cost
+1/9 + 1/3 on top of the last. With one rung every trial is trained to the end.
 """
 
 from __future__ import annotations
@@ -16,16 +15,15 @@ from typing import Any
 from ..errors import HVTError
 
 FACTOR = 3
-"""A rung is so many times as long as the one before, and one in so many trials goes on to it."""
-RUNGS = 3
-MOST_RUNGS = 9
-CHEAP = 1.05
-"""Trials up to so many times as dear count as no dearer."""
+"""A rung is so many times as long as the one before, and one in so many trials is promoted."""
+RUNGS, MAX_RUNGS = 3, 9
+SIMILAR = 1.05
+"""The factor of GFLOPs up to which another trial counts as no more expensive."""
 
 
 @dataclass(frozen=True)
-class Score:
-    """What a trial reached on a rung."""
+class RungScore:
+    """The accuracy of a trial on a rung, and its cost."""
 
     gflops: float
     top1: float
@@ -37,8 +35,8 @@ def rung_epochs(epochs: float, rungs: int = RUNGS) -> list[float]:
     >>> rung_epochs(9)
     [1.0, 3.0, 9]
     """
-    if rungs > MOST_RUNGS:
-        raise HVTError(f"rungs={rungs} are too many: use 1 to {MOST_RUNGS}")
+    if rungs > MAX_RUNGS:
+        raise HVTError(f"rungs={rungs} are too many: use 1 to {MAX_RUNGS}")
     shorter = [round(epochs / FACTOR**above, 4) for above in range(rungs - 1, 0, -1)]
     if 0 in shorter:
         raise HVTError(
@@ -48,27 +46,29 @@ def rung_epochs(epochs: float, rungs: int = RUNGS) -> list[float]:
     return [*shorter, epochs]
 
 
-def goes_on(score: Score, others: Iterable[Score]) -> bool:
-    """Whether a trial is in the best third of those that cost no more than it, itself among them.
+def is_promoted(score: RungScore, others: Iterable[RungScore]) -> bool:
+    """Whether a trial is in the best third of those that cost no more than it, including itself.
 
-    A cheap trial is not measured by dear ones: the search has two objectives. The first trials of a
-    study go on if they are the best so far.
+    Cheap trials are not compared with expensive ones: the search has two objectives. The first
+    trials of a study are promoted if they are the best so far.
     """
-    alike = [other.top1 for other in others if other.gflops <= CHEAP * score.gflops]
-    better = sum(top1 > score.top1 for top1 in alike)
-    return better < max(1, (len(alike) + 1) // FACTOR)
+    similar = [other.top1 for other in others if other.gflops <= SIMILAR * score.gflops]
+    better = sum(top1 > score.top1 for top1 in similar)
+    return better < max(1, (len(similar) + 1) // FACTOR)
 
 
-def reached(rows: Sequence[dict[str, Any]], rung: int) -> list[Score]:
-    """The scores on a rung of trials that got there."""
-    return [Score(row["gflops"], row["rungs"][rung][1]) for row in rows if len(row["rungs"]) > rung]
+def scores_at(rows: Sequence[dict[str, Any]], rung: int) -> list[RungScore]:
+    """The scores of all trials that were trained on a rung."""
+    return [
+        RungScore(row["gflops"], row["rungs"][rung][1]) for row in rows if len(row["rungs"]) > rung
+    ]
 
 
 def frontier(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those trained to the end that no other beats in accuracy and cost, the cheapest first."""
-    whole = [row for row in rows if row["finished"]]
+    """The Pareto front of trials that were trained to the end, the cheapest first."""
+    finished = [row for row in rows if row["finished"]]
     best: list[dict[str, Any]] = []
-    for row in sorted(whole, key=lambda row: (row["gflops"], -row["top1"])):
+    for row in sorted(finished, key=lambda row: (row["gflops"], -row["top1"])):
         if not best or row["top1"] > best[-1]["top1"]:
             best.append(row)
     return best

@@ -1,4 +1,4 @@
-"""What a search leaves: tables, the best config, and a page with the frontier and what mattered."""
+"""What a search writes: tables, the best config, and a page with the frontier and importances."""
 
 from __future__ import annotations
 
@@ -6,134 +6,125 @@ import base64
 import csv
 import html
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ..config import HVTConfig
 from ..costs import arrow
-from ..files import atomic_write
-from ..plot import new_figure
+from ..files import atomic_write, stale_temp_files
 from ..zoo import write_config
 from .halving import frontier
-from .study import SETTINGS, import_optuna
+from .study import SETTINGS, import_optuna, quietly
 
 COLUMNS = (
-    "trial", "top1", "gflops", "params_m", "epochs", "finished", "seconds", "again", "rungs",
+    "trial", "top1", "gflops", "params_m", "epochs", "finished", "seconds", "retry_of", "rungs",
     "params", "config",
 )  # fmt: skip
-FILES = ("trials.json", "trials.csv", "best.json", "report.png", "report.html")
-BLUE, GREY, LINE = "#0969da", "#afb8c1", "#57606a"
-LEAST = 4
-"""Trials below which nothing can be said of what mattered."""
+MIN_TRIALS = 4
+"""Trials below which importances say nothing."""
+LOCK = ".lock"
 
 
-def write_report(folder: Path, study: Any, rows: Sequence[dict[str, Any]], gflops: float) -> None:
-    """All files of a search; each is written whole, so that another process may read them.
+def write_report(folder: Path, study: Any, gflops: float, rows: Sequence[dict[str, Any]]) -> None:
+    """Write all files of a search, each atomically, for other processes may read them."""
+    with FileLock(folder / LOCK):  # the writers of one study take turns
+        for stale in stale_temp_files(folder):  # of one that was killed
+            stale.unlink(missing_ok=True)
+        _write(folder, study, gflops, [row for row in rows if row["complete"]])
 
-    First the one that tells that the folder is a search's.
-    """
-    done = [row for row in rows if row["complete"]]
-    mattered = importance(study)
-    best = frontier(done)
+
+def _write(folder: Path, study: Any, gflops: float, rows: Sequence[dict[str, Any]]) -> None:
+    best, shares = frontier(rows), importances(study)
     described = {
         "study": study.study_name, "settings": study.user_attrs.get(SETTINGS),
-        "gflops": gflops, "importance": mattered,
-        "frontier": [row["trial"] for row in best], "trials": done,
+        "gflops": gflops, "importances": shares,
+        "frontier": [row["trial"] for row in best], "trials": rows,
     }  # fmt: skip
     with atomic_write(folder / "trials.json") as temporary:
         temporary.write_text(json.dumps(described, indent=1) + "\n")
     with atomic_write(folder / "trials.csv") as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in done:
-            writer.writerow(
-                [
-                    json.dumps(row[name]) if name in ("rungs", "params", "config") else row[name]
-                    for name in COLUMNS
-                ]
-            )
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            nested = {name: json.dumps(row[name]) for name in ("rungs", "params", "config")}
+            writer.writerow(row | nested)
     if best:
         write_config(HVTConfig.from_dict(best[-1]["config"]), folder / "best.json")
-    draw(folder / "report.png", done, best, mattered, gflops)
-    page = render(study.study_name, done, best, mattered, (folder / "report.png").read_bytes())
+    figures = draw(folder, study, bool(shares))
+    page = render(study.study_name, rows, best, shares, figures)
     with atomic_write(folder / "report.html") as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
-def importance(study: Any) -> dict[str, float]:
-    """How much each parameter mattered to the accuracy on the first rung, which all trials have.
+def _copy(study: Any, attribute: str, params: bool = False) -> Any:
+    """A study in memory with the complete trials that have an attribute, and parameters."""
+    copy = import_optuna().create_study(directions=study.directions)
+    for trial in study.get_trials(deepcopy=False):
+        chosen = trial.user_attrs.get(attribute) and (trial.params or not params)
+        if trial.state.name == "COMPLETE" and chosen:
+            copy.add_trial(trial)
+    return copy
 
-    By Optuna's fANOVA: shares of the variance. Empty where there are too few trials.
+
+def _first_rung(trial: Any) -> float:
+    return float(trial.user_attrs["rungs"][0][1])
+
+
+def importances(study: Any) -> dict[str, float]:
+    """Importance of each parameter for the accuracy on the first rung, which all trials have.
+
+    By Optuna's fANOVA: shares of the variance. Empty with too few trials.
     """
-    optuna = import_optuna()
-    trained = [
-        trial
-        for trial in study.get_trials(deepcopy=False)
-        if trial.state.name == "COMPLETE" and trial.user_attrs.get("rungs")
-    ]
-    if len(trained) < LEAST:
+    optuna, trained = import_optuna(), _copy(study, "rungs", params=True)
+    if len(trained.trials) < MIN_TRIALS:
         return {}
-    alone = optuna.create_study(directions=["maximize"])
-    for trial in trained:
-        alone.add_trial(
-            optuna.trial.create_trial(
-                params=trial.params,
-                distributions=trial.distributions,
-                value=float(trial.user_attrs["rungs"][0][1]),
-            )
-        )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            shares = optuna.importance.get_param_importances(
-                alone, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
-            )
-    except (RuntimeError, ValueError, ImportError):  # such as trials that are all alike
+        shares = optuna.importance.get_param_importances(
+            trained, evaluator=_evaluator(), target=_first_rung
+        )
+    except (RuntimeError, ValueError):  # such as trials that are all alike
         return {}
     return {name: float(share) for name, share in shares.items()}
 
 
-def draw(
-    path: Path,
-    rows: Sequence[dict[str, Any]],
-    best: Sequence[dict[str, Any]],
-    mattered: dict[str, float],
-    gflops: float,
-) -> None:
-    """Top-1 against GFLOPs with the frontier, and what mattered beside it."""
-    figure = new_figure(figsize=(10, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    for finished, colour, label in (
-        (False, GREY, "stopped early"), (True, BLUE, "trained to the end"),
-    ):  # fmt: skip
-        some = [row for row in rows if row["finished"] == finished]
-        left.plot([r["gflops"] for r in some], [r["top1"] for r in some], "o", color=colour,
-                  ms=4, label=label)  # fmt: skip
-    left.step([r["gflops"] for r in best], [r["top1"] for r in best], where="post", color=BLUE,
-              lw=1, label="frontier")  # fmt: skip
-    left.axvline(gflops, color=LINE, ls="--", lw=0.8, label="budget")
-    left.set(xlabel="multiply-adds of an image (G)", ylabel="top-1 on images held out (%)")
-    left.grid(alpha=0.3)
-    left.legend(fontsize=8)
-    names = list(reversed(mattered))
-    right.barh(names, [mattered[name] for name in names], color=BLUE)
-    right.set(xlabel="share of what mattered on the first rung", xlim=(0, 1))
-    if not names:
-        right.set_title(f"too few trials to say what mattered (of {LEAST})", fontsize=9)
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
+def _evaluator() -> Any:
+    return import_optuna().importance.FanovaImportanceEvaluator(seed=0)
+
+
+def draw(folder: Path, study: Any, with_importances: bool) -> dict[str, bytes]:
+    """Optuna's plots: the Pareto front of trials trained to the end, and the importances."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    plots = import_optuna().visualization.matplotlib
+    drawn: dict[str, bytes] = {}
+    with matplotlib.rc_context(), quietly():  # Optuna sets a style for the whole process
+        names = ["top-1 on held-out images (%)", "GFLOPs"]
+        axes = {"frontier": plots.plot_pareto_front(_copy(study, "finished"), target_names=names)}
+        if with_importances:
+            axes["importances"] = plots.plot_param_importances(
+                _copy(study, "rungs", params=True), _evaluator(), target=_first_rung,
+                target_name="top-1 on the first rung",
+            )  # fmt: skip
+        for name, one in axes.items():
+            with atomic_write(folder / f"{name}.png") as temporary:
+                one.figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
+            pyplot.close(one.figure)
+            drawn[name] = (folder / f"{name}.png").read_bytes()
+    return drawn
 
 
 def render(
     name: str,
     rows: Sequence[dict[str, Any]],
     best: Sequence[dict[str, Any]],
-    mattered: dict[str, float],
-    figure: bytes,
+    shares: dict[str, float],
+    figures: dict[str, bytes],
 ) -> str:
-    """One page that loads nothing."""
+    """One page without external resources."""
     ahead = {row["trial"] for row in best}
     lines = []
     for row in sorted(rows, key=lambda row: (not row["finished"], -row["top1"])):
@@ -156,20 +147,23 @@ def render(
     headings = ("trial", "top-1 %", "epochs", "GFLOPs", "params (M)", "image", "width", "blocks",
                 "pool after", "window", "tokens")  # fmt: skip
     head = "".join(f"<th>{heading}</th>" for heading in headings)
-    shares = ", ".join(f"{html.escape(n)} {share:.0%}" for n, share in mattered.items())
-    image = base64.b64encode(figure).decode()
+    mattered = ", ".join(f"{html.escape(n)} {share:.0%}" for n, share in shares.items())
+    images = "".join(
+        f'<img alt="{name}" src="data:image/png;base64,{base64.b64encode(figure).decode()}">'
+        for name, figure in figures.items()
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title>
 <style>
 body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em }}
 table {{ border-collapse: collapse }} th, td {{ padding: .2em .7em; text-align: left }}
-tr:nth-child(even) {{ background: #f6f8fa }} img {{ max-width: 100% }}
+tr:nth-child(even) {{ background: #f6f8fa }} img {{ max-width: 48% }}
 </style></head><body>
 <h1>{html.escape(name)}</h1>
 <p>{len(rows)} trials, {sum(bool(r["finished"]) for r in rows)} trained to the end.
-Accuracy is that of training images held out. ★ is on the frontier.</p>
-<img alt="Top-1 against multiply-adds, and what mattered" src="data:image/png;base64,{image}">
-<p>What mattered to the accuracy on the first rung: {shares or "too few trials to say"}.</p>
+Accuracy is that on held-out training images. ★ is on the frontier.</p>
+{images}
+<p>Importance for the accuracy on the first rung: {mattered or "too few trials to say"}.</p>
 <table><thead><tr>{head}</tr></thead><tbody>
 {chr(10).join(lines)}
 </tbody></table></body></html>

@@ -1,4 +1,4 @@
-"""`hvt.search`: short trainings of many models, the better ones longer, until enough are done."""
+"""`hvt.search`: short trainings of many models, longer ones of the better."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ..config import FIELDS, HVTConfig
+from ..costs import cost
 from ..data.fingerprint import identity
 from ..errors import HVTError, did_you_mean
 from ..fields import check_value, check_whole
@@ -19,28 +20,21 @@ from ..training.pipeline import build_model
 from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
 from ..zoo import get_config
 from .halving import RUNGS, frontier, rung_epochs
-from .report import FILES, write_report
-from .study import (
-    HEARTBEAT,
-    default_storage,
-    differences,
-    import_optuna,
-    open_study,
-    rows_of,
-)
-from .suggest import Choices, choices_of
-from .worker import PROMISING, Worker, file_name
+from .report import write_report
+from .study import HEARTBEAT, IMAGES, default_storage, import_optuna, open_study, rows_of
+from .suggest import SearchSpace, search_space
+from .worker import PROMISING, Worker, folder_name
 
 HOLDOUT = 0.1
-"""The share of the training images that trials are compared on; no test image is seen."""
+"""The share of the training images that trials are evaluated on; test images are not used."""
 
 
 @dataclass(frozen=True)
-class SearchResult:
-    """What a search has found so far."""
+class StudyResult:
+    """The trials of a study so far."""
 
     folder: Path
-    """With `trials.csv`, `trials.json`, `report.html`, `report.png` and `best.json`."""
+    """With `report.html`, its figures, `trials.csv`, `trials.json` and `best.json`."""
     best: HVTConfig
     """The most accurate of those trained to the end."""
     top1: float
@@ -61,45 +55,45 @@ def search(
     promising: int = PROMISING,
     rungs: int = RUNGS,
     configs: Sequence[str | Path | HVTConfig] = (),
+    accept_changed_data: bool = False,
     quiet: bool = False,
     **values: Any,
-) -> SearchResult:
-    """Search for the models that learn most within a budget: `hvt.search("digits", 0.005)`.
+) -> StudyResult:
+    """Search for the most accurate models within a budget: `hvt.search("digits", 0.005)`.
 
-    Every trial is a training by `recipe`, of whose training images a share (`holdout`, a tenth
-    unless it is set) is held out to compare by; the test images are not touched. `values` are
-    fields of the recipe, or fields of `HVTConfig` that are not to be searched. `trials` are those
-    of the whole study: a study that has some goes on, and several processes with the same
-    `storage` and `study` share the work. `output` is the folder for the report. `seed`, the
-    recipe's unless it is set, is that of the trainings and of what is suggested. The first
-    `promising` trials are those that the regression of `hvt.plan` expects most of. With `rungs=1`
-    every trial is trained for all of the epochs; otherwise the poorer ones for a part of them.
-    `configs` (`.json` files, model names or `HVTConfig`s) are trials before any other.
+    Every trial is a training by `recipe`, evaluated on training images that are held out
+    (`holdout`, a tenth by default); the test images are not used. `values` are fields of the
+    recipe, or fields of `HVTConfig` that are not searched. `trials` is the total of the study: an
+    existing study is resumed, and several processes with the same `storage` and `study` share the
+    work. `output` is the folder of the report. `seed`, by default the recipe's, is that of the
+    trainings and of the sampler. The first `promising` trials are those with the best scores by
+    the regression of `hvt.plan`. With `rungs=1` every trial is trained for all epochs; otherwise
+    most are stopped early. `configs` (`.json` files, model names or `HVTConfig`s) are tried
+    before all others. `accept_changed_data` resumes a study though the images have changed.
     """
     for argument, given in (("study", study), ("storage", storage)):
         check_value(argument, given, str | None)
-    check_value("gflops", gflops, float, gt=0, lt=1e9)
+    check_value("gflops", gflops, float, gt=0)
     check_whole(trials=trials, heartbeat=heartbeat, rungs=rungs)
     check_whole(0, promising=promising)
-    import_optuna()  # says what to install before anything else is done
+    import_optuna()  # or the error that says what to install
     base, fixed, name = _recipe(recipe, values | ({} if seed is None else {"seed": seed}))
     epochs = rung_epochs(base.epochs, rungs)
     name = study or name
-    folder = Path(output or f"runs/search-{file_name(name)}")
+    folder = Path(output or f"runs/search-{folder_name(name)}")
+    console = Console(quiet=quiet)
+    model, data, _ = build_model(base)  # raises an error where no trial could be trained
     settings = {
         "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": epochs,
-        "seed": base.seed,
+        "seed": base.seed, IMAGES: {"classes": data.class_names, **identity(data)},
     }  # fmt: skip
-    console = Console(quiet=quiet)
-    model, data, _ = build_model(base)  # refuses a recipe or data that no trial could use
-    settings["images"] = {"classes": data.class_names, **identity(data)}
-    _check_folder(folder, name, settings)
-    choices = choices_of(model.config, float(gflops), fixed)
-    _check_budget(choices)
-    first = _given(configs, choices)
+    _check_folder(folder, name)
+    space = search_space(model.config, float(gflops), fixed)
+    space.check_budget()
+    first = _given(configs, space)
     console.print(
-        f"{data.name}: {len(data.train)} images to learn from, {len(data.val)} held out to "
-        f"compare by; rungs of {', '.join(f'{e:g}' for e in epochs)} epochs",
+        f"{data.name}: {len(data.train)} training images, {len(data.val)} held out; rungs of "
+        f"{', '.join(f'{e:g}' for e in epochs)} epochs",
         highlight=False,
         soft_wrap=True,
     )
@@ -108,28 +102,30 @@ def search(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
-    opened = open_study(name, storage or default_storage(folder), settings, heartbeat)
+    opened = open_study(
+        name, storage or default_storage(folder), settings, heartbeat, accept_changed_data
+    )
     _check_trials(folder, name, rows_of(opened))
-    worker = Worker(base, choices, opened, folder, trials, console, epochs, promising, first)
+    worker = Worker(base, space, opened, folder, trials, console, epochs, promising, first)
     try:
         worker.work()
     finally:
         rows = rows_of(opened)
         if any(row["complete"] for row in rows):
-            write_report(folder, opened, rows, gflops)
+            write_report(folder, opened, gflops, rows)
     best = frontier(rows)
     if not best:
         raise HVTError(f"no trial of the study was trained to the end: raise trials={trials}")
     config = HVTConfig.from_dict(best[-1]["config"])
-    return SearchResult(folder, config, best[-1]["top1"], best, rows)
+    return StudyResult(folder, config, best[-1]["top1"], best, rows)
 
 
 def _recipe(
     recipe: str | Path | Recipe, values: dict[str, Any]
 ) -> tuple[Recipe, dict[str, Any], str]:
-    """The recipe of every trial, the fields that are fixed, and a name.
+    """The recipe of every trial, the fixed fields of the config, and a name.
 
-    What is fixed may not go with the recipe's own shape, which is searched, so it is not in it.
+    Fixed fields need not fit the recipe's own shape, which is searched, so they are kept apart.
     """
     for field in values:
         if field not in RECIPE_FIELDS and field not in FIELDS:
@@ -141,48 +137,39 @@ def _recipe(
     base = base.replace(**{k: v for k, v in values.items() if k in RECIPE_FIELDS})
     for field in ("init", "pretrained", "teacher"):
         if getattr(base, field):
-            raise HVTError(f"a search trains new weights by labels alone: leave {field} out")
+            raise HVTError(f"a search trains from scratch by labels only: leave {field} out")
     if values.get("processes") not in (None, 1):
-        raise HVTError("a trial has one process: leave processes out, and start the search twice")
+        raise HVTError(
+            "a trial has one process: leave processes out, and start the search several times"
+        )
     if values.get("holdout") == 0:
-        raise HVTError("holdout=0 leaves a search nothing to compare by: leave it out, or raise it")
+        raise HVTError(
+            "holdout=0 leaves no images to evaluate trials on: leave it out, or raise it"
+        )
     read = {field: value for field, value in fixed.items() if field == "in_chans"}  # by the data
     return base.replace(read, holdout=base.holdout or HOLDOUT, processes=None), fixed, name
 
 
-def _check_folder(folder: Path, study: str, settings: dict[str, Any]) -> None:
-    """Refuse a folder with the results of another study, which would be written over.
-
-    A study of the same name may be another one, in another storage: its settings tell, where they
-    were written.
-    """
-    report = _read_report(folder)
-    if report is None:
-        for file in FILES:
-            if (folder / file).exists():
-                raise HVTError(
-                    f"{folder} has a {file} of something else, which a search would replace: use "
-                    "another --output"
-                )
-        return
-    theirs = report["study"]
-    if theirs != study:
+def _check_folder(folder: Path, study: str) -> None:
+    """Refuse a folder with the results of another study, or a config of something else."""
+    if (folder / "trials.json").exists():
+        theirs = _read_report(folder).get("study")
+        if theirs != study:
+            raise HVTError(
+                f"{folder} has the results of the study {theirs}: use another --output, or its "
+                "--study"
+            )
+    elif (folder / "best.json").exists():
         raise HVTError(
-            f"{folder} has the results of the study {theirs}: use another --output, or its --study"
-        )
-    known = report.get("settings")
-    if isinstance(known, dict) and (differing := differences(known, settings)):
-        raise HVTError(
-            f"{folder} has the results of a study {study} that was begun with other settings "
-            f"({differing}): use the same, or another --output and --study"
+            f"{folder} has a best.json of something else, which a search would replace: use "
+            "another --output"
         )
 
 
 def _check_trials(folder: Path, study: str, rows: list[dict[str, Any]]) -> None:
     """Refuse a folder with trials that the study does not have: it is in another storage."""
-    report = _read_report(folder) or {}
     configs = {row["trial"]: row["config"] for row in rows}
-    for row in report.get("trials", []):
+    for row in _read_report(folder).get("trials", []):
         if configs.get(row["trial"]) != row["config"]:
             raise HVTError(
                 f"{folder} has the results of another study {study}: its trial {row['trial']} is "
@@ -190,19 +177,17 @@ def _check_trials(folder: Path, study: str, rows: list[dict[str, Any]]) -> None:
             )
 
 
-def _read_report(folder: Path) -> dict[str, Any] | None:
-    """What a search has left in a folder; None where there is nothing, or nothing of ours."""
+def _read_report(folder: Path) -> dict[str, Any]:
+    path = folder / "trials.json"
     try:
-        report = json.loads((folder / "trials.json").read_text())
-        known = isinstance(report["study"], str)
-        known = known and all({"trial", "config"} <= row.keys() for row in report.get("trials", []))
-    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):
-        return None
-    return report if known else None
+        report = json.loads(path.read_text()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise HVTError(f"{path} cannot be read ({error}): remove it") from error
+    return report if isinstance(report, dict) else {}
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
-    """What makes trials comparable; where and how they are computed may differ by process."""
+    """The fields that trials must have in common; others may differ between processes."""
     elsewhere = (
         "root", "download", "output", "device", "compile", "grad_checkpointing", "workers",
         "threads", "accumulate", "checkpoint_minutes", "tensorboard", "eval_every", "skip_broken",
@@ -210,28 +195,17 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
     return {k: v for k, v in recipe.to_dict().items() if k not in elsewhere and v is not None}
 
 
-def _given(configs: Sequence[str | Path | HVTConfig], choices: Choices) -> list[dict[str, Any]]:
-    """The parameters of configs that a study is to try."""
+def _given(configs: Sequence[str | Path | HVTConfig], space: SearchSpace) -> list[dict[str, Any]]:
+    """The user's own configs as JSON, with the classes of the data and within the budget."""
     if isinstance(configs, (str, Path, HVTConfig)):
-        raise HVTError("configs is to be a list of configs: put the one in brackets")
+        raise HVTError("configs must be a list of configs: put the one in brackets")
     given = []
     for number, one in enumerate(configs, 1):
         config = one if isinstance(one, HVTConfig) else get_config(one)
-        name = f"config {number}" if isinstance(one, HVTConfig) else str(one)
-        given.append(choices.params_of(config, name))
+        config = config.replace(num_classes=space.space.base.num_classes)
+        price = cost(config).gflops
+        if price > tolerance(space.gflops):
+            name = f"config {number}" if isinstance(one, HVTConfig) else str(one)
+            raise HVTError(f"{name} takes {rounded_up(price)} GFLOPs, above {space.gflops:g}")
+        given.append(json.loads(json.dumps(config.to_dict())))
     return given
-
-
-def _check_budget(choices: Choices) -> None:
-    """Refuse a budget that no config of the space meets."""
-    cheapest = choices.cheapest()
-    if cheapest is None:
-        raise HVTError(
-            "no config of the search has blocks and tokens enough for the poolings that are fixed: "
-            "fix fewer, or a larger depth or image"
-        )
-    if cheapest > tolerance(choices.gflops):
-        raise HVTError(
-            f"gflops={choices.gflops:g} cannot be met: the least that any config of the search "
-            f"takes is {rounded_up(cheapest)}"
-        )

@@ -1,8 +1,7 @@
-"""The study: where Optuna keeps it, what it is of, and its trials as rows.
+"""The study: its storage, its settings, and its trials as rows.
 
-Any storage of Optuna's does; several processes or machines may work on one study. A process that
-works on a trial says so every few seconds. If it falls silent, its trial is queued again, with the
-rungs that it had finished, for whoever is free.
+Any storage of Optuna's works, and several processes or machines may share a study. Each process
+sends heartbeats; when they stop, its trial is queued again with the rungs that it had finished.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import reprlib
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,21 +19,21 @@ from typing import Any
 from ..errors import HVTError
 
 HEARTBEAT = 30
-"""Seconds between signs of life of a process."""
-SILENT = 4
-"""Heartbeats that may be missed before a trial is given to somebody else."""
+"""Seconds between heartbeats of a process."""
+MISSED = 4
+"""Heartbeats that may be missed before a trial is given to another process."""
 TRIES, PAUSE = 10, 0.2
-"""How often a study is opened while another process makes its tables, and seconds between."""
+"""How often a study is opened while another process creates its tables, and seconds between."""
 TAKEN = ("already exists", "unique constraint")
-"""What databases say of a table or a row that another process has just made."""
+"""What databases report of a table or row that another process has just created."""
 SETTINGS = "hvt"
-"""The study's attribute with what it is of."""
+"""The study's attribute with its settings."""
 IMAGES = "images"
-"""The setting that earlier studies do not have."""
+"""The setting with the identity of the data."""
 
 
 def import_optuna() -> Any:
-    """Optuna, which is an extra; quiet, for the search tells its own progress."""
+    """Optuna, which is an extra; quiet, for the search logs its own progress."""
     try:
         import optuna
     except ImportError as error:
@@ -45,21 +45,25 @@ def import_optuna() -> Any:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without Optuna's notes that heartbeats are experimental, as they have been since 2021."""
+    """Without Optuna's warnings about experimental features, as heartbeats have been since 2021."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", import_optuna().exceptions.ExperimentalWarning)
         yield
 
 
 def open_study(
-    name: str, storage: str, settings: dict[str, Any], heartbeat: int = HEARTBEAT
+    name: str,
+    storage: str,
+    settings: dict[str, Any],
+    heartbeat: int = HEARTBEAT,
+    accept_changed_data: bool = False,
 ) -> Any:
-    """Create a study, or join it; with other settings its trials would not compare: refused."""
+    """Create a study, or join it; with other settings its trials would not be comparable."""
     for left in reversed(range(TRIES)):
         try:
             study = _join(name, storage, heartbeat)
             break
-        except Exception as error:  # SQLAlchemy's, the driver's and Optuna's, which share no class
+        except Exception as error:  # SQLAlchemy's, the driver's and Optuna's share no class
             if left and any(text in str(error).lower() for text in TAKEN):
                 time.sleep(PAUSE)
                 continue
@@ -67,26 +71,31 @@ def open_study(
             raise HVTError(
                 f"the study cannot be opened in {_without_password(storage)}: {reason}"
             ) from error
-    theirs = study.user_attrs.get(SETTINGS)
-    if theirs is None:
-        study.set_user_attr(SETTINGS, json.loads(json.dumps(settings)))
-    elif differing := differences(theirs, settings):
+    ours = json.loads(json.dumps(settings))
+    stored = study.user_attrs.get(SETTINGS, ours)
+    changed = differences(stored, ours)
+    images = [text for text in changed if text.startswith(f"{IMAGES}: ")]
+    if changed and not (accept_changed_data and images == changed):
+        advice = "use the same, or another --study"
+        if images == changed:
+            advice += ", or continue all the same by --accept-changed-data"
         raise HVTError(
-            f"the study {name} was begun with other settings ({differing}): use the same, "
-            "or another --study"
+            f"the study {name} was started with other settings ({', '.join(changed)}): {advice}"
         )
+    study.set_user_attr(SETTINGS, ours)
     return study
 
 
-def differences(theirs: dict[str, Any], settings: dict[str, Any]) -> str:
-    """What another study was begun with, as far as it differs; empty where nothing does."""
-    ours = json.loads(json.dumps(settings))
-    differs = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
-    told = [f"{key} was {theirs.get(key)!r}" for key in differs if key != IMAGES]
-    if IMAGES in differs and IMAGES in theirs:
-        pair = (theirs[IMAGES], ours[IMAGES])
-        told += [f"another {key}" for key in ours[IMAGES] if pair[0].get(key) != pair[1][key]]
-    return ", ".join(told)[:300]
+def differences(stored: dict[str, Any], ours: dict[str, Any], within: str = "") -> list[str]:
+    """The settings that differ, each with its old and its new value."""
+    changed: list[str] = []
+    for key in sorted({*stored, *ours}):
+        old, new = stored.get(key), ours.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += differences(old, new, f"{key}: ")
+        elif old != new:
+            changed.append(f"{within}{key} was {reprlib.repr(old)}, now {reprlib.repr(new)}")
+    return changed
 
 
 def _join(name: str, storage: str, heartbeat: int) -> Any:
@@ -95,10 +104,10 @@ def _join(name: str, storage: str, heartbeat: int) -> Any:
         kept = optuna.storages.RDBStorage(
             storage,
             # SQLite gives up at once where another process writes, unless it may wait.
-            engine_kwargs=_engine(storage),
+            engine_kwargs={"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {},
             heartbeat_interval=heartbeat,
-            grace_period=SILENT * heartbeat,
-            heartbeat_stale_trial_callback=_queue_again,
+            grace_period=MISSED * heartbeat,
+            heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
         )
     return optuna.create_study(
         study_name=name,
@@ -110,72 +119,46 @@ def _join(name: str, storage: str, heartbeat: int) -> Any:
     )
 
 
-def _engine(storage: str) -> dict[str, Any]:
-    return {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
+def retry(study: Any, number: int) -> None:
+    """Queue an interrupted trial again, with the rungs that it had finished."""
+    with quietly():
+        again = import_optuna().storages.RetryHeartbeatStaleTrialCallback()
+        again(study, study.get_trials(deepcopy=False)[number])
 
 
 def _without_password(url: str) -> str:
-    """A storage's address as it may be printed."""
     scheme, mark, rest = url.partition("://")
     return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
-def _queue_again(study: Any, trial: Any) -> None:
-    """A trial whose process fell silent: the same parameters, and the rungs that were done."""
-    attributes = {k: v for k, v in trial.user_attrs.items() if k in ("rungs", "retries")}
-    attributes["retries"] = attributes.get("retries", 0) + 1
-    study.enqueue_trial(trial.params, user_attrs=attributes | {"again": trial.number})
-
-
-def requeue(study: Any, trial: Any) -> None:
-    """The same for a trial of this process that was interrupted."""
-    attributes = {"rungs": trial.user_attrs.get("rungs", []), "again": trial.number}
-    study.enqueue_trial(trial.params, user_attrs=attributes)
-
-
 def default_storage(folder: Path) -> str:
-    """A SQLite file in the search's folder, whose name may have what means more in a URL.
-
-    Versions of SQLAlchemy differ in whether they quote: what would not come back is refused.
-    """
-    from sqlalchemy import URL, make_url
-
+    """A SQLite file in the search's folder."""
     path = str(folder.resolve() / "study.db")
-    try:
-        address = URL.create("sqlite", database=path).render_as_string()
-    except UnicodeEncodeError:
-        address = ""
-    if not address or make_url(address).database != path or "{" in address:  # Optuna fills it in
-        raise HVTError(
-            f"the folder {folder} cannot have a database, for its name: use another --output"
-        )
-    return address
+    if set("?#%{") & set(path):  # which mean something else in a URL, or to Optuna
+        raise HVTError(f"{folder} cannot hold a database for its name: use another --output")
+    return f"sqlite:///{path}"
 
 
 def rows_of(study: Any) -> list[dict[str, Any]]:
-    """The trials that trained something, in order; those of no config within the budget are out."""
-    done = []
+    """The trials that trained something, in order; without those that failed and were retried."""
+    rows = []
     for trial in study.get_trials(deepcopy=False):
         attributes = trial.user_attrs
-        if not attributes.get("rungs") or "config" not in attributes:
-            continue
-        if trial.state.name == "FAIL":  # what it had finished is with the trial that took it up
+        if not attributes.get("rungs") or trial.state.name == "FAIL":
             continue
         epochs, top1 = attributes["rungs"][-1]
-        done.append(
+        rows.append(
             {
                 "trial": trial.number,
                 "top1": top1,
-                "gflops": attributes["gflops"],
-                "params_m": attributes["params_m"],
                 "epochs": epochs,
                 "finished": bool(attributes.get("finished")),
                 "complete": trial.state.name == "COMPLETE",
                 "rungs": attributes["rungs"],
                 "seconds": attributes.get("seconds"),
-                "again": attributes.get("again"),
+                "retry_of": trial.system_attrs.get("failed_trial"),
                 "params": dict(trial.params),
-                "config": attributes["config"],
+                **attributes["model"],
             }
         )
-    return done
+    return rows

@@ -1,4 +1,4 @@
-"""One process's part in a study: it takes trials and trains each as far as it is worth."""
+"""One process's part in a study: it takes trials and trains each as long as it is promoted."""
 
 from __future__ import annotations
 
@@ -20,53 +20,52 @@ from ..training import engine
 from ..training.interrupt import Interrupted
 from ..training.recipe import Recipe
 from ..training.watch import clock
-from .halving import Score, goes_on, reached
-from .study import import_optuna, quietly, requeue, rows_of
-from .suggest import Choices
+from .halving import RungScore, is_promoted, scores_at
+from .study import import_optuna, quietly, retry, rows_of
+from .suggest import SearchSpace
 
-MOST_EMPTY = 300
+MAX_EMPTY = 300
 """Suggestions in a row without a config within the budget, after which a search gives up."""
 PROMISING = 8
-"""The first trials of a study: those that `hvt plan`'s regression expects most of."""
+"""The first trials of a study: those with the best scores by `hvt plan`'s regression."""
 WAIT = 2.0
-"""Seconds between looks at the trials of other processes, when no new one is due."""
-
-
-def file_name(study: str) -> str:
-    """A study's name as that of a folder."""
-    return re.sub(r"[^\w.-]+", "-", study)
+"""Seconds between checks of the trials of other processes, when no new one is due."""
+GIVEN = "given"
+"""The attribute of a trial whose config was given by the user."""
 
 
 class Worker:
     """One process's part in a study."""
 
     def __init__(
-        self, recipe: Recipe, choices: Choices, study: Any, folder: Path, trials: int,
+        self, recipe: Recipe, space: SearchSpace, study: Any, folder: Path, trials: int,
         console: Console, rungs: list[float], promising: int = PROMISING,
         given: Sequence[dict[str, Any]] = (),
     ) -> None:  # fmt: skip
-        self.recipe, self.choices, self.study = recipe, choices, study
+        self.recipe, self.space, self.study = recipe, space, study
         self.folder, self.trials, self.console = folder, trials, console
         self.rungs = rungs
         self.given = given
-        self.begins_with, self.promising = promising, list[dict[str, Any]]()
+        """Configs as JSON, which are tried before all others."""
+        self.num_promising, self.promising = promising, list[dict[str, Any]]()
         self.stop_asked = False
         self.began = time.monotonic()
         self.done = self.empty = 0
 
     def work(self) -> None:
-        """Take trials until the study has enough; those of processes that died are taken up."""
+        """Take trials until the study has enough; those of dead processes are retried."""
         optuna = import_optuna()
         while True:
             with quietly():
                 optuna.storages.fail_stale_trials(self.study)
             states = [trial.state.name for trial in self.study.get_trials(deepcopy=False)]
+            self._remove_stale_folders(states)
             complete = sum(row["complete"] for row in rows_of(self.study))
             running, waiting = states.count("RUNNING"), states.count("WAITING")
             if complete >= self.trials and not waiting:
                 return
             if complete + running >= self.trials and not waiting:
-                time.sleep(WAIT)  # others are at the last ones, and may yet fail
+                time.sleep(WAIT)  # others train the last ones, and may still fail
                 continue
             if not waiting:
                 self._queue_next()
@@ -76,91 +75,94 @@ class Worker:
                 if self.stop_asked:
                     raise Interrupted("stopped between two trials")
             except optuna.exceptions.UpdateFinishedTrialError:
-                self._say("a trial of this process was given to another, which heard nothing of it")
+                self._print(
+                    "a trial of this process missed its heartbeats and was given to another"
+                )
 
     def objective(self, trial: Any) -> tuple[float, float]:
-        """Accuracy and GFLOPs of a trial, after as many rungs as it is worth."""
+        """Accuracy and GFLOPs of a trial, after its last rung."""
         self.study.sampler = self._sampler(trial.number)
-        config = self.choices.suggest(trial)
-        if config is None:  # nothing to train, so it does not count
+        given = trial.user_attrs.get(GIVEN)
+        config = HVTConfig.from_dict(given) if given else self.space.suggest(trial)
+        if config is None:
             self.empty += 1
-            if self.empty > MOST_EMPTY:
+            if self.empty > MAX_EMPTY:
                 raise HVTError(
-                    f"{MOST_EMPTY} trials in a row have no config within "
-                    f"gflops={self.choices.gflops:g}: raise it, or fix fewer fields"
+                    f"{MAX_EMPTY} trials in a row have no config within "
+                    f"gflops={self.space.gflops:g}: raise it, or fix fewer fields"
                 )
-            return 0.0, self.choices.gflops
+            raise import_optuna().TrialPruned
         self.empty = 0
         price = cost(config)
-        trial.set_user_attr("config", config.to_dict())
-        trial.set_user_attr("gflops", price.gflops)
-        trial.set_user_attr("params_m", price.params_m)
-        own = trial.user_attrs.get("rungs", [])  # of one that is taken up, and was to go on
-        # The same config trained again would come to the same end.
-        alike = [row["rungs"] for row in rows_of(self.study) if _has(row, config)]
-        scores = [tuple(pair) for pair in max([own, *alike], key=len)]
-        going = len(scores) == len(own) or self._goes_on(config, scores)
+        model = {"gflops": price.gflops, "params_m": price.params_m, "config": config.to_dict()}
+        trial.set_user_attr("model", model)
+        own = trial.user_attrs.get("rungs", [])  # of a retry, which was promoted from the last
+        # Training the same config again would give the same result.
+        same = [row["rungs"] for row in rows_of(self.study) if _has(row, config)]
+        scores = [tuple(pair) for pair in max([own, *same], key=len)]
+        promoted = len(scores) == len(own) or self._is_promoted(config, scores)
         trial.set_user_attr("rungs", scores)
         began = time.monotonic()
-        while going and len(scores) < len(self.rungs):
+        while promoted and len(scores) < len(self.rungs):
             rung = len(scores)
             try:
                 top1 = self._train(config, trial.number, rung)
             except (Interrupted, KeyboardInterrupt):
-                requeue(self.study, trial)
+                retry(self.study, trial.number)
                 raise
             scores.append((self.rungs[rung], top1))
             trial.set_user_attr("rungs", scores)
-            going = rung + 1 < len(self.rungs) and self._goes_on(config, scores)
-            if going and self.stop_asked:
-                requeue(self.study, trial)
+            promoted = rung + 1 < len(self.rungs) and self._is_promoted(config, scores)
+            if promoted and self.stop_asked:
+                retry(self.study, trial.number)
                 raise Interrupted("stopped between two rungs of a trial")
         trial.set_user_attr("finished", len(scores) == len(self.rungs))
         trial.set_user_attr("seconds", time.monotonic() - began)
-        self._tell(trial, config, price.gflops, scores)
+        self._report(trial.number, config, scores)
         return float(scores[-1][1]), price.gflops
 
-    def _goes_on(self, config: HVTConfig, scores: Sequence[tuple[float, float]]) -> bool:
-        """Whether a config is worth the rung after its last; other trials of it do not count."""
+    def _is_promoted(self, config: HVTConfig, scores: Sequence[tuple[float, float]]) -> bool:
+        """Whether a config is promoted from its last rung; other trials of it do not count."""
         others = [row for row in rows_of(self.study) if not _has(row, config)]
-        score = Score(cost(config).gflops, scores[-1][1])
-        return goes_on(score, reached(others, len(scores) - 1))
+        score = RungScore(cost(config).gflops, scores[-1][1])
+        return is_promoted(score, scores_at(others, len(scores) - 1))
 
     def _queue_next(self) -> None:
-        """Queue the next of the trials that are to be first: what was given, what is promising."""
-        taken = self.study.user_attrs.get("given", [])
-        if new := [params for params in self.given if params not in taken]:
-            self.study.set_user_attr("given", [*taken, new[0]])
-            self.study.enqueue_trial(new[0])
+        """Queue the next of the trials that come first: those given, then promising ones."""
+        trials = self.study.get_trials(deepcopy=False)
+        tried = [trial.user_attrs.get(GIVEN) for trial in trials]
+        if untried := [config for config in self.given if config not in tried]:
+            self.study.enqueue_trial({}, user_attrs={GIVEN: untried[0]})
             return
         queued = self.study.user_attrs.get("promising", 0)
-        if queued >= self.begins_with:
+        if queued >= self.num_promising:
             return
         self.study.set_user_attr("promising", queued + 1)
-        self.promising = self.promising or self.choices.promising(
-            self.begins_with, self.recipe.seed
+        self.promising = self.promising or self.space.promising(
+            self.num_promising, self.recipe.seed
         )
         if queued < len(self.promising):
             self.study.enqueue_trial(self.promising[queued])
 
     def _sampler(self, number: int) -> Any:
-        """What suggests a trial, seeded by its place among those that did not fail.
+        """The sampler of a trial, seeded by its place among those that did not fail.
 
-        So no two processes suggest alike, and a study that was stopped goes on as if it had not
-        been: the trial that was cut short has failed, and another stands in for it.
+        So no two processes suggest the same, and a study that was stopped continues as if it had
+        not been: its interrupted trial failed, and a retry takes its place.
         """
         trials = self.study.get_trials(deepcopy=False)
         place = sum(one.number < number and one.state.name != "FAIL" for one in trials)
         return import_optuna().samplers.TPESampler(
             seed=(self.recipe.seed + place) % 2**32,  # numpy's bound
             n_startup_trials=max(5, self.trials // 4),
-            constant_liar=True,  # the trials of other processes count as what they may become
+            constant_liar=True,  # takes running trials of other processes into account
         )
 
+    # ── training ────────────────────────────────────────────────────────────────────────────────
+
     def _train(self, config: HVTConfig, number: int, rung: int) -> float:
-        """Top-1 on the images held out; 0 where the loss was not finite."""
-        name = f"{file_name(self.study.study_name)}-{number:04d}-rung{rung}"
-        run = self.folder / "trials" / name
+        """Top-1 on the held-out images; 0 where the loss was not finite."""
+        run = self.folder / "trials" / f"{number:04d}-rung{rung}"
         shutil.rmtree(run, ignore_errors=True)
         model = "deit_s" if config.class_token else "hvt_s_0"
         overrides = {field: getattr(config, field) for field in FIELDS if field != "num_classes"}
@@ -177,35 +179,50 @@ class Worker:
                 raise
             return 0.0
         finally:
-            shutil.rmtree(run, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another process has a trial in it
-                run.parent.rmdir()
+            self._remove(run)
 
-    # ── what is said ────────────────────────────────────────────────────────────────────────────
+    def _remove_stale_folders(self, states: Sequence[str]) -> None:
+        """Remove the folders of trials whose process was killed."""
+        for run in (self.folder / "trials").glob("*-rung*"):
+            number = int(run.name.partition("-")[0])
+            if number >= len(states) or states[number] != "RUNNING":
+                self._remove(run)
 
-    def _tell(self, trial: Any, config: HVTConfig, gflops: float, scores: list[Any]) -> None:
+    @staticmethod
+    def _remove(run: Path) -> None:
+        shutil.rmtree(run, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process has a trial in it
+            run.parent.rmdir()
+
+    # ── progress ────────────────────────────────────────────────────────────────────────────────
+
+    def _report(self, number: int, config: HVTConfig, scores: list[Any]) -> None:
         self.done += 1
         rows = rows_of(self.study)
         complete = sum(row["complete"] for row in rows) + 1  # this one is about to be
-        per_trial = (time.monotonic() - self.began) / self.done
-        left = max(0, self.trials - complete) * per_trial
-        whole = [row["top1"] for row in rows if row["finished"]]
-        ended = " → ".join(f"{top1:.1f} % after {epochs:g}" for epochs, top1 in scores)
-        again = trial.user_attrs.get("again")
-        self._say(
-            f"{complete}/{self.trials}  trial {trial.number}"
-            + (f" (taken up from {again})" if again is not None else "")
-            + f": {gflops:.3g} GFLOPs, width {config.width}, {config.depth} blocks, "
-            f"{config.image[0]} px, tokens {arrow(list(config.tokens))}: {ended}"
+        seconds = (time.monotonic() - self.began) / self.done * max(0, self.trials - complete)
+        finished = [row["top1"] for row in rows if row["finished"]]
+        results = " → ".join(f"{top1:.1f} % after {epochs:g}" for epochs, top1 in scores)
+        retry_of = next(row["retry_of"] for row in rows if row["trial"] == number)
+        self._print(
+            f"{complete}/{self.trials}  trial {number}"
+            + (f" (retry of {retry_of})" if retry_of is not None else "")
+            + f": {cost(config).gflops:.3g} GFLOPs, width {config.width}, {config.depth} blocks, "
+            f"{config.image[0]} px, tokens {arrow(list(config.tokens))}: {results}"
             + ("" if len(scores) == len(self.rungs) else ", stopped")
-            + (f"; best {max(whole):.1f} %" if whole else "")
-            + (f"; about {clock(left)} left" if left else "")
+            + (f"; best {max(finished):.1f} %" if finished else "")
+            + (f"; about {clock(seconds)} left" if seconds else "")
         )
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
+def folder_name(study: str) -> str:
+    """A study's name as that of a folder."""
+    return re.sub(r"[^\w.-]+", "-", study)
+
+
 def _has(row: dict[str, Any], config: HVTConfig) -> bool:
-    """Whether a stored trial is of a config; JSON has lists where there were tuples."""
+    """Whether a stored trial is of a config; JSON has lists instead of tuples."""
     return HVTConfig.from_dict(row["config"]) == config
