@@ -1,6 +1,5 @@
-"""`.pt2` archives: weights and description are read in bounded memory, nothing is unpickled."""
+"""`.pt2` archives: weights and description are read, nothing is unpickled."""
 
-import copy
 import json
 import zipfile
 from collections.abc import Callable
@@ -9,27 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from bounds import bounded
 
 import hvt
 from hvt import HVT, CheckpointError, HVTConfig
 from hvt.checkpoint.description import describe
 
 CONFIG = HVTConfig(img_size=8, patch_size=4, num_heads=1, head_dim=8, depth=1, num_classes=3)
-Splits = dict[str, bytes]
+Parts = dict[str, bytes]
 Index = dict[str, Any]
 
 
 def written(
     path: Path,
-    change: Callable[[Index, Splits], None] = lambda index, parts: None,
+    change: Callable[[Index, Parts], None] = lambda index, parts: None,
     method: int = zipfile.ZIP_STORED,
-    twice: bool = False,
 ) -> HVT:
     """The parts of an exported program that are read: the weights, their index, the description."""
     model = HVT(CONFIG).eval()
     index: Index = {}
-    parts: Splits = {"archive_format": b"pt2", "extra/hvt.json": describe(model).encode()}
+    parts: Parts = {"archive_format": b"pt2", "extra/hvt.json": describe(model).encode()}
     for number, (name, tensor) in enumerate(model.state_dict().items()):
         sizes, strides = (
             [{"as_int": n} for n in numbers] for numbers in (tensor.shape, tensor.stride())
@@ -45,11 +42,6 @@ def written(
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, part in parts.items():
             archive.writestr(f"model/{name}", part)
-        if twice:
-            for entry in list(archive.filelist):
-                again = copy.copy(entry)
-                again.filename += "+"
-                archive.filelist.append(again)
     return model
 
 
@@ -58,21 +50,20 @@ def test_the_unchanged_archive_loads(tmp_path: Path) -> None:
     assert torch.equal(hvt.load(tmp_path / "m.pt2")(images), model(images))
 
 
-def sizes(*values: Any) -> Callable[[Index, Splits], None]:
-    def change(index: Index, parts: Splits) -> None:
-        index["norm.weight"]["tensor_meta"]["sizes"] = [{"as_int": value} for value in values]
-
-    return change
+def pickled(index: Index, parts: Parts) -> None:
+    index["norm.weight"]["use_pickle"] = True
 
 
-def shared(index: Index, parts: Splits) -> None:
-    """One weight under 2,500 names."""
-    for block in range(2500):
-        index[f"blocks.{block}.mlp.fc1.weight"] = index["blocks.0.mlp.fc1.weight"]
+def short(index: Index, parts: Parts) -> None:
+    index["norm.weight"]["tensor_meta"]["sizes"] = [{"as_int": 10**10}]
 
 
-def described(**values: Any) -> Callable[[Index, Splits], None]:
-    def change(index: Index, parts: Splits) -> None:
+def unnamed(index: Index, parts: Parts) -> None:
+    del index["norm.weight"]["path_name"]
+
+
+def described(**values: Any) -> Callable[[Index, Parts], None]:
+    def change(index: Index, parts: Parts) -> None:
         content = json.loads(parts["extra/hvt.json"])
         content["preprocessing"] |= values
         parts["extra/hvt.json"] = json.dumps(content).encode()
@@ -80,7 +71,7 @@ def described(**values: Any) -> Callable[[Index, Splits], None]:
     return change
 
 
-def not_a_number(index: Index, parts: Splits) -> None:
+def not_a_number(index: Index, parts: Parts) -> None:
     entry = f"data/weights/{index['norm.weight']['path_name']}"
     parts[entry] = parts[entry][:-4] + b"\x00\x00\xc0\x7f"
 
@@ -88,33 +79,25 @@ def not_a_number(index: Index, parts: Splits) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (shared, "a weight has two names"),
-        (sizes("text", 10**10), "a weight has no usable shape"),
-        (sizes([0], 10**10), "a weight has no usable shape"),
-        (sizes(*[1] * 100_000), "a weight has no usable shape"),
-        (sizes(10**10), "not stored as plain float32"),
+        (pickled, "not stored as plain float32"),
+        (short, "is damaged or cut short"),
+        (unnamed, "is damaged or cut short"),
         (described(crop_pct=0.001), "crop_pct=0.001 must be"),
         (described(mean="grey"), "mean='grey' must be"),
         (not_a_number, "norm.weight with NaN"),
     ],
 )
-def test_a_hostile_archive_is_refused_at_little_cost(
-    tmp_path: Path, change: Callable[[Index, Splits], None], words: str
+def test_an_archive_that_is_not_ours_is_named(
+    tmp_path: Path, change: Callable[[Index, Parts], None], words: str
 ) -> None:
     written(tmp_path / "m.pt2", change)
-    with bounded(), pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         hvt.load(tmp_path / "m.pt2")
     assert words in str(caught.value)
     assert "m.pt2" in str(caught.value)
 
 
-def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
+def test_a_compressed_archive_is_not_opened(tmp_path: Path) -> None:
     written(tmp_path / "m.pt2", method=zipfile.ZIP_DEFLATED)
     with pytest.raises(CheckpointError, match=r"m\.pt2 is not opened: its entries are compressed"):
-        hvt.load(tmp_path / "m.pt2")
-
-
-def test_an_archive_that_names_its_bytes_twice_is_refused(tmp_path: Path) -> None:
-    written(tmp_path / "m.pt2", twice=True)
-    with pytest.raises(CheckpointError, match=r"m\.pt2 is not opened: its entries are larger"):
         hvt.load(tmp_path / "m.pt2")

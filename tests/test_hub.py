@@ -187,7 +187,7 @@ def test_our_model_that_timm_saved_without_its_arguments_is_refused(
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architecture": "hvt_ti_2"}))
-    with pytest.raises(CheckpointError, match="holds no hvt_ti_2 with the model_args of config"):
+    with pytest.raises(CheckpointError, match="does not fit the architecture and model_args"):
         hvt.load(tmp_path)
 
 
@@ -207,20 +207,6 @@ def test_our_directory_has_the_keys_of_timms(tmp_path: Path, model: HVT) -> None
     assert ours["num_classes"] == theirs["num_classes"] == 3
     assert "num_classes" not in ours["model_args"]
     assert "label_names" not in ours["pretrained_cfg"]
-
-
-def test_a_directory_of_an_earlier_version(tmp_path: Path, model: HVT, images: Tensor) -> None:
-    """It had the number of classes in model_args and their names in pretrained_cfg."""
-    folder = tmp_path / "mine"
-    model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["model_args"]["num_classes"] = config["num_classes"]
-    config["pretrained_cfg"]["label_names"] = config.pop("label_names")
-    (folder / "config.json").write_text(json.dumps(config))
-    assert_same(hvt.load(folder), model, images)
-    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    assert torch.equal(theirs(images), model(images))
-    assert theirs.class_names == model.class_names
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -542,4 +528,4 @@ def test_the_card_has_the_licence_of_the_origin_alone(tmp_path: Path) -> None:
     assert "license:" not in (tmp_path / "own/README.md").read_text()
     model.pretrained_cfg["origin"] = {"source": "a stranger's", "license": "cc-by-nc-4.0"}
     model.save_pretrained(tmp_path / "theirs")
-    assert 'license: "cc-by-nc-4.0"' in (tmp_path / "theirs/README.md").read_text()
+    assert "license: cc-by-nc-4.0" in (tmp_path / "theirs/README.md").read_text()

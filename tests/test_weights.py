@@ -1,9 +1,7 @@
-"""Our own files: whole, exact, resizable; every bad one refused by one sentence."""
+"""Our own files: exact, atomic, resizable; every bad one is one clear error."""
 
 import copy
 import json
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,9 @@ from torch import Tensor
 
 import hvt
 from hvt import HVT, CheckpointError, HVTConfig, HVTError
-from hvt.checkpoint.description import FORMAT
-from hvt.checkpoint.save_load import MAX_TENSORS, load_into, parameter_shapes, read
+from hvt.checkpoint.description import FORMAT_VERSION
+from hvt.checkpoint.fitting import parameter_shapes
+from hvt.checkpoint.save_load import load_into, read
 
 TINY = HVTConfig(
     img_size=16, patch_size=4, num_heads=2, head_dim=4, depth=2, stages=1, num_classes=3
@@ -105,20 +104,9 @@ def test_a_weight_beyond_float16_is_not_written_as_infinite(tmp_path: Path) -> N
     model.head.weight.data[0, 0] = 1e5
     with pytest.raises(HVTError, match=r"head\.weight has the value 100000, beyond torch.float16"):
         hvt.save(model, path, dtype=torch.float16)
-    with pytest.raises(HVTError, match=r"dtype=torch.int8 must be one of torch.float32, "):
+    with pytest.raises(HVTError, match=r"dtype=torch.int8 must be one of float32, "):
         hvt.save(model, path, dtype=torch.int8)
     assert path.read_bytes() == before
-
-
-def test_an_unknown_precision_of_the_model_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    hvt.save(tiny(), path, dtype=torch.float16)
-    content = path.read_bytes()
-    assert b'"dtype":"float32"' in content
-    content = content.replace(b'"dtype":"float32"', b'"dtype":"float99"')
-    path.write_bytes(content.replace(b'"crc32"', b'"other"'))
-    with pytest.raises(hvt.CheckpointError, match="of a model in 'float99', which is none of"):
-        hvt.load(path)
 
 
 def test_a_model_in_training_is_saved_as_it_is(tmp_path: Path) -> None:
@@ -146,31 +134,22 @@ def test_class_names_and_preprocessing_travel(tmp_path: Path) -> None:
         assert {key: model.pretrained_cfg[key] for key in preprocessing} == preprocessing
 
 
-def test_without_names_there_are_none(tmp_path: Path) -> None:
-    hvt.save(tiny(), tmp_path / "m.safetensors")
-    assert hvt.load(tmp_path / "m.safetensors").class_names is None
-
-
-def test_preprocessing_of_no_known_name_is_refused(tmp_path: Path) -> None:
+def test_names_and_preprocessing_must_fit(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
     with pytest.raises(HVTError, match="unknown preprocessing 'crop_ptc': did you mean crop_pct"):
-        hvt.save(tiny(), tmp_path / "a.safetensors", preprocessing={"crop_ptc": 1.0})
+        hvt.save(tiny(), path, preprocessing={"crop_ptc": 1.0})
+    with pytest.raises(HVTError, match="2 class names do not fit 3 classes"):
+        hvt.save(tiny(), path, ["a", "b"])
     assert names_in(tmp_path) == []
+    hvt.save(tiny(), path)
+    assert hvt.load(path).class_names is None
+    hvt.save(tiny(), path, ["a", "b", "c"])
+    assert hvt.load(path, num_classes=4).class_names is None
 
 
-def test_an_empty_name_is_no_checkpoint() -> None:
+def test_an_empty_name_is_not_a_checkpoint() -> None:
     with pytest.raises(CheckpointError, match="the checkpoint's name is empty"):
         hvt.Predictor("")
-
-
-def test_names_must_fit_the_classes(tmp_path: Path) -> None:
-    with pytest.raises(HVTError, match="2 class names do not fit 3 classes"):
-        hvt.save(tiny(), tmp_path / "m.safetensors", ["a", "b"])
-    assert names_in(tmp_path) == []
-
-
-def test_names_do_not_outlive_their_classes(tmp_path: Path) -> None:
-    hvt.save(tiny(), tmp_path / "m.safetensors", ["a", "b", "c"])
-    assert hvt.load(tmp_path / "m.safetensors", num_classes=4).class_names is None
 
 
 def test_metadata_has_the_config(tmp_path: Path) -> None:
@@ -179,7 +158,8 @@ def test_metadata_has_the_config(tmp_path: Path) -> None:
         metadata = file.metadata()
     assert metadata["format"] == "pt"  # what other readers of safetensors look for
     described = json.loads(metadata["hvt"])
-    assert described["format"] == FORMAT
+    assert described["format_version"] == FORMAT_VERSION
+    assert described["dtype"] == "float32"
     assert HVTConfig.from_dict(described["config"]) == TINY.replace(pool_after=(1,))
 
 
@@ -218,36 +198,20 @@ def test_saving_replaces_the_old_file_and_leaves_nothing_else(tmp_path: Path) ->
     assert names_in(tmp_path) == ["m.safetensors"]
 
 
-def assert_a_large_model_does_not_fit(folder: Path) -> None:
-    path, small = folder / "m.safetensors", tiny()
-    hvt.save(small, path)
-    with pytest.raises(HVTError, match=r"cannot write .*m\.safetensors"):
-        hvt.save(tiny(head_dim=64), path)
-    assert names_in(folder) == ["m.safetensors"]
-    assert_same_weights(small, hvt.load(path))
-
-
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no disk can be mounted here")
-    try:
-        assert_a_large_model_does_not_fit(disk)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
-    # What `ulimit -f` sets; unlike mounting, any user may do that.
+    # What `ulimit -f` sets; unlike mounting a small disk, any user may do that.
     resource = pytest.importorskip("resource", reason="file size limits are POSIX's")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path, small = tmp_path / "m.safetensors", tiny()
+    hvt.save(small, path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (256_000, hard))
     try:
-        assert_a_large_model_does_not_fit(tmp_path)
+        with pytest.raises(HVTError, match=r"cannot write .*m\.safetensors"):
+            hvt.save(tiny(head_dim=64), path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names_in(tmp_path) == ["m.safetensors"]
+    assert_same_weights(small, hvt.load(path))
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
@@ -419,15 +383,11 @@ def test_the_shapes_to_expect_are_those_of_the_model(fields: dict[str, Any]) -> 
 
 def written(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """One of our files whose description was changed."""
-    model = tiny()
-    described: dict[str, Any] = {
-        "format": FORMAT,
-        "config": model.config.to_dict(),
-        "class_names": None,
-        "preprocessing": {},
-    }
+    hvt.save(tiny(), path)
+    metadata = description(path)
+    described = json.loads(metadata["hvt"])
     change(described)
-    save_file(model.state_dict(), path, metadata={"hvt": json.dumps(described)})
+    save_file(load_file(path), path, metadata=metadata | {"hvt": json.dumps(described)})
     return path
 
 
@@ -441,77 +401,53 @@ def test_the_unchanged_description_loads(tmp_path: Path) -> None:
     hvt.load(written(tmp_path / "m.safetensors", lambda described: None))
 
 
+def config(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda described: described["config"].update(fields)
+
+
+UNUSABLE = "does not describe a usable model"
 DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "newer format": (lambda d: d.update(format=FORMAT + 1), "newer hvt"),
-    "format of text": (lambda d: d.update(format="1"), "does not describe a usable model"),
-    "no format": (lambda d: d.pop("format"), "does not describe a usable model"),
-    "no config": (lambda d: d.pop("config"), "does not describe a usable model"),
-    "config of another kind": (lambda d: d.update(config=[1]), "does not describe a usable model"),
-    "no depth": (lambda d: d["config"].pop("depth"), "does not describe a usable model"),
-    "unknown field": (lambda d: d["config"].update(speed=9), "unknown override 'speed'"),
-    "impossible field": (lambda d: d["config"].update(patch_size=5), "patch_size=5"),
-    "field of text": (lambda d: d["config"].update(num_heads="2"), "num_heads='2'"),
-    "endless field": (lambda d: d["config"].update(mlp_ratio=float("inf")), "mlp_ratio=inf"),
-    "endless depth": (lambda d: d["config"].update(depth=10**12), "blocks but holds 2"),
-    "depth of text": (lambda d: d["config"].update(depth="2"), "blocks but holds 2"),
-    "large width": (lambda d: d["config"].update(num_heads=10**4), "another shape of"),
-    "vast width": (
-        lambda d: d["config"].update(num_heads=10**12),
-        "num_heads × head_dim must be at most 100000",
-    ),
-    "more classes": (lambda d: d["config"].update(num_classes=9), "another shape of head.weight"),
-    "vast classes": (
-        lambda d: d["config"].update(num_classes=10**30),
-        "num_classes=… must be a whole number",
-    ),
-    "large MLP": (lambda d: d["config"].update(mlp_ratio=1e4), "another shape of"),
-    "vast MLP": (
-        lambda d: d["config"].update(mlp_ratio=1e300),
-        "mlp_ratio=1e+300 must be a number above 0 and at most 10000",
-    ),
-    "large image": (lambda d: d["config"].update(img_size=400), "another shape of pos_embed"),
-    "vast image": (lambda d: d["config"].update(img_size=4 * 10**6), "is above 1 GB"),
-    "vast strip": (lambda d: d["config"].update(img_size=(4, 4 * 10**6)), "4000000 pixels, above"),
-    "vast channels": (lambda d: d["config"].update(in_chans=10**9), "is above 1 GB"),
-    "vast window": (
-        lambda d: d["config"].update(pool_kernel=10**9, pool_dims=2),
-        "pool_kernel=1000000000 must be a whole number from 1 to 10000",
-    ),
-    "names of another kind": (lambda d: d.update(class_names=7), "class names"),
-    "names of numbers": (lambda d: d.update(class_names=[1, 2, 3]), "class names"),
-    "names by number": (lambda d: d.update(class_names={"0": "a"}), "class names"),
+    "newer format": (lambda d: d.update(format_version=FORMAT_VERSION + 1), "newer hvt"),
+    "no format": (lambda d: d.pop("format_version"), UNUSABLE),
+    "no config": (lambda d: d.pop("config"), UNUSABLE),
+    "config of another kind": (lambda d: d.update(config=[1]), UNUSABLE),
+    "unknown field": (config(speed=9), "unknown override 'speed'"),
+    "impossible field": (config(patch_size=5), "patch_size=5"),
+    "field of text": (config(num_heads="2"), "num_heads='2'"),
+    "endless field": (config(mlp_ratio=float("inf")), "mlp_ratio=inf"),
+    "more blocks": (config(depth=4), "it lacks blocks.2"),
+    "endless depth": (config(depth=10**12), "depth=1000000000000 must be a whole number"),
+    "large width": (config(num_heads=10**4), "another shape of"),
+    "vast width": (config(num_heads=10**12), "num_heads × head_dim must be at most 100000"),
+    "more classes": (config(num_classes=9), "another shape of head.weight"),
+    "vast classes": (config(num_classes=10**9), "num_classes must be at most"),
+    "vast MLP": (config(mlp_ratio=1e300), "mlp_ratio=1e+300 must be a number"),
+    "large image": (config(img_size=400), "another shape of pos_embed"),
+    "vast image": (config(img_size=4 * 10**6), "in_chans × img_size must be at most"),
+    "vast strip": (config(img_size=(4, 4 * 10**6)), "img_size / crop_pct must be at most 16384"),
+    "names of numbers": (lambda d: d.update(class_names=[1, 2, 3]), "class names must be a list"),
+    "names by number": (lambda d: d.update(class_names={"0": "a"}), "class names must be a list"),
     "too few names": (lambda d: d.update(class_names=["a", "b"]), "2 class names do not fit 3"),
     "giant text": (lambda d: d.update(extra="x" * 9 * 2**20), "more than any description"),
-    "preprocessing of another kind": (
-        lambda d: d.update(preprocessing=3),
-        "not describe a usable model",
-    ),
+    "preprocessing of another kind": (lambda d: d.update(preprocessing=3), UNUSABLE),
+    "unknown precision": (lambda d: d.update(dtype="float99"), "dtype='float99' is unknown"),
+    "origin of another kind": (lambda d: d.update(origin={"a": 1}), "origin must be texts"),
 }
 
 
 NAN, INFINITE = float("nan"), float("inf")
 PREPROCESSING: list[tuple[str, Any, str]] = [
     ("crop_pct", 0.001, "crop_pct=0.001 must be a number from 0.1 to 2"),
-    ("crop_pct", 0, "crop_pct=0 must be"),
-    ("crop_pct", -1.0, "crop_pct=-1.0 must be"),
-    ("crop_pct", 10**40, "must be a number from 0.1 to 2"),
     ("crop_pct", NAN, "crop_pct=nan must be"),
     ("crop_pct", "0.9", "crop_pct='0.9' must be"),
-    ("crop_pct", None, "crop_pct=None must be"),
     ("crop_pct", True, "crop_pct=True must be"),
     ("mean", "grey", "mean='grey' must be 1 or 3 numbers"),
     ("mean", ["0.5", 0.5, 0.5], "mean=['0.5', 0.5, 0.5] must be numbers from -1000 to 1000"),
-    ("mean", [NAN] * 3, "mean=[nan, nan, nan] must be numbers"),
     ("mean", [1e300] * 3, "must be numbers from -1000 to 1000"),
     ("mean", [0.5, 0.5], "mean=[0.5, 0.5] must be 1 or 3 numbers"),
-    ("mean", [], "mean=[] must be 1 or 3 numbers"),
-    ("mean", 0.5, "mean=0.5 must be 1 or 3 numbers"),
     ("std", [0, 0, 0], "std=[0, 0, 0] must be numbers from 1e-05 to 1000"),
-    ("std", [0.2, 0.2, -0.2], "must be numbers from 1e-05 to 1000"),
     ("std", [INFINITE] * 3, "std=[inf, inf, inf] must be numbers"),
-    ("std", {"r": 1}, "std={'r': 1} must be 1 or 3 numbers"),
     ("interpolation", "bicubik", "interpolation='bicubik' is unknown: did you mean bicubic"),
-    ("interpolation", 3, "interpolation=3 is unknown"),
     ("interpolation", ["bicubic"], "interpolation=['bicubic'] is unknown"),
     ("crop_mode", "centre", "crop_mode='centre' is unknown: did you mean center"),
 ]
@@ -553,7 +489,7 @@ def test_a_wrong_description_is_one_clear_error(tmp_path: Path, case: str) -> No
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "", "null", "[" * 100_000, '"config"'])
+@pytest.mark.parametrize("text", ["{", "null", "[" * 100_000])
 def test_corrupt_metadata_is_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.safetensors"
     save_file(tiny().state_dict(), path, metadata={"hvt": text})
@@ -600,27 +536,13 @@ def test_weights_that_are_no_numbers_are_named(
         use(tmp_path / "m")
 
 
-@pytest.mark.parametrize("write", [hvt.save, pth])
-def test_float8_weights_are_named(tmp_path: Path, write: Callable[[HVT, Path], None]) -> None:
-    write(tiny(head_dim=64).to(torch.float8_e4m3fn), tmp_path / "m")
+def test_float8_weights_are_named(tmp_path: Path) -> None:
+    model = tiny(head_dim=64).to(torch.float8_e4m3fn)
+    with pytest.raises(HVTError, match=r"dtype=torch\.float8_e4m3fn must be one of float32"):
+        hvt.save(model, tmp_path / "m")
+    pth(model, tmp_path / "m")
     with pytest.raises(CheckpointError, match=r"m holds .* as torch\.float8_e4m3fn, not as"):
         hvt.load(tmp_path / "m")
-
-
-def test_a_header_of_too_many_tensors_is_refused(tmp_path: Path) -> None:
-    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    header = json.dumps({f"{n:x}": entry for n in range(MAX_TENSORS + 1)}).encode()
-    (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(CheckpointError, match="names 100001 tensors, more than any model has"):
-        hvt.load(tmp_path / "m")
-
-
-def test_a_block_number_of_many_digits_is_refused(tmp_path: Path) -> None:
-    tensors = tiny().state_dict() | {f"blocks.{'9' * 5000}.x": torch.zeros(1)}
-    with safe_open(written(tmp_path / "m", lambda d: None), "pt") as file:
-        save_file(tensors, tmp_path / "m2", metadata=file.metadata())
-    with pytest.raises(CheckpointError, match=r"m2 is incomplete .* it has blocks\.999"):
-        hvt.load(tmp_path / "m2")
 
 
 def resnet() -> dict[str, Tensor]:
@@ -636,9 +558,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: p.write_bytes(bytes(torch.randint(256, (5000,)).tolist())),
         "neither a safetensors nor a PyTorch file",
     ),
-    "text": (lambda p: p.write_text("these are not weights\n"), "neither a safetensors nor"),
     "empty": (lambda p: p.write_bytes(b""), "neither a safetensors nor a PyTorch file"),
-    "JSON": (lambda p: p.write_text('{"a": {"b": {"c": {}}}}'), "neither a safetensors nor"),
     "text that looks like ours": (lambda p: p.write_text("weights {}"), "damaged"),
     "ONNX": (
         lambda p: p.write_bytes(b"\x08\x08\x12\x07pytorch\x1a\x052.6.0:" + b"\0" * 500),
@@ -694,13 +614,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "legacy"])
-@pytest.mark.parametrize("share", [0.0001, 0.001, 0.01, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.9])
 def test_a_truncated_file_is_one_clear_error(
-    tmp_path: Path, whole: dict[str, bytes], kind: str, share: float
+    tmp_path: Path, whole: dict[str, bytes], kind: str, fraction: float
 ) -> None:
     path = tmp_path / "cut"
     content = whole[kind]
-    for length in {int(len(content) * share), 9, len(content) - 1}:
+    for length in {int(len(content) * fraction), 9, len(content) - 1}:
         path.write_bytes(content[:length])
         with pytest.raises(CheckpointError, match="cut") as caught:
             hvt.load(path)

@@ -14,6 +14,10 @@ class CheckpointError(HVTError):
     """A weights file that cannot be read, is not ours to read, or does not fit."""
 
 
+class UnsafeCheckpointError(CheckpointError):
+    """A file that is not opened because of what it holds: it may be whole, and is not trusted."""
+
+
 MOST_NAMES = 100
 """Names that a sentence can list; of more, those of timm for one, only the nearest are."""
 

@@ -1,4 +1,4 @@
-"""`torch.export` archives (`.pt2`) read as checkpoints: their tensors alone, nothing unpickled.
+"""`torch.export` archives (`.pt2`) read as checkpoints: only their tensors, nothing unpickled.
 
 `torch.export.load` unpickles parts of an archive and evaluates expressions of its graph, so whoever
 wrote the file can run code. What `hvt export` writes also holds the weights as plain bytes, as all
@@ -7,7 +7,8 @@ archives do since torch 2.9, and our description of the model; these are all tha
 
 from __future__ import annotations
 
-import math
+import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .container import BAD_ZIP, StoredZip
-from .description import NOT_AS_EXPECTED, read_json, shown
-from .pickles import MAX_DIMS
+from .description import shown
+from .pth import check_zip
 
 DESCRIPTION = "hvt.json"
 WEIGHTS, INDEX = "data/weights", "model_weights_config.json"
@@ -26,45 +26,43 @@ WEIGHTS, INDEX = "data/weights", "model_weights_config.json"
 def is_archive(path: Path) -> bool:
     """Whether a zip file says that it is an archive of `torch.export`."""
     try:
-        file = StoredZip(path)
-        return "archive_format" in file and file.read("archive_format").strip() == b"pt2"
-    except (*NOT_AS_EXPECTED, *BAD_ZIP):
+        with zipfile.ZipFile(path) as file:
+            return any(name.endswith("/archive_format") for name in file.namelist())
+    except Exception:  # zipfile raises errors of many kinds for a damaged directory
         return False
 
 
 def read_archive(path: Path) -> tuple[dict[str, Tensor], str]:
     """The tensors of one of our archives by name, and its description."""
     try:
-        file = StoredZip(path)
-        if f"extra/{DESCRIPTION}" not in file or f"{WEIGHTS}/{INDEX}" not in file:
-            raise CheckpointError(
-                f"{path} is not a torch.export program of hvt export and torch 2.9 or later: no "
-                "other can be read, as its weights are pickled"
-            )
-        entries = read_json(file.read(f"{WEIGHTS}/{INDEX}"))["config"]
-        paths = [entry["path_name"] for entry in entries.values()]
-        if len(set(paths)) < len(paths):
-            raise ValueError("a weight has two names")
-        tensors = {
-            name: _tensor(file.read(f"{WEIGHTS}/{entry['path_name']}"), entry)
-            for name, entry in entries.items()
-        }
-        return tensors, file.read(f"extra/{DESCRIPTION}").decode()
+        check_zip(path)
+        with zipfile.ZipFile(path) as file:
+            names = file.namelist()
+            root = names[0].partition("/")[0]  # the writer's choice
+            index, description = f"{root}/{WEIGHTS}/{INDEX}", f"{root}/extra/{DESCRIPTION}"
+            if index not in names or description not in names:
+                raise CheckpointError(
+                    f"{path} is not a torch.export program of hvt export and torch 2.9 or later: "
+                    "no other can be read, as its weights are pickled"
+                )
+            tensors = {
+                name: _tensor(file.read(f"{root}/{WEIGHTS}/{entry['path_name']}"), entry)
+                for name, entry in json.loads(file.read(index))["config"].items()
+            }
+            return tensors, file.read(description).decode()
     except CheckpointError:
         raise
-    except (*NOT_AS_EXPECTED, *BAD_ZIP) as error:
+    except Exception as error:  # zipfile's, and whatever a damaged index leads to
         raise CheckpointError(
             f"{path} is damaged or cut short and cannot be read ({shown(error)}): export it again"
         ) from error
 
 
-def _tensor(content: bytearray, entry: dict[str, Any]) -> Tensor:
-    """One float32 tensor from its bytes; what is pickled or laid out otherwise is refused."""
-    meta = entry["tensor_meta"]
-    shape, strides = (tuple(size["as_int"] for size in meta[key]) for key in ("sizes", "strides"))
-    if len(shape) > MAX_DIMS or not all(type(size) is int for size in shape):
-        raise ValueError("a weight has no usable shape")
-    dense = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    if entry["use_pickle"] or strides != dense or len(content) != 4 * math.prod(shape):
+def _tensor(content: bytes, entry: dict[str, Any]) -> Tensor:
+    """One float32 tensor from its bytes; what is pickled or not contiguous raises an error."""
+    shape = [size["as_int"] for size in entry["tensor_meta"]["sizes"]]
+    strides = tuple(size["as_int"] for size in entry["tensor_meta"]["strides"])
+    tensor = torch.frombuffer(bytearray(content), dtype=torch.float32).reshape(shape)
+    if entry["use_pickle"] or tensor.stride() != strides:
         raise ValueError("a weight is not stored as plain float32 numbers")
-    return torch.frombuffer(content, dtype=torch.float32).reshape(shape)
+    return tensor

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, ModelCardData, snapshot_download
 
 from ..config import HVTConfig
 from ..costs import cost
@@ -18,6 +17,7 @@ from ..files import atomic_write
 from ..model import HVT
 from ..zoo import MODELS
 from .description import PREPROCESSING
+from .folder import WEIGHTS
 from .save_load import load, save
 
 # Without a network the hub's library lets its HTTP library's own error through, and which library
@@ -26,9 +26,7 @@ _HUB_ERRORS = Exception
 
 _CARD = """\
 ---
-library_name: hvt
-{license}pipeline_tag: image-classification
-tags: [hvt, timm, vision-transformer]
+{data}
 ---
 # {title}
 
@@ -37,10 +35,18 @@ tags: [hvt, timm, vision-transformer]
 {where}
 
 ```python
-{commands}
-```
+import hvt  # makes the architecture known to timm and transformers
+model = hvt.from_pretrained({source})
+
+import timm
+model = timm.create_model({for_timm}, pretrained=True)
+{pipeline}```
 
 Method: Pan et al., *Scalable Vision Transformers with Hierarchical Pooling*, ICCV 2021.
+"""
+_PIPELINE = """
+from transformers import pipeline
+classify = pipeline("image-classification", model={source})
 """
 
 
@@ -72,9 +78,9 @@ def from_pretrained(
     **overrides: Any,
 ) -> HVT:
     """The model of a directory or of a repository such as `user/name`; `overrides` as in `load`."""
-    if os.path.isdir(source):  # noqa: PTH112 - False for a name that cannot be
+    if Path(source).is_dir():
         return load(source, **overrides)
-    for weights in ("model.safetensors", "pytorch_model.bin"):
+    for weights in WEIGHTS:
         try:
             folder = snapshot_download(
                 str(source),
@@ -126,30 +132,25 @@ def push_to_hub(
 
 
 def _card(model: HVT, directory: Path, repo_id: str | None) -> str:
-    name, priced = directory.resolve().name, cost(model)
+    """A model card: what the model costs, and commands that open it."""
+    name, priced = directory.resolve().name, cost(model.config)
     source = json.dumps(repo_id or name)
-    for_timm = json.dumps(f"hf-hub:{repo_id}" if repo_id else f"local-dir:{name}")
-    commands = [
-        "import hvt  # makes the architecture known to timm and transformers",
-        f"model = hvt.from_pretrained({source})",
-        "",
-        "import timm",
-        f"model = timm.create_model({for_timm}, pretrained=True)",
-    ]
-    if model.num_classes and model.config.in_chans == 3:  # its pipeline gives colour images
-        commands += [
-            "",
-            "from transformers import pipeline",
-            f'classify = pipeline("image-classification", model={source})',
-        ]
-    licence = (model.pretrained_cfg.get("origin") or {}).get("license")
+    classifies = model.num_classes and model.config.in_chans == 3  # its images have colours
+    data = ModelCardData(
+        library_name="hvt",
+        license=(model.pretrained_cfg.get("origin") or {}).get("license"),
+        pipeline_tag="image-classification",
+        tags=["hvt", "timm", "vision-transformer"],
+    )
     return _CARD.format(
-        license=f"license: {json.dumps(licence)}\n" if licence else "",
+        data=data.to_yaml(),
         title=repo_id or name,
         gflops=priced.gflops,
         params_m=priced.params_m,
         where="To load it:" if repo_id else "To load it, in the folder that holds this one:",
-        commands="\n".join(commands),
+        source=source,
+        for_timm=json.dumps(f"hf-hub:{repo_id}" if repo_id else f"local-dir:{name}"),
+        pipeline=_PIPELINE.format(source=source) if classifies else "",
     )
 
 

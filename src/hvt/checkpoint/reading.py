@@ -1,0 +1,146 @@
+"""Any checkpoint as one kind of value: its tensors, and what it or others say of its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from ..errors import CheckpointError, HVTError
+from ..zoo import find_checkpoint
+from . import checksum
+from .archive import is_archive, read_archive
+from .description import (
+    NOT_AS_EXPECTED,
+    Description,
+    check_names,
+    check_preprocessing,
+    read_description,
+    shown,
+)
+from .fitting import compare, parameter_shapes
+from .folder import WEIGHTS, read_folder
+from .foreign import infer_config
+from .pth import read_pth, stripped
+from .transformers_vit import from_transformers
+
+
+@dataclass
+class Checkpoint(Description):
+    """What a weights file says, whoever wrote it."""
+
+    path: Path = Path()
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    described: bool = False
+    """Whether the file itself says its architecture; that of others' files is inferred."""
+    missing: str = ""
+    """Why it cannot be told how images are prepared, where it cannot."""
+
+
+def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
+    """What a file or directory says; `hints` settle what another's file leaves open."""
+    path = find_checkpoint(path)
+    beside = path.name in WEIGHTS and (path.parent / "config.json").is_file()
+    if path.is_dir() or beside:
+        weights = path if beside else _weights(path)
+        return _read_folder(weights.parent, weights, hints or {})
+    return _read_file(path, {}, hints or {})
+
+
+def _weights(folder: Path) -> Path:
+    for name in WEIGHTS:
+        if (folder / name).exists():
+            return folder / name
+    raise CheckpointError(f"{folder} has no {' or '.join(WEIGHTS)} in it")
+
+
+def _read_file(path: Path, arguments: dict[str, Any], hints: dict[str, Any]) -> Checkpoint:
+    """A file; `arguments` are what is said beside it, and count as if it said them itself."""
+    if path.suffix.lower() == ".onnx":
+        raise CheckpointError(
+            f"{path} is an exported model, which hvt predict, hvt eval and hvt.Predictor run: "
+            "here name the checkpoint that it was exported from"
+        )
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    if start[8:9] == b"{":
+        return _read_safetensors(path, arguments, hints)
+    if start[:4] == b"PK\x03\x04" and is_archive(path):
+        tensors, description = read_archive(path)
+        return _described(path, description, tensors)
+    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+        tensors, own = read_pth(path)
+        return _inferred(path, tensors, arguments | own, hints)
+    raise CheckpointError(
+        f"{path} is neither a safetensors nor a PyTorch file, or its beginning is damaged"
+    )
+
+
+def _read_safetensors(path: Path, arguments: dict[str, Any], hints: dict[str, Any]) -> Checkpoint:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:  # SafetensorError, and whatever torch makes of damaged shapes
+        raise CheckpointError(
+            f"{path} is damaged or cut short and cannot be read ({shown(error)}): "
+            "fetch or copy it again"
+        ) from error
+    checksum.check(path, metadata, checksum.tensor_parts(metadata, tensors))
+    if "hvt" in metadata:
+        return _described(path, metadata["hvt"], tensors)
+    return _inferred(path, stripped(tensors, path), arguments, hints)
+
+
+def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Checkpoint:
+    """One of our own files, from what it says of itself."""
+    said = vars(read_description(path, description))
+    return Checkpoint(**said, path=path, tensors=tensors, described=True)
+
+
+def _inferred(
+    path: Path, tensors: dict[str, Tensor], arguments: dict[str, Any], hints: dict[str, Any]
+) -> Checkpoint:
+    """A file of others, from its tensors."""
+    tensors = from_transformers(tensors, path)
+    config = infer_config(tensors, arguments, hints, path)
+    try:
+        check_preprocessing({}, config)  # the size of its input
+    except HVTError as error:
+        raise CheckpointError(f"{path} does not describe a usable model: {error}") from error
+    return Checkpoint(config, path=path, tensors=tensors)
+
+
+def _read_folder(folder: Path, weights: Path, hints: dict[str, Any]) -> Checkpoint:
+    try:
+        told = read_folder(folder)
+        checkpoint = _read_file(weights, told.arguments, hints)
+        if checkpoint.described:
+            return checkpoint
+        if told.config is not None:
+            verdict = f"{folder} does not fit the architecture and model_args of its config.json"
+            compare(checkpoint.tensors, parameter_shapes(told.config), verdict)
+            checkpoint.config = told.config
+        classes = checkpoint.config.num_classes
+        if told.class_names and classes:
+            checkpoint.class_names = check_names(told.class_names, classes)
+        checkpoint.preprocessing = check_preprocessing(told.preprocessing or {}, checkpoint.config)
+    except CheckpointError:
+        raise
+    except NOT_AS_EXPECTED as error:
+        raise CheckpointError(
+            f"the JSON files in {folder} are not understood: {shown(error)}"
+        ) from error
+    if told.preprocessing is None:  # ViT's mean and std are not those of DeiT
+        checkpoint.missing = (
+            f"{folder} has no preprocessor_config.json, so nothing tells how its images are "
+            "normalised: save the image processor that the model was trained with there too "
+            "(processor.save_pretrained)"
+        )
+    return checkpoint

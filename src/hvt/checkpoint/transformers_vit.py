@@ -1,0 +1,110 @@
+"""transformers' ViT and DeiT: the names of tensors, `config.json`, `preprocessor_config.json`."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+State = dict[str, Tensor]
+
+_TRANSFORMERS = (
+    (r"^(?:vit|deit)\.", ""),
+    (r"^embeddings\.cls_token$", "cls_token"),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^encoder\.layer\.", "blocks."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"(?<!attention)\.output\.dense\.", ".mlp.fc2."),
+    (r"^layernorm\.", "norm."),
+    (r"^(?:cls_)?classifier\.", "head."),
+    (r"^distillation_classifier\.", "head_dist."),
+)
+
+
+def from_transformers(state: State, path: Path) -> State:
+    """A transformers ViT or DeiT state dict in our names; others come back as they are."""
+    if not any(".attention.attention.query." in name for name in state):
+        return state
+    renamed: State = {}
+    for name, tensor in state.items():
+        for pattern, ours in _TRANSFORMERS:
+            name = re.sub(pattern, ours, name)
+        renamed[name] = tensor
+    # Its DeiTs have the token whether or not a head reads it; one that none reads is a register.
+    distilled = renamed.pop("embeddings.distillation_token", None)
+    if distilled is not None:
+        renamed["dist_token" if "head_dist.weight" in renamed else "reg_token"] = distilled
+    for name in [n for n in renamed if ".attention.attention.query." in n]:
+        names = [name.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
+        try:
+            joined = torch.cat([renamed.pop(part) for part in names])
+        except (KeyError, RuntimeError) as error:
+            raise CheckpointError(f"{path} has no {' or '.join(names)} that fit") from error
+        renamed[name.replace(".attention.attention.query.", ".attn.qkv.")] = joined
+    return renamed
+
+
+def transformers_config(config: dict[str, Any]) -> tuple[dict[str, Any], list[Any] | None]:
+    """What a transformers `config.json` knows and weights do not tell, and the class names."""
+    if config.get("hidden_act", "gelu") != "gelu":
+        raise ValueError(f"hidden_act={config['hidden_act']!r}, where this family has gelu")
+    labels = {int(index): name for index, name in (config.get("id2label") or {}).items()}
+    known = {"num_heads": config.get("num_attention_heads")}
+    known["norm_eps"] = config.get("layer_norm_eps")
+    known["img_size"] = config.get("image_size")
+    if sorted(labels) != list(range(len(labels))):
+        raise ValueError("id2label does not number the classes from 0")
+    names = [labels[index] for index in range(len(labels))]
+    return {name: value for name, value in known.items() if value is not None}, names or None
+
+
+# PIL's numbers, and timm's names for them.
+_RESAMPLE = {
+    0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"
+}  # fmt: skip
+
+
+def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
+    """timm's terms for a transformers `preprocessor_config.json`.
+
+    What it leaves out is as in transformers' own processors of ViT and DeiT.
+    """
+    kind = processor.get("image_processor_type") or processor.get("feature_extractor_type")
+    usual: dict[str, Any] = {"size": 224, "resample": 2}
+    if str(kind).startswith("DeiT"):
+        usual = {"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}
+    processor = usual | {name: value for name, value in processor.items() if value is not None}
+    factor = processor.get("rescale_factor", 1 / 255)
+    if not processor.get("do_rescale", True) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
+        raise ValueError("the images' values are not brought to 0 … 1, as this family's are")
+    theirs = {"mean": processor.get("image_mean"), "std": processor.get("image_std")}
+    if not processor.get("do_normalize", True):
+        theirs = {"mean": [0.0] * 3, "std": [1.0] * 3}
+    theirs = {name: [0.5] * 3 if value is None else value for name, value in theirs.items()}
+    number = processor.get("resample")
+    theirs["interpolation"] = None if number is None else _RESAMPLE[number]
+    known = {name: value for name, value in theirs.items() if value is not None}
+    known["crop_pct"] = 1.0
+    size = processor.get("size")
+    if size is not None and not (isinstance(size, dict) and "shortest_edge" in size):
+        known["crop_mode"] = "squash"  # to height × width, whatever shape the image has
+    if processor.get("do_center_crop"):
+        known["crop_pct"] = _side(processor["crop_size"]) / _side(processor["size"])
+    return known
+
+
+def _side(size: Any) -> float:
+    """Pixels from transformers' `224`, `{"height": 224, …}` or `{"shortest_edge": 224}`."""
+    if isinstance(size, dict):
+        size = size["shortest_edge" if "shortest_edge" in size else "height"]
+    return float(size)

@@ -1,0 +1,168 @@
+"""What `torch.save` wrote is read as data: nothing runs, and anything but data is named."""
+
+import argparse
+import functools
+import os
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hvt
+from hvt import HVT, CheckpointError, HVTConfig
+from hvt.checkpoint.pth import read_pth
+from hvt.errors import UnsafeCheckpointError
+
+TINY = HVTConfig(
+    img_size=16, patch_size=4, num_heads=1, head_dim=64, depth=1, num_classes=3, stages=0
+)
+both_forms = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+
+
+def state() -> dict[str, Tensor]:
+    return HVT(TINY).state_dict()
+
+
+# ── data is read ────────────────────────────────────────────────────────────────────────────────
+
+
+@both_forms
+def test_a_trainings_whole_state_is_read(tmp_path: Path, zipped: bool) -> None:
+    model = HVT(TINY)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    optimizer.step()
+    arguments = argparse.Namespace(
+        lr=0.1, betas=(0.9, 0.99), tags=["a", ("b", None)], key=b"\xff\x00", extra={"x": {1, 2}}
+    )
+    content = {
+        "model": {name: nn.Parameter(tensor) for name, tensor in model.state_dict().items()},
+        "optimizer": optimizer.state_dict(),
+        "counter": Counter("aab"),
+        "args": arguments,
+        "size": torch.Size((2, 3)),
+        "random": torch.get_rng_state(),
+    }
+    torch.save(content, tmp_path / "m.pth", _use_new_zipfile_serialization=zipped)
+    tensors, told = read_pth(tmp_path / "m.pth")
+    assert told == vars(arguments)
+    assert all(torch.equal(t, tensors[k]) for k, t in model.state_dict().items())
+    assert hvt.load(tmp_path / "m.pth").config == TINY
+
+
+def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state(), tmp_path / "m.pth")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert hvt.load(tmp_path / "m.pth").config.depth == 1
+
+
+def test_names_with_and_without_ddps_prefix_are_ambiguous(tmp_path: Path) -> None:
+    torch.save(state() | {"module.norm.weight": torch.ones(64)}, tmp_path / "m.pth")
+    with pytest.raises(CheckpointError, match="both with and without module"):
+        hvt.load(tmp_path / "m.pth")
+
+
+# ── nothing is ever run ─────────────────────────────────────────────────────────────────────────
+
+
+class Custom:
+    """What no checkpoint may hold."""
+
+
+class Runs:
+    """Unpickling this runs a shell command that leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"echo run > '{self.mark}'",)
+
+
+SYSTEM = f"{os.system.__module__}.system"
+PAYLOADS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "os.system": (Runs, SYSTEM),
+    "eval": (lambda mark: functools.partial(eval, f"open({str(mark)!r}, 'w')"), "partial"),
+    "custom class": (lambda mark: Custom(), "Custom"),
+    "module": (lambda mark: nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
+    "numpy array": (lambda mark: np.zeros(3), "numpy"),
+    "numpy objects": (lambda mark: np.array([Runs(mark)], dtype=object), "numpy"),
+    "path": (lambda mark: mark, "pathlib"),
+    "in arguments": (lambda mark: argparse.Namespace(lr=0.1, deep=[{"a": (Runs(mark),)}]), SYSTEM),
+}
+
+
+@pytest.mark.parametrize("case", PAYLOADS)
+@both_forms
+@pytest.mark.parametrize("where", ["args", "within"])
+def test_anything_else_is_named_and_not_run(
+    tmp_path: Path, case: str, zipped: bool, where: str
+) -> None:
+    make, name = PAYLOADS[case]
+    mark, path, payload = tmp_path / "mark", tmp_path / "evil.pth", make(tmp_path / "mark")
+    content: dict[str, Any] = {"model": state()}
+    (content if where == "args" else content["model"])["args"] = payload
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        hvt.load(path)
+    assert name in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "save only its state_dict" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not mark.exists()
+
+
+def test_the_payload_would_run(tmp_path: Path) -> None:
+    torch.save(Runs(tmp_path / "mark"), tmp_path / "evil.pth")
+    torch.load(tmp_path / "evil.pth", weights_only=False)
+    assert (tmp_path / "mark").exists()
+
+
+# ── files that are damaged, or larger than they look ────────────────────────────────────────────
+
+
+def test_a_flipped_bit_among_the_weights_is_noticed(tmp_path: Path) -> None:
+    torch.save(state(), tmp_path / "m.pth")
+    content = bytearray((tmp_path / "m.pth").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "m.pth").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"m\.pth is damaged .*Bad CRC-32"):
+        hvt.load(tmp_path / "m.pth")
+
+
+SHARED: dict[str, Callable[[], dict[str, Tensor]]] = {
+    "stride 0": lambda: state() | {"pos_embed": torch.zeros(1).expand(1, 10**8, 64)},
+    "one weight, many names": lambda: dict.fromkeys(map(str, range(9999)), torch.zeros(9999)),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+@both_forms
+def test_tensors_far_larger_than_the_file_are_not_read(
+    tmp_path: Path, case: str, zipped: bool
+) -> None:
+    torch.save(SHARED[case](), tmp_path / "m.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UnsafeCheckpointError, match="together far larger than the file"):
+        hvt.load(tmp_path / "m.pth")
+
+
+def test_a_zip_that_is_larger_than_it_looks_is_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "m.pth"
+    torch.save(state(), path)
+    with zipfile.ZipFile(path) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, part in parts.items():
+            new.writestr(name, part)
+    with pytest.raises(UnsafeCheckpointError, match=r"m\.pth .* compressed or overlap"):
+        hvt.load(path)
