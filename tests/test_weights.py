@@ -149,7 +149,7 @@ def test_names_and_preprocessing_must_fit(tmp_path: Path) -> None:
 
 def test_an_empty_name_is_not_a_checkpoint() -> None:
     with pytest.raises(CheckpointError, match="the checkpoint's name is empty"):
-        hvt.Predictor("")
+        hvt.load("")
 
 
 def test_metadata_has_the_config(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import timm
 import torch
 from torch import nn
 
-from .checkpoint.save_load import WEIGHTS, load
+from .checkpoint.folder import WEIGHTS
+from .checkpoint.save_load import load
 from .errors import HVTError, did_you_mean
 from .registry import create_model
 from .zoo import BUILT_IN, DEFAULT, MODELS, is_config_file
