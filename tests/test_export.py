@@ -608,7 +608,7 @@ def test_files_that_are_refused(command: Command, trained: Path, tmp_path: Path)
     (tmp_path / "cut.onnx").write_bytes(good.read_bytes()[:3000])
     changed(good, tmp_path / "size.onnx", config={"img_size": 16})
     changed(good, tmp_path / "classes.onnx", config={"num_classes": 7}, class_names=None)
-    changed(good, tmp_path / "newer.onnx", format=99)
+    changed(good, tmp_path / "newer.onnx", format_version=99)
     changed(good, tmp_path / "field.onnx", config={"wings": 2})
     for name, message in (
         ("f.onnx", "was not written by hvt export"),
