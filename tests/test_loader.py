@@ -29,8 +29,7 @@ from torch.utils.data import IterableDataset
 
 from hvt.data.arrays import ArrayImages
 from hvt.data.augment import BatchAugment, normalise
-from hvt.data.folders import FileImages
-from hvt.data.images import UnreadableImageError
+from hvt.data.images import FileImages, UnreadableImageError
 from hvt.data.loader import Batch, EvalBatches, TrainBatches, rows_of_share
 from hvt.data.sources import open_data, open_eval
 from hvt.errors import HVTError
@@ -286,7 +285,7 @@ def to_tensor(image):
 
 if __name__ == "__main__":
     import torch
-    from hvt.data.folders import FileImages
+    from hvt.data.images import FileImages
     from hvt.data.loader import EvalBatches
     path, image = Path(sys.argv[1]), sys.argv[2]
     fork = multiprocessing.get_context("fork")

@@ -28,7 +28,7 @@ def register(commands: Any) -> None:
         help="find the broken images of a data set",
         description=(
             "Read every image of a data set and list those that are broken, with the reason.\n"
-            "It also says what training would refuse, and which folder would do instead.\n"
+            "It also lists everything else for which training would raise an error.\n"
             "The exit code is 0 if all is well and 1 if it is not."
         ),
         epilog=(
@@ -94,8 +94,10 @@ def _print(report: Report) -> None:
     _print_twins("in more than one class", report.contradicting)
     if not report.broken:
         print("every image can be read")
-    if report.refused is not None:
-        print(printable(f"training would refuse this: {report.refused}"))
+    if report.problems:
+        print(f"training cannot use this ({len(report.problems)}):")
+        for problem in report.problems:
+            print(printable(f"  {problem}"))
     if not report.broken:
         return
     print(f"cannot be read ({len(report.broken)}):")

@@ -19,8 +19,7 @@ from ..errors import HVTError
 from ..files import encodable
 from .arrays import ArrayImages
 from .evaluation import RefuseStrips
-from .folders import FileImages
-from .images import UnreadableImageError, image_formats, mode_of, read_image, why
+from .images import FileImages, UnreadableImageError, image_formats, mode_of, read_image, why
 from .sources import Images, open_parts, why_not_trainable
 
 TINY = 10
@@ -71,12 +70,12 @@ class Report:
     """Images that are in more than one class."""
     tiny: dict[str, int] = field(default_factory=dict)
     """Classes with few training images."""
-    refused: str | None = None
-    """Why training would refuse the data even if every image can be read."""
+    problems: list[str] = field(default_factory=list)
+    """Why training cannot use the data even if every image can be read."""
 
     @property
     def clean(self) -> bool:
-        return not self.broken and self.refused is None
+        return not self.broken and not self.problems
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "clean": self.clean, **asdict(self)}
@@ -110,9 +109,9 @@ def check(
     if source.val is None:
         parts = {"all": source.train}
     work: list[tuple[str, Images, int]] = []
-    refused = why_not_trainable(str(name), source, root)
+    problems = why_not_trainable(str(name), source)
     ignored = sorted(map(encodable, source.ignored))
-    report = Report(encodable(str(name)), ignored=ignored, refused=refused)
+    report = Report(encodable(str(name)), ignored=ignored, problems=problems)
     for part, images in parts.items():
         if images is None:
             continue

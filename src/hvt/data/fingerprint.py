@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .factory import FactoryImages
-from .folders import FileImages
+from .images import FileImages
 from .keyed import stream_length
 from .sources import AnyImages, Data, Images
 
@@ -46,7 +46,7 @@ def fingerprint(images: AnyImages) -> str | None:
 
 def _files(images: Any) -> list[bytes]:
     if isinstance(images, FileImages):
-        return images.encoded_paths
+        return [os.fsencode(path) for path in images.paths]
     if isinstance(images, FactoryImages):  # torchvision's folders list theirs
         samples = getattr(images.dataset, "samples", None)
         if isinstance(samples, list):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import io
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -100,6 +102,39 @@ def finish(image: Image.Image, in_chans: int = 3) -> Image.Image:
         except Exception:  # damaged EXIF says nothing about the pixels
             pass
     return to_channels(image, in_chans)
+
+
+class FileImages:
+    """Images in files, each read when it is asked for; `UnreadableImageError` if it cannot be."""
+
+    def __init__(
+        self, paths: Sequence[str | Path], labels: Sequence[int], in_chans: int = 3
+    ) -> None:
+        # One array, not a million Path objects: what worker processes only read they share, and a
+        # Python object is written to whenever it is looked at (its reference count).
+        self._paths = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
+        self.labels = list(labels)
+        self.in_chans = in_chans
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.path(index) for index in range(len(self))]
+
+    def path(self, index: int) -> Path:
+        return Path(os.fsdecode(bytes(self._paths[index])))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return read_image(self.path(index), self.in_chans), self.labels[index]
+
+    def subset(self, indices: Sequence[int]) -> FileImages:
+        paths = [self.path(i) for i in indices]
+        return FileImages(paths, [self.labels[i] for i in indices], self.in_chans)
+
+    def relabel(self, mapping: Sequence[int]) -> FileImages:
+        return FileImages(self.paths, [mapping[label] for label in self.labels], self.in_chans)
 
 
 def mode_of(in_chans: int) -> str:

@@ -16,10 +16,9 @@ from ..files import encodable, expanded
 from .arrays import CIFAR, ArrayImages, open_cifar, open_digits
 from .classes import ClassMatch, match_classes
 from .factory import FactoryImages, StreamLabels, is_factory_name, open_factory
-from .folders import FileImages, class_folders, find_layout, scan
-from .images import mode_of
+from .folders import class_folders, find_layout, scan
+from .images import FileImages, mode_of
 from .splits import split_stratified, subsample
-from .suggest import better_folder
 
 SOURCES = ("cifar10", "cifar100", "digits", "imagenet")
 
@@ -65,6 +64,9 @@ class Splits:
     class_names: tuple[str, ...]
     image_size: int | None = None
     ignored: tuple[str, ...] = ()
+    """Files that are not taken for images."""
+    problems: tuple[str, ...] = ()
+    """Why it can be used neither for training nor for evaluation, each in a sentence."""
 
 
 def open_data(
@@ -113,8 +115,8 @@ def open_data(
         val_split=val_split,
     )
     train, val = parts.train, parts.val
-    if reason := why_not_trainable(name, parts, root):
-        raise HVTError(reason)
+    if reasons := why_not_trainable(name, parts):
+        raise HVTError("; ".join(reasons))
     assert train is not None
     held_out = val is None or holdout > 0
     if val is None:
@@ -135,22 +137,23 @@ def open_data(
     )
 
 
-def why_not_trainable(name: str, parts: Splits, root: str | Path | None = None) -> str | None:
-    """Why training would refuse a source as it lies there, in a sentence; None if it would not."""
-    folder = expanded(root or ".") / expanded(name)
-    hint = better_folder(folder) if folder.is_dir() else ""
+def why_not_trainable(name: str, parts: Splits) -> list[str]:
+    """Why training cannot use a source, each reason a sentence; empty if it can."""
+    reasons = list(parts.problems)
     if parts.train is None:
-        return f"{name} has no train folder: add one with a folder for each class{hint}"
+        reasons.append(f"{name} has no train folder: add one with a folder for each class")
     if len(parts.class_names) == 1:
-        return (
+        reasons.append(
             f"{name} has the single class {parts.class_names[0]!r}: a classifier needs at least "
-            f"two class folders{hint}"
+            "two class folders"
         )
-    if parts.val is None and isinstance(parts.train, Images) and parts.train.labels is not None:
+    elif parts.val is None and isinstance(parts.train, Images) and parts.train.labels is not None:
         counts = Counter(int(label) for label in parts.train.labels)
-        if max(counts.values()) < 2:
-            return f"there are not enough images to split in {name}: add some, or a val folder"
-    return None
+        if max(counts.values(), default=0) < 2:
+            reasons.append(
+                f"there are not enough images to split in {name}: add some, or a val folder"
+            )
+    return reasons
 
 
 def open_eval(
@@ -180,6 +183,8 @@ def open_eval(
         val_split=val_split,
         need_train=False,
     )
+    if parts.problems:
+        raise HVTError("; ".join(parts.problems))
     val = parts.val if parts.val is not None else parts.train
     assert val is not None
     names, match = parts.class_names, None
@@ -286,20 +291,29 @@ def _open_imagenet(root: Path, in_chans: int, need_train: bool) -> Splits:
 
 
 def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Splits:
-    layout = find_layout(folder)
-    train = val = None
+    train_folder, val_folder = find_layout(folder)
+    if val_folder is None:
+        need_train = True
+    names = class_folders(train_folder or val_folder or folder)
+    problems: list[str] = []
     ignored: list[str] = []
-    names = class_folders(layout.train) if layout.train is not None else None
-    if layout.train is not None and (need_train or layout.val is None):
-        scanned = scan(layout.train)
-        train, ignored = FileImages(scanned.paths, scanned.labels, in_chans), scanned.ignored
-    if layout.val is not None:
-        scanned = scan(layout.val, names)
-        val = FileImages(scanned.paths, scanned.labels, in_chans)
-        ignored = ignored + scanned.ignored
-        names = names or class_folders(layout.val)
-    shown = tuple(map(encodable, names or ()))
-    if len(set(shown)) < len(shown):
-        twice = next(name for name in shown if shown.count(name) > 1)
-        raise HVTError(f"{folder} has two class folders that read {twice}: rename one of them")
-    return Splits(train, val, shown, ignored=tuple(ignored))
+
+    def read(part: Path | None) -> FileImages | None:
+        if part is None:
+            return None
+        scanned = scan(part)
+        for name in dict.fromkeys(scanned.classes):
+            if name not in names:
+                problems.append(
+                    f"{part / name} is a class that the training data does not have: rename or "
+                    f"remove it; {did_you_mean(name, names)}"
+                )
+        names.extend(sorted({*scanned.classes}.difference(names)))
+        problems.extend(f"{p} has no images: add some or remove the folder" for p in scanned.empty)
+        ignored.extend(scanned.ignored)
+        places = {name: place for place, name in enumerate(names)}
+        return FileImages(scanned.paths, [places[name] for name in scanned.classes], in_chans)
+
+    train, val = read(train_folder) if need_train else None, read(val_folder)
+    shown = tuple(map(encodable, names))
+    return Splits(train, val, shown, ignored=tuple(ignored), problems=tuple(problems))

@@ -16,7 +16,7 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import pil_to_tensor
 
 from ..data.evaluation import eval_transform, per_channel
-from ..data.folders import FileImages
+from ..data.images import FileImages
 from ..data.loader import EvalBatches
 from ..deploy.inputs import find_images
 from ..errors import HVTError

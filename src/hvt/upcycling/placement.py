@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..config import HVTConfig
 from ..costs import cost
-from ..data.folders import FileImages
+from ..data.images import FileImages
 from ..errors import HVTError
 from ..model import HVT
 from .distil import compare
