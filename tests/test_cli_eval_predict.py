@@ -162,7 +162,7 @@ def test_the_score_outlives_a_drawing_that_cannot_be_written(
     def full(*_: object) -> None:
         raise hvt.HVTError("no space")
 
-    monkeypatch.setattr("hvt.evaluation.draw_confusion", full)
+    monkeypatch.setattr("hvt.see.confusion.draw_confusion", full)
     words = ("--data", folder, "--workers", 0, "--confusion", tmp_path / "c.png")
     code, out, err = command("eval", animals, *words, *flags)
     assert (code, err) == (2, "hvt: no space\n")

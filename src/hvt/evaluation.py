@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,15 +16,6 @@ from .data.classes import ClassMatch
 from .data.loader import Batch
 from .distributed import DistributedContext, collective_device
 from .errors import HVTError
-from .files import atomic_write
-from .plot import new_figure
-from .terminal import printable
-
-NUMBERED = 30
-"""Classes up to which the cells of a drawn confusion have their numbers, in per cent."""
-
-CELLS = 1000
-"""Rows of a drawn confusion; more could not be told apart."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +30,7 @@ class Score:
     seconds: float
     num_classes: int
     confusion: Counter[tuple[int, int]]
-    """How many images have this label and this answer; a dense table would grow with classes²."""
+    """Images by label and predicted class; a dense table would grow with classes²."""
     class_names: tuple[str, ...] = ()
     """The names of the classes, where they are known."""
     match: ClassMatch | None = None
@@ -143,46 +133,3 @@ def evaluate(
         num_classes=num_classes,
         confusion=confusion,
     )
-
-
-def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None:
-    """An image of which classes are taken for which, by row in shares of the true class.
-
-    Only classes that have images are shown; answers that are none of them share the last column.
-    Of more classes than `CELLS`, neighbours share a row and a column.
-    """
-    inches = min(14.0, 3.5 + 0.3 * sum(n > 0 for n in score.class_images))
-    figure = new_figure(figsize=(inches, inches), layout="constrained")
-    from matplotlib.ticker import PercentFormatter
-
-    shown = [i for i, n in enumerate(score.class_images) if n]
-    names = [printable(class_names[i]) for i in shown]
-    answers = list(names)
-    side = min(len(shown), CELLS)
-    cell = {label: place * side // len(shown) for place, label in enumerate(shown)}
-    counts = torch.zeros(side, side + (len(shown) < score.num_classes), dtype=torch.float64)
-    rows = torch.tensor([cell[label] for label, _ in score.confusion])
-    columns = torch.tensor([cell.get(answer, side) for _, answer in score.confusion])
-    images = torch.tensor(list(score.confusion.values()), dtype=torch.float64)
-    counts.index_put_((rows, columns), images, accumulate=True)
-    shares = counts / counts.sum(dim=1, keepdim=True)
-    if shares.shape[1] > side:
-        answers.append("another class")
-    axes = figure.subplots()
-    drawn = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
-    if len(names) <= NUMBERED:
-        for row, column in (counts > 0).nonzero().tolist():
-            share = float(shares[row, column])
-            axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7,
-                      color="white" if share > 0.5 else "black")  # fmt: skip
-    if len(names) <= 40:
-        axes.set_xticks(range(len(answers)), answers, rotation=90, fontsize=8, parse_math=False)
-        axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
-    axes.set_xlabel("answer")
-    axes.set_ylabel("true class")
-    axes.set_title(f"top-1 {score.top1:.1f} %")
-    figure.colorbar(
-        drawn, ax=axes, shrink=0.7, format=PercentFormatter(1), label="of the true class"
-    )
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)

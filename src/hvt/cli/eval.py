@@ -56,8 +56,8 @@ def register(commands: Any) -> None:
 
 def run_eval(args: argparse.Namespace) -> int:
     from ..deploy.evaluate import evaluate
-    from ..evaluation import draw_confusion
     from ..plot import png_path
+    from ..see.confusion import draw_confusion
 
     drawing = None if args.confusion is None else png_path(args.confusion)
     score = evaluate(
