@@ -1,16 +1,13 @@
-"""Files: written whole or not at all, read only where they end, named so that all can read it."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from safetensors import SafetensorError
 
@@ -31,7 +28,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Give a temporary path to write to; on success it replaces `path`, on failure it vanishes.
 
     The data is on the disk before the name changes, so a crash leaves the old file or the new one.
-    A link stays one, to the new file; what is no file, such as a named pipe, is refused.
+    A link stays a link, to the new file.
     """
     target = _target(path)
     temporary: Path | None = None
@@ -58,69 +55,42 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def check_new(path: Path) -> None:
-    """Refuse a file that is there or cannot be made, before hours are spent on what is for it."""
+    """Check, before hours of work, that a file does not exist and can be written."""
     if os.path.lexists(path):
         raise HVTError(f"{path} already exists: choose another name, or remove it")
     check_writable(path)
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a file whose folder is not there."""
+    """Check that the folder of a file exists."""
     if not os.path.isdir(path.parent):  # noqa: PTH112 - False for a name that cannot be
         raise HVTError(f"cannot write {path}: the folder {path.parent} does not exist")
 
 
 def check_writable(path: str | Path) -> None:
-    """Refuse, before any work, a file that `atomic_write` could not write."""
-    target = _target(path)
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise HVTError(f"cannot write {path}: the folder {target.parent} is not writable")
-    try:
-        os.lstat(target.with_name(f".{target.name}.12345678{_SUFFIX}"))  # which is longer
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise HVTError(f"cannot write {path}: {error.strerror}") from error
+    """Check, before any work, that `atomic_write` could write a file."""
+    folder = _target(path).parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise HVTError(f"cannot write {path}: the folder {folder} is not writable")
 
 
 def _target(path: str | Path) -> Path:
-    """The file that is written: that of a link, and none that is there and not regular."""
+    """The file that is written: that of a link."""
     path = Path(path)
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         check_folder(target)
-        with contextlib.suppress(FileNotFoundError):
-            mode = target.stat().st_mode
-            if not stat.S_ISREG(mode):
-                raise HVTError(f"cannot write {path}: it is {_kind(mode)}")
+        if target.exists() and not target.is_file():
+            raise HVTError(f"cannot write {path}: it exists and is not a regular file")
     except OSError as error:
         raise HVTError(f"cannot write {path}: {error.strerror or error}") from error
     return target
 
 
 def stale_temp_files(folder: Path) -> dict[Path, str]:
-    """What `atomic_write` left in a folder when it was killed → the name each file was to get."""
+    """Temporary files that a killed `atomic_write` left in a folder → the names meant for them."""
     names = {path: _TEMPORARY.fullmatch(path.name) for path in folder.glob(f".*{_SUFFIX}")}
     return {path: match[1] for path, match in names.items() if match and path.is_file()}
-
-
-def open_regular(path: str | Path) -> BinaryIO:
-    """Open a file to read; `OSError` for a named pipe or a device, which may hang or never end."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    handle = os.open(path, flags)  # without O_NONBLOCK, opening a pipe waits for its writer
-    mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(handle, "rb")
-    os.close(handle)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    raise OSError(errno.EINVAL, f"it is {_kind(mode)}, not a file")
-
-
-def _kind(mode: int) -> str:
-    """What is not a regular file, in words."""
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def encodable(name: str | Path) -> str:

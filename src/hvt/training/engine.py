@@ -24,7 +24,7 @@ from ..data.fingerprint import identity
 from ..data.sources import Data
 from ..errors import HVTError
 from ..evaluation import evaluate
-from ..files import atomic_write, open_regular
+from ..files import atomic_write
 from ..model import HVT
 from ..terminal import print_line
 from ..zoo import MODELS
@@ -153,8 +153,7 @@ def read_recipe(folder: str | Path, file: str = "recipe.json") -> Recipe:
         raise HVTError("the name of the run's folder is empty")
     described = Path(folder) / file
     try:
-        with open_regular(described) as stream:
-            values = dict(json.load(stream))
+        values = dict(json.loads(described.read_bytes()))
     except (OSError, TypeError, ValueError) as error:
         raise HVTError(f"{folder} is not the folder of a run: it has no readable {file}") from error
     return from_dict(values, str(described))
