@@ -16,12 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import steps
 import torch
 
 import hvt
-from hvt.bench import contenders
+from hvt.bench import models as bench_models
 from hvt.bench.measure import describe, interleaved, matmul_peak, matmuls, portable_command
-from hvt.bench.peak import peak_memory
 from hvt.bench.plot import plain_ticks, save
 from hvt.bench.run import write_csv
 from hvt.device import find_device
@@ -92,7 +92,7 @@ def measure(args: argparse.Namespace, size: int, patch: int, device: torch.devic
     shape = {"img_size": size, "patch_size": patch}
     images = torch.randn(args.batch, 3, size, size, device=device)
     runs = {
-        name: contenders.inference(contenders.build(name, device, **shape), images)
+        name: steps.inference(bench_models.build(name, device, **shape), images)
         for name in args.models
     }
     products = matmuls(device)
@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace, size: int, patch: int, device: torch.devic
         base, base_price = statistics.median(times[first]), hvt.cost(first, **shape)
         held: Any = ""
         if not args.no_memory:
-            held = peak_memory(name, "train", [args.batch], device, **shape)[args.batch] / 1e6
+            held = steps.train_peaks(name, [args.batch], device, **shape)[args.batch] / 1e6
         rows.append(
             {
                 "model": name,

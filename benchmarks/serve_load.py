@@ -39,8 +39,8 @@ import psutil
 import torch
 from PIL import Image, ImageFilter
 
-from hvt.bench.contenders import open_contender
 from hvt.bench.measure import describe, interleaved, portable_command
+from hvt.bench.models import open_bench_model
 from hvt.deploy.predict import Predictor
 from hvt.deploy.runtime import is_onnx
 from hvt.files import atomic_write
@@ -238,7 +238,7 @@ def running(file: Path, *flags: object) -> Iterator[Service]:
 
 
 def saturation(file: Path, traffic: Traffic, args: argparse.Namespace) -> dict[str, Any]:
-    bare = open_contender(str(file), "onnx", CPU, Path()).call(args.batch, CPU)
+    bare = open_bench_model(str(file), "onnx", CPU, Path()).call(args.batch, CPU)
     times: dict[str, list[float]] = {}
     rounds: list[dict[str, Any]] = []
     with running(file, *args.serve) as service:

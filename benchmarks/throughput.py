@@ -17,13 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import steps
 import torch
 from torch import nn
 
 import hvt
-from hvt.bench import contenders
+from hvt.bench import models as bench_models
 from hvt.bench.measure import describe, interleaved, matmul_peak, matmuls, portable_command
-from hvt.bench.peak import peak_memory
 from hvt.bench.run import write_csv
 from hvt.device import find_device
 from hvt.resolve import resolve
@@ -106,11 +106,11 @@ def parse() -> argparse.Namespace:
 
 def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, object]]:
     extra = [m for m in hvt.list_models() if m not in args.models] if args.all_hvt else []
-    price = {name: contenders.gflops(name) for name in [*args.models, *extra]}
+    price = {name: bench_models.gflops(name) for name in [*args.models, *extra]}
     memory: dict[Case, int] = {}
     for name in [] if args.no_memory else args.models:
         note(f"peak memory of {name}")
-        peaks = peak_memory(name, "train", args.batch, device, drop_path_rate=0.1)
+        peaks = steps.train_peaks(name, args.batch, device, drop_path_rate=0.1)
         memory |= {Case(name, "train", batch): peak for batch, peak in peaks.items()}
 
     inference, train = prepare(args.models, extra, args.batch, device)
@@ -138,17 +138,17 @@ def prepare(
     train: Runs = {}
     # The same stochastic depth for all, which DeiT's recipe trains with.
     built: dict[str, nn.Module] = {
-        name: contenders.build(name, device, drop_path_rate=0.1) for name in [*models, *extra]
+        name: bench_models.build(name, device, drop_path_rate=0.1) for name in [*models, *extra]
     }
-    data = {batch: contenders.images(built[BASELINE], batch, device) for batch in batches}
-    optimizers = {name: contenders.adamw(built[name]) for name in models}
+    data = {batch: steps.images(built[BASELINE], batch, device) for batch in batches}
+    optimizers = {name: steps.adamw(built[name]) for name in models}
     for batch in batches:
         images, classes = data[batch]
         for name, model in built.items():
             if name in models or batch == batches[-1]:
-                inference[Case(name, "inference", batch)] = contenders.inference(model, images)
+                inference[Case(name, "inference", batch)] = steps.inference(model, images)
             if name in models:
-                step = contenders.train_step(model, optimizers[name], images, classes)
+                step = steps.train_step(model, optimizers[name], images, classes)
                 train[Case(name, "train", batch)] = step
     return inference, train
 
@@ -179,7 +179,7 @@ def row(
     achieved = 2 * gflops * PASSES[case.mode] * images_per_s
     return {
         "model": case.model,
-        "library": contenders.library(case.model),
+        "library": bench_models.library(case.model),
         "mode": case.mode,
         "batch": case.batch,
         "images_per_s": f"{images_per_s:.3f}",
@@ -230,7 +230,7 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
     ):
         for i, batch in enumerate(batches):
             for y, name in enumerate(trained):
-                ours = contenders.library(name) == "hvt"
+                ours = bench_models.library(name) == "hvt"
                 at, ratio = y - 0.4 + height * (i + 0.5), value[Case(name, mode, batch)]
                 axis.barh(at, ratio, height, color="#0969da" if ours else "#8c959f", alpha=1 / 2**i)
                 ink = "black" if i else "white"
@@ -243,7 +243,7 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
         axis.set_xlabel("images/s, timm's DeiT-S = 1")
         axis.margins(x=0.1)
         axis.spines[["top", "right"]].set_visible(False)
-    labels = [f"{n} ({contenders.library(n)}, {price[n]:.2f} G)" for n in trained]
+    labels = [f"{n} ({bench_models.library(n)}, {price[n]:.2f} G)" for n in trained]
     axes[0].set_yticks(range(len(trained)), labels)
     axes[0].invert_yaxis()
     machine = rows[0]

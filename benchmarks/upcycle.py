@@ -31,8 +31,8 @@ import torch
 from pages import fill, table, write
 
 import hvt
-from hvt.bench.contenders import open_contender
 from hvt.bench.measure import describe, portable_command
+from hvt.bench.models import open_bench_model
 from hvt.bench.plot import save
 from hvt.bench.run import measure, write_csv
 from hvt.data.evaluation import eval_transform
@@ -189,7 +189,7 @@ def timings(
             hvt.save(models[name], file)
             for mode in WORDS:
                 print(f"opening {name} ({WORDS[mode]})", file=sys.stderr, flush=True)
-                entries.append(open_contender(str(file), mode, device, Path(folder)))
+                entries.append(open_bench_model(str(file), mode, device, Path(folder)))
         note = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
         timed = measure(entries, (1, 16), device, rounds=args.rounds, note=note)
         configs = list(first)

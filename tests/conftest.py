@@ -94,7 +94,10 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
     def called(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main([str(word) for word in words])
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as stop:  # how argparse leaves
+            code = stop.code
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 

@@ -1,28 +1,28 @@
 """Models are timed in turns, each as what it is, and the figures are those of its own cost."""
 
 import csv
+import dataclasses
 import json
-import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import onnx
 import pytest
+import timm
 import torch
 from conftest import SMALL, Command, stir
 from PIL import Image
 
 import hvt
-from hvt.bench.contenders import BenchModel, gflops, modes_of, open_contender
-from hvt.bench.contenders import build as build_contender
 from hvt.bench.measure import calls_in_turns, describe, interleaved
-from hvt.bench.peak import peak_memory
+from hvt.bench.models import BenchModel, gflops, modes_of, open_bench_model
+from hvt.bench.peak import in_new_process, peak_memory
 from hvt.bench.plot import draw
-from hvt.bench.run import Row, measure, percentile
-from hvt.cli import main
+from hvt.bench.run import Row, busy, measure, percentile
 from hvt.deploy.calibrate import Calibration, input_ranges
 from hvt.deploy.export import write
 from hvt.errors import HVTError
@@ -97,7 +97,7 @@ def test_the_machine_is_named() -> None:
     assert all(machine[key] for key in ("cpu", "cores", "timm", "onnxruntime", "date", "dtype"))
 
 
-# Contenders
+# Models
 
 
 @pytest.fixture(autouse=True)
@@ -107,15 +107,13 @@ def _small_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def contenders(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, BenchModel]:
-    folder, modes = tmp_path_factory.mktemp("contenders"), ("eager", "onnx", "int8")
-    return {mode: open_contender(str(checkpoint), mode, CPU, folder) for mode in modes}
+def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, BenchModel]:
+    folder, modes = tmp_path_factory.mktemp("models"), ("eager", "onnx", "int8")
+    return {mode: open_bench_model(str(checkpoint), mode, CPU, folder) for mode in modes}
 
 
-def test_rows_are_of_the_models_own_cost(
-    checkpoint: Path, contenders: dict[str, BenchModel]
-) -> None:
-    opened = [contenders["eager"], contenders["onnx"]]
+def test_rows_are_of_the_models_own_cost(checkpoint: Path, models: dict[str, BenchModel]) -> None:
+    opened = [models["eager"], models["onnx"]]
     memory = {(str(checkpoint), "onnx", 2): 5_000_000}
     rows = measure(opened, [1, 2], CPU, rounds=1, least=0.01, memory=memory)
     assert [(row.mode, row.batch) for row in rows] == [
@@ -133,31 +131,31 @@ def test_rows_are_of_the_models_own_cost(
     assert [row.peak_memory_mb for row in rows] == [None, None, None, 5.0]
 
 
-def test_modes_give_the_same_logits(contenders: dict[str, BenchModel]) -> None:
+def test_modes_give_the_same_logits(models: dict[str, BenchModel]) -> None:
     images = torch.randn(3, 3, 64, 64)
     with torch.inference_mode():
-        logits = {mode: one.run(images) for mode, one in contenders.items()}
+        logits = {mode: one.run(images) for mode, one in models.items()}
     torch.testing.assert_close(logits["eager"], logits["onnx"], rtol=1e-3, atol=1e-3)
     assert not torch.equal(logits["int8"], logits["onnx"])  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_compiled(checkpoint: Path, tmp_path: Path) -> None:
-    opened = [open_contender(str(checkpoint), m, CPU, tmp_path) for m in ("eager", "compiled")]
+    opened = [open_bench_model(str(checkpoint), m, CPU, tmp_path) for m in ("eager", "compiled")]
     images = torch.randn(2, 3, 64, 64)
     with torch.inference_mode():
         torch.testing.assert_close(opened[0].run(images), opened[1].run(images))
 
 
 def test_a_model_of_timm(tmp_path: Path) -> None:
-    opened = open_contender("test_vit", "eager", CPU, tmp_path)
+    opened = open_bench_model("test_vit", "eager", CPU, tmp_path)
     assert opened.library == "timm"
     assert opened.input_size == (3, 160, 160)
-    model = build_contender("test_vit")
-    assert opened.params_m == pytest.approx(sum(p.numel() for p in model.parameters()) / 1e6)
+    params = sum(p.numel() for p in timm.create_model("test_vit").parameters())
+    assert opened.params_m == pytest.approx(params / 1e6)
     assert opened.call(2, CPU)().shape == (2, 1000)  # type: ignore[attr-defined]
     with pytest.raises(HVTError, match="test_vit is timm's"):
-        open_contender("test_vit", "onnx", CPU, tmp_path)
+        open_bench_model("test_vit", "onnx", CPU, tmp_path)
 
 
 def test_timms_counter_agrees_with_the_closed_form() -> None:
@@ -182,11 +180,11 @@ def test_peak_memory_in_an_exported_mode_is_that_of_evaluation(
     """What the new process is given is the file that is timed: quantised, and without dropout."""
     graphs: list[onnx.ModelProto] = []
 
-    def run(command: list[str], **_: Any) -> Any:
-        graphs.append(onnx.load(next(word for word in command if word.endswith(".onnx"))))
-        return subprocess.CompletedProcess(command, 0, '{"1": 5}', "")
+    def run(_: Any, file: str, *args: Any) -> dict[int, int]:
+        graphs.append(onnx.load(file))
+        return {1: 5}
 
-    monkeypatch.setattr("hvt.bench.peak.subprocess.run", run)
+    monkeypatch.setattr("hvt.bench.peak.in_new_process", run)
     fields = SMALL | {"img_size": 32, "depth": 1, "drop_rate": 0.1}
     assert peak_memory("hvt_ti_1", mode, [1], CPU, **fields) == {1: 5}
     (graph,) = graphs
@@ -200,23 +198,22 @@ def test_only_our_models_have_a_peak_in_an_exported_mode() -> None:
         peak_memory("test_vit", "onnx", [1], CPU)
 
 
-def test_peak_memory_that_cannot_be_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And by no module of the working folder."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("json", "statistics"):
-        Path(f"{name}.py").write_text("raise SystemExit('the working folder')")
-    with pytest.raises(
-        HVTError, match=r"the peak memory of nothing could not be measured: .*neither"
-    ):
-        peak_memory("nothing", "train", [1], CPU)
+def test_peak_memory_of_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(HVTError, match=r"^batch=100000000000000000000 does not fit into memory"):
+        peak_memory("test_vit", "eager", [10**20], CPU)
+
+    def killed(*_: Any) -> None:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr("hvt.bench.peak.ProcessPoolExecutor", killed)
+    with pytest.raises(HVTError, match="the process was killed: use a smaller batch"):
+        in_new_process(print)
 
 
 def test_a_batch_that_does_not_fit() -> None:
     for batch in (10**12, 10**17, 10**20):
         with pytest.raises(HVTError, match=rf"^batch={batch} does not fit into memory: use a sma"):
-            measure([open_contender("test_vit", "eager", CPU, Path())], [batch], CPU)
+            measure([open_bench_model("test_vit", "eager", CPU, Path())], [batch], CPU)
 
     def run(images: torch.Tensor) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory" if len(images) > 1 else "x")
@@ -298,6 +295,27 @@ def test_the_image(tmp_path: Path) -> None:
         assert image.width > 1.5 * image.height  # a panel for each batch size
 
 
+def test_a_busy_machine_is_reported() -> None:
+    idle = Row("a", "hvt", "eager", 1, "224", 4.6, 22.0, 15.0, 10, 12, 90, 9, 1, 1, 1, None)
+    assert busy([idle]) is None
+    other = dataclasses.replace(idle, model="b", batch=16, p90_ms=31.0)
+    assert busy([idle, other]) == (
+        "the machine was busy: p90 is 3.1 times p50 for b at batch 16, so measure again when "
+        "nothing else runs"
+    )
+
+
+def test_the_command_reports_a_busy_machine(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvt.bench.run.percentile", lambda seconds, share: 10 * max(seconds))
+    words = ("bench", "deit_ti", "--img-size", 32, "--batch", 1, "--rounds", 1, "--no-memory")
+    code, out, err = command(*words, "--device", "cpu", "--json")
+    assert code == 0
+    assert json.loads(out)["busy"] is True
+    assert "the machine was busy" in err
+
+
 def test_modes_that_a_model_has() -> None:
     assert modes_of("hvt_s_1", ["eager", "int8"]) == ["eager", "int8"]
     assert modes_of("resnet18", ["onnx", "eager"]) == ["eager"]
@@ -326,6 +344,8 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
         (("hvt_s_1", "resnet18", "--img-size", "64"), "hvt's names, and resnet18 has a size of"),
         (("cifar100", "--img-size", "64"), "--img-size is for hvt's names, and cifar100 has"),
         (("resnet18", "--modes", "onnx"), "resnet18 is not a model of hvt, and only those are"),
+        (("hvt_s_1", "--batch", "1,zero"), "batch='1,zero' must be whole numbers of at least 1"),
+        (("hvt_s_1", "--rounds", "0"), "rounds='0' must be a whole number of at least 1"),
     ],
 )
 def test_bad_input(command: Command, words: tuple[str, ...], message: str) -> None:
@@ -356,21 +376,3 @@ def test_the_answer_outlives_a_file_that_cannot_be_written(
     assert code == 2
     assert "deit_ti" in out
     assert err.endswith("hvt: no space\n")
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        (("--batch", "1,zero"), "batch='1,zero' must be whole numbers of at least 1 such as 1,6"),
-        (("--batch", ""), "batch='' must be whole numbers of at least 1"),
-        (("--rounds", "0"), "rounds='0' must be a whole number of at least 1"),
-        (("--img-size", "0"), "img_size='0' must be a whole number of at least 1"),
-    ],
-)
-def test_bad_numbers(
-    capsys: pytest.CaptureFixture[str], flag: tuple[str, str], message: str
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["bench", "hvt_s_1", *flag])
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err

@@ -69,7 +69,7 @@ def build(source: Source, pretrained: bool = False, seed: int = 0, **overrides: 
     """The model of anything but an ONNX file.
 
     A checkpoint's has its weights in float32. Others have random ones, the same for the same seed,
-    or published ones; `overrides` are fields of `HVTConfig` for our own.
+    or published ones; `overrides` are their keyword arguments, for ours fields of `HVTConfig`.
     """
     if source.kind in ("checkpoint", "onnx"):
         return load(source.name).float()
@@ -77,7 +77,7 @@ def build(source: Source, pretrained: bool = False, seed: int = 0, **overrides: 
         torch.manual_seed(seed)
         if source.kind == "timm":
             with timm_errors(source.name, pretrained):
-                return timm.create_model(source.name, pretrained=pretrained)
+                return timm.create_model(source.name, pretrained=pretrained, **overrides)
         return create_model(source.name, pretrained, **overrides)
 
 

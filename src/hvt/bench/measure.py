@@ -1,4 +1,4 @@
-"""How speed is measured: which machine this is, time taken in turns, memory at its peak."""
+"""How speed is measured: which machine this is, and time taken in turns."""
 
 from __future__ import annotations
 
@@ -97,12 +97,8 @@ def calls_in_turns(
     cases = list(runs)
     start = turn % len(cases)
     for case in cases[start:] + cases[:start]:
-        into.setdefault(case, []).extend(_seconds(runs[case], device, least))
-
-
-def _seconds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    _calls(run, device, min(least, SETTLE))
-    return _calls(run, device, least)
+        _calls(runs[case], device, min(least, SETTLE))
+        into.setdefault(case, []).extend(_calls(runs[case], device, least))
 
 
 def _calls(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
@@ -110,17 +106,12 @@ def _calls(run: Callable[[], object], device: torch.device, least: float) -> lis
     start = before = time.perf_counter()
     while before - start < least or not calls:
         run()
-        _finish(device)
+        if device.type != "cpu":  # an accelerator returns before it is done
+            torch.accelerator.synchronize(device)
         now = time.perf_counter()
         calls.append(now - before)
         before = now
     return calls
-
-
-def _finish(device: torch.device) -> None:
-    """Wait for what was asked of an accelerator, which answers before it is done."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def matmuls(device: torch.device) -> dict[int, Callable[[], object]]:
@@ -134,35 +125,5 @@ def matmuls(device: torch.device) -> dict[int, Callable[[], object]]:
 
 
 def matmul_peak(times: Mapping[int, Sequence[float]]) -> float:
-    """GFLOP/s of the fastest size, by its median time; a multiply-add is two operations."""
+    """GFLOP/s of the fastest size, by its median time; a MAC is two operations."""
     return max(2 * n**3 / statistics.median(s) / 1e9 for n, s in times.items())
-
-
-# ── memory ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def memory_held(device: torch.device) -> int:
-    """Bytes held now: of torch's allocator on CUDA, of the whole process elsewhere."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    return _resident("VmRSS")
-
-
-def memory_peak(device: torch.device) -> int:
-    """The most bytes held so far, counted as in `memory_held`."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return _resident("VmHWM")
-
-
-def _resident(field: str) -> int:
-    status = Path("/proc/self/status")
-    if status.exists():
-        # Not getrusage: on Linux its maximum is inherited from the process that started this one.
-        for line in status.read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if platform.system() == "Darwin" else peak * 1024

@@ -1,4 +1,4 @@
-"""The image of `hvt bench`: images/s against multiply-adds, a mark for each model and mode."""
+"""The figure of `hvt bench`: images/s against MACs per image, a marker for each model and mode."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..plot import new_figure
 if TYPE_CHECKING:
     from .run import Row
 
-MARKS = {"eager": "o", "compiled": "^", "onnx": "s", "int8": "D"}
+MARKERS = {"eager": "o", "compiled": "^", "onnx": "s", "int8": "D"}
 COLOURS = {"hvt": "#0969da", "timm": "#9a6700"}
 LINE = "#8c959f"
 
 
 def check_image(path: str | Path) -> None:
-    """Refuse what could not be drawn, before anything is measured."""
+    """Raise an error if a figure could not be drawn or written, before anything is measured."""
     if Path(path).suffix.lower() not in (".png", ".svg"):
         raise HVTError(f"the image {path} should end in .png or .svg")
     check_writable(path)
@@ -29,8 +29,7 @@ def check_image(path: str | Path) -> None:
 def draw(rows: Sequence[Row], machine: dict[str, Any], path: str | Path) -> None:
     """Both axes logarithmic, a panel for each batch size, the modes of a model on one line.
 
-    The dashed line is the speed of the first model at other costs, if speed were the multiply-adds'
-    alone: what lies on it has turned every multiply-add that it saves into time.
+    The dashed line is the speed of the first model at other costs, if speed followed the MACs only.
     """
     batches = sorted({row.batch for row in rows})
     figure = new_figure(figsize=(1 + 5 * len(batches), 4.6), layout="constrained")
@@ -48,36 +47,31 @@ def draw(rows: Sequence[Row], machine: dict[str, Any], path: str | Path) -> None
 
 
 def _panel(axes: Any, rows: Sequence[Row]) -> None:
-    axes.set(xscale="log", yscale="log", xlabel="multiply-adds of an image (G)")
-    first = rows[0]
-    ends = [min(row.gflops for row in rows), max(row.gflops for row in rows)]
+    axes.set(xscale="log", yscale="log", xlabel="MACs per image (G)")
+    first, costs = rows[0], [row.gflops for row in rows]
+    ends = [min(costs), max(costs)]
     even = [first.images_per_s * first.gflops / x for x in ends]
-    axes.plot(ends, even, "--", color=LINE, lw=1, label=f"as {_short(first)} by multiply-adds")
-    for mode, mark in MARKS.items():
-        for library, colour in COLOURS.items():
-            points = [row for row in rows if (row.mode, row.library) == (mode, library)]
-            if points:
-                axes.plot(
-                    [row.gflops for row in points],
-                    [row.images_per_s for row in points],
-                    mark,
-                    color=colour,
-                    label=f"{library}, {mode}",
-                )
+    axes.plot(ends, even, "--", color=LINE, lw=1, label=f"as {_short(first)} by MACs")
+    labels: set[str] = set()
+    for row in rows:
+        label = f"{row.library}, {row.mode}"
+        axes.plot(
+            row.gflops,
+            row.images_per_s,
+            MARKERS[row.mode],
+            color=COLOURS[row.library],
+            label=None if label in labels else label,
+        )
+        labels.add(label)
     for model in dict.fromkeys(row.model for row in rows):
         modes = sorted((row for row in rows if row.model == model), key=lambda r: r.images_per_s)
-        axes.plot(
-            [r.gflops for r in modes], [r.images_per_s for r in modes], "-", color=LINE, lw=0.7,
-            zorder=1,
-        )  # fmt: skip
+        points = [(row.gflops, row.images_per_s) for row in modes]
+        axes.plot(*zip(*points, strict=True), "-", color=LINE, lw=0.7, zorder=1)
+        offset = (5, 4) if modes[0].library == "hvt" else (5, -10)  # seldom over each other
         axes.annotate(
-            _short(modes[-1]),
-            (modes[-1].gflops, modes[-1].images_per_s),
-            xytext=(5, 4) if modes[0].library == "hvt" else (5, -10),  # seldom over each other
-            textcoords="offset points",
-            fontsize=8,
+            _short(modes[-1]), points[-1], offset, textcoords="offset points", fontsize=8,
             parse_math=False,
-        )
+        )  # fmt: skip
     axes.margins(0.2)
     axes.grid(alpha=0.3, which="both")
     plain_ticks(axes)
@@ -86,7 +80,7 @@ def _panel(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def plain_ticks(axes: Any) -> None:
-    """Numbers as people write them, where a logarithmic axis would have powers of ten."""
+    """Plain numbers on a logarithmic axis, not powers of ten."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("{x:g}")
@@ -98,7 +92,7 @@ def _short(row: Row) -> str:
 
 
 def save(figure: Any, path: str | Path) -> None:
-    """Whole or not at all, as PNG or SVG by the name's ending."""
+    """Write a figure atomically, as PNG or SVG by the path's suffix."""
     form = Path(path).suffix.lower().removeprefix(".")
     undated = {"Date": None} if form == "svg" else None  # or the same figures would differ
     with atomic_write(path) as temporary:

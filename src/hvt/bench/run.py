@@ -6,7 +6,7 @@ import copy
 import csv
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from ..deploy.export import BATCH, open_exported
 from ..errors import HVTError
 from ..files import atomic_write
 from ..model import HVT
-from .contenders import BenchModel, fitting, reason
 from .measure import calls_in_turns, interleaved, matmul_peak, matmuls
+from .models import BenchModel, first_line, fitting
 
 TURN = 0.25  # seconds that one turn of a model fills at least
+BUSY = 1.5
+"""The ratio of p90 to p50 from which on a machine counts as busy; idle ones are below 1.2."""
 Note = Callable[[str], None]
 
 
@@ -35,7 +37,7 @@ class Row:
     batch: int
     pixels: str
     gflops: float
-    """Multiply-adds in 10⁹ for one image."""
+    """MACs per image, in 10⁹."""
     params_m: float
     images_per_s: float
     """From the median call."""
@@ -54,27 +56,25 @@ class Row:
 
 
 def measure(
-    contenders: Sequence[BenchModel],
+    models: Sequence[BenchModel],
     batches: Sequence[int],
     device: torch.device,
     *,
     rounds: int = 5,
     least: float = TURN,
-    memory: dict[tuple[str, str, int], int] | None = None,
+    memory: Mapping[tuple[str, str, int], int] = {},
     note: Note = lambda text: None,
 ) -> list[Row]:
     """Time every model at every batch size, round after round, each a little at a time.
 
     `memory` has the peak bytes by name, mode and batch, where they are known.
     """
-    runs: dict[tuple[int, int], Callable[[], object]] = {}
-    for batch, (place, contender) in itertools.product(batches, enumerate(contenders)):
-        with fitting(batch):
-            runs[place, batch] = contender.call(batch, device)
+    cases = list(itertools.product(batches, range(len(models))))
+    runs = {(batch, place): models[place].call(batch, device) for batch, place in cases}
     note("warming up")
-    for (place, batch), run in runs.items():
+    for (batch, place), run in runs.items():
         with fitting(batch):
-            _warm_up(contenders[place], run)
+            _warm_up(models[place], run)
     products = matmuls(device)
     product_times: dict[int, list[float]] = {}
     times: dict[tuple[int, int], list[float]] = {}
@@ -83,42 +83,39 @@ def measure(
         interleaved(products, device, turn, least / 5, product_times)
         calls_in_turns(runs, device, turn, least, times)
     peak = matmul_peak(product_times)
-    return [
-        _row(contenders[place], batch, times[place, batch], peak, memory or {})
-        for batch, place in itertools.product(batches, range(len(contenders)))
-    ]
+    return [_row(models[place], batch, times[batch, place], peak, memory) for batch, place in cases]
 
 
-def _warm_up(contender: BenchModel, run: Callable[[], object]) -> None:
+def _warm_up(model: BenchModel, run: Callable[[], object]) -> None:
     try:
         run()
     except Exception as error:
-        if contender.mode != "compiled":
+        if model.mode != "compiled":
             raise
         raise HVTError(
-            f"{contender.name} cannot be compiled here ({reason(error)}): leave compiled out"
+            f"{model.name} cannot be compiled here ({first_line(error)}): leave compiled out"
         ) from error
 
 
 def _row(
-    contender: BenchModel,
+    model: BenchModel,
     batch: int,
     seconds: list[float],
     peak: float,
-    memory: dict[tuple[str, str, int], int],
+    memory: Mapping[tuple[str, str, int], int],
 ) -> Row:
     median = statistics.median(seconds)
-    achieved = 2 * contender.gflops * batch / median
-    held = memory.get((contender.name, contender.mode, batch))
-    _, height, width = contender.input_size
+    achieved = 2 * model.gflops * batch / median
+    held = memory.get((model.name, model.mode, batch))
+    _, height, width = model.input_size
     return Row(
-        model=contender.name,
-        library=contender.library,
-        mode=contender.mode,
+        model=model.name,
+        library=model.library,
+        mode=model.mode,
         batch=batch,
         pixels=str(height) if height == width else f"{height}x{width}",
-        gflops=contender.gflops,
-        params_m=contender.params_m,
+        gflops=model.gflops,
+        params_m=model.params_m,
         images_per_s=batch / median,
         p50_ms=1e3 * median,
         p90_ms=1e3 * percentile(seconds, 90),
@@ -128,6 +125,18 @@ def _row(
         matmul_peak_gflop_per_s=peak,
         share_of_peak=achieved / peak,
         peak_memory_mb=None if held is None else held / 1e6,
+    )
+
+
+def busy(rows: Sequence[Row]) -> str | None:
+    """A warning if calls took so unequally long that something else must have run as well."""
+    worst = max(rows, key=lambda row: row.p90_ms / row.p50_ms)
+    ratio = worst.p90_ms / worst.p50_ms
+    if ratio < BUSY:
+        return None
+    return (
+        f"the machine was busy: p90 is {ratio:.1f} times p50 for {worst.model} at batch "
+        f"{worst.batch}, so measure again when nothing else runs"
     )
 
 

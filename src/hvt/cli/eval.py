@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..fields import MAX_THREADS
 from ..terminal import printable
-from .flags import add_batch_and_device, converter
+from .flags import add_batch_and_device, add_number
 from .output import add_output_flags, emit, print_json
 
 if TYPE_CHECKING:
@@ -35,13 +35,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--data", required=True, help="digits, cifar100, imagenet or a folder")
     parser.add_argument("--root", help="folder of the named data set")
     parser.add_argument("--download", action="store_true", help="fetch the named data set")
-    parser.add_argument(
-        "--workers",
-        type=converter("workers", int, ge=0, le=MAX_THREADS),
-        default=1,
-        metavar="N",
-        help="worker processes that read images (default: 1)",
-    )
+    add_number(parser, "--workers", "worker processes that read images", 1, ge=0, le=MAX_THREADS)
     add_batch_and_device(parser)
     parser.add_argument(
         "--match-by-order",

@@ -93,15 +93,18 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
             parser.add_argument(alias, help=argparse.SUPPRESS, **options)
 
 
-def add_batch_and_device(parser: argparse.ArgumentParser) -> None:
+def add_number(
+    parser: Parser, flag: str, help: str, default: int | None = None, **limits: float
+) -> None:
+    """A flag for a whole number within the bounds of `fields.field`."""
+    convert = converter(flag.strip("-").replace("-", "_"), int, **limits)
+    shown = help if default is None else f"{help} (default: {default})"
+    parser.add_argument(flag, type=convert, default=default, metavar="N", help=shown)
+
+
+def add_batch_and_device(parser: Parser) -> None:
     """Where to compute, and how much at once."""
-    parser.add_argument(
-        "--batch-size",
-        type=converter("batch_size", int, ge=1),
-        default=64,
-        metavar="N",
-        help="images at once (default: 64)",
-    )
+    add_number(parser, "--batch-size", "images per batch", 64, ge=1)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
 
 

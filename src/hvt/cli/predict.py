@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError
-from .flags import add_batch_and_device, converter
+from .flags import add_batch_and_device, add_number
 from .output import Columns, Row, add_output_flags, emit
 
 if TYPE_CHECKING:
@@ -36,13 +36,7 @@ def register(commands: Any) -> None:
         help="a checkpoint, an ONNX file or a built-in model, if not the default; or an image",
     )
     parser.add_argument("others", nargs="*", metavar="IMAGE", help="images to classify")
-    parser.add_argument(
-        "--top",
-        type=converter("top", int, ge=1),
-        default=5,
-        metavar="N",
-        help="classes to show for each image (default: 5)",
-    )
+    add_number(parser, "--top", "classes to show for each image", 5, ge=1)
     add_batch_and_device(parser)
     add_output_flags(parser, csv=True)
     parser.set_defaults(run=run_predict, parser=parser)

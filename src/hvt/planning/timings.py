@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..bench.contenders import contender_of, fitting
 from ..bench.measure import calls_in_turns, describe
+from ..bench.models import bench_model, fitting
 from ..config import HVTConfig
 from ..device import find_device
 from ..errors import HVTError
@@ -218,7 +218,7 @@ def time_models(
     with tempfile.TemporaryDirectory() as folder, fitting(batch):
         for number, (case, config) in enumerate(cases.items(), 1):
             note(f"preparing model {number} of {len(cases)}")
-            model = contender_of(str(number), HVT(config).eval(), mode, device, Path(folder))
+            model = bench_model(str(number), HVT(config).eval(), mode, device, Path(folder))
             runs[case] = model.call(batch, device)
             runs[case]()
             first: dict[Case, list[float]] = {}

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from ..bench.contenders import open_contender
 from ..bench.measure import describe
+from ..bench.models import open_bench_model
 from ..bench.run import measure
 from ..checkpoint.save_load import save
 from ..config import HVTConfig
@@ -138,8 +138,8 @@ def measure_speed(models: dict[str, HVT], device: torch.device, log: Log) -> dic
             save(model, path)
             for mode in modes:
                 log(f"opening {name} ({MODES[mode]})")
-                entries.append((name, open_contender(str(path), mode, device, Path(folder))))
-        rows = measure([contender for _, contender in entries], BATCHES, device, note=log)
+                entries.append((name, open_bench_model(str(path), mode, device, Path(folder))))
+        rows = measure([model for _, model in entries], BATCHES, device, note=log)
     speed: dict[str, Any] = {name: {mode: {} for mode in modes} for name in models}
     for row in rows:
         speed[Path(row.model).stem][row.mode][row.batch] = row.images_per_s

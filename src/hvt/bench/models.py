@@ -1,4 +1,4 @@
-"""The models that are compared, ours and timm's, built and run in the same way."""
+"""The models to compare, ours and timm's, built and run in the same way."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..config import HVTConfig
 from ..costs import cost
 from ..data.sample import drawn_images
 from ..deploy.calibrate import Calibration, input_ranges
@@ -24,7 +24,7 @@ from ..deploy.export import write
 from ..deploy.runtime import OnnxModel
 from ..errors import HVTError
 from ..model import HVT
-from ..resolve import build as build_model
+from ..resolve import build as build_source
 from ..resolve import resolve
 
 EXPORTED = ("onnx", "int8")
@@ -32,7 +32,7 @@ EXPORTED = ("onnx", "int8")
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model that is ready to run, one way of the four."""
+    """A model that is ready to run in one of the modes."""
 
     name: str
     library: str
@@ -40,19 +40,20 @@ class BenchModel:
     mode: str
     input_size: tuple[int, int, int]
     """Channels, height and width."""
-    price: Callable[[], float]
-    """Of a timm model it needs another copy, which is not to count in its memory."""
+    count_gflops: Callable[[], float]
+    """For a timm model this builds another copy, which must not count in its memory."""
     params_m: float
     run: Callable[[Tensor], object]
 
     @functools.cached_property
     def gflops(self) -> float:
-        """Multiply-adds in 10⁹ for one image."""
-        return self.price()
+        """MACs per image, in 10⁹."""
+        return self.count_gflops()
 
     def call(self, batch: int, device: torch.device) -> Callable[[], object]:
         """One forward pass on a batch of noise, to be timed."""
-        images = torch.randn(batch, *self.input_size, device=device)
+        with fitting(batch):
+            images = torch.randn(batch, *self.input_size, device=device)
 
         def forward() -> object:
             with torch.inference_mode():
@@ -63,7 +64,7 @@ class BenchModel:
 
 @contextlib.contextmanager
 def fitting(batch: int) -> Iterator[None]:
-    """Make the error of a batch that does not fit into memory a sentence."""
+    """Raise one clear error for a batch that does not fit into memory."""
     try:
         yield
     except (MemoryError, RuntimeError, TypeError, HVTError) as error:
@@ -74,47 +75,40 @@ def fitting(batch: int) -> Iterator[None]:
         raise HVTError(f"batch={batch} does not fit into memory: use a smaller one") from error
 
 
-def open_contender(
+def open_bench_model(
     name: str, mode: str, device: torch.device, folder: Path, **overrides: Any
 ) -> BenchModel:
-    """A model's name, a checkpoint or an exported file, made ready to run in a mode.
+    """What `resolve` finds under a name, ready to run in a mode.
 
-    Exported files run as they are. Others are exported to `folder` where the mode asks for it, int8
-    without sparing a layer and in ranges of drawn images, which are as fast as real ones.
-    `overrides` are for the named models of hvt.
+    An ONNX file runs as it is. Others are exported to `folder` where the mode asks for it, int8
+    with all layers quantised and calibrated on drawn images, which are as fast as real ones.
+    `overrides` are fields of `HVTConfig`, for our models and configs.
     """
     source = resolve(name)
     if source.kind == "onnx":
         session = OnnxModel(source.name, device, torch.get_num_threads())
-        mode = "int8" if session.int8 else "onnx"
-        return _of_config(name, mode, session.config, session)
+        return _of_config(name, "int8" if session.int8 else "onnx", session.config, session)
     model = build(name, **overrides).eval()
     if isinstance(model, HVT):
-        return contender_of(name, model, mode, device, folder)
+        return bench_model(name, model, mode, device, folder)
     if mode in EXPORTED:
-        raise _not_ours(name, mode)
-    model.to(device)
+        raise not_ours(name, mode)
     params = sum(p.numel() for p in model.parameters()) / 1e6
-    size = input_size(model)
-    price = functools.partial(gflops, name)
-    return BenchModel(name, "timm", mode, size, price, params, _compiled(model, mode))
+    run = _compiled(model.to(device), mode)
+    count = functools.partial(gflops, name)
+    return BenchModel(name, "timm", mode, input_size(model), count, params, run)
 
 
-def contender_of(
-    name: str, model: HVT, mode: str, device: torch.device, folder: Path
-) -> BenchModel:
-    """A model of ours in evaluation mode, made ready to run in a mode."""
+def bench_model(name: str, model: HVT, mode: str, device: torch.device, folder: Path) -> BenchModel:
+    """A model of ours in evaluation mode, ready to run in a mode."""
     if mode not in EXPORTED:
         return _of_config(name, mode, model.config, _compiled(model.to(device), mode))
-    path = export_contender(name, model, mode, folder)
-    session = OnnxModel(path, device, torch.get_num_threads())
+    session = OnnxModel(export_for_bench(model, mode, folder), device, torch.get_num_threads())
     return _of_config(name, mode, model.config, session)
 
 
-def export_contender(name: str, model: nn.Module, mode: str, folder: Path) -> Path:
+def export_for_bench(model: HVT, mode: str, folder: Path) -> Path:
     """The file of a model in an exported mode, in a folder of its own below `folder`."""
-    if not isinstance(model, HVT):
-        raise _not_ours(name, mode)
     model.eval()  # or the graph would be that of training, with its random drops
     calibration = None
     if mode == "int8":
@@ -125,7 +119,7 @@ def export_contender(name: str, model: nn.Module, mode: str, folder: Path) -> Pa
     return path
 
 
-def _not_ours(name: str, mode: str) -> HVTError:
+def not_ours(name: str, mode: str) -> HVTError:
     return HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
 
 
@@ -133,19 +127,21 @@ def _compiled(model: nn.Module, mode: str) -> Callable[[Tensor], object]:
     return torch.compile(model, dynamic=False) if mode == "compiled" else model
 
 
-def _of_config(name: str, mode: str, config: Any, run: Callable[[Tensor], object]) -> BenchModel:
+def _of_config(
+    name: str, mode: str, config: HVTConfig, run: Callable[[Tensor], object]
+) -> BenchModel:
     own = cost(config)
     size = (config.in_chans, *config.image)
     return BenchModel(name, "hvt", mode, size, lambda: own.gflops, own.params_m, run)
 
 
 def build(name: str, device: torch.device | str = "cpu", **overrides: Any) -> nn.Module:
-    """The model of a name or a checkpoint, with new weights unless they are a checkpoint's."""
-    return build_model(resolve(name), **overrides).to(device)
+    """The model of a name or a path; weights are new unless they are a checkpoint's."""
+    return build_source(resolve(name), **overrides).to(device)
 
 
 def modes_of(name: str, modes: Sequence[str]) -> list[str]:
-    """Those of some modes that a model can be timed in; an exported file has only its own."""
+    """Those of some modes that a model can be timed in; an ONNX file has only its own."""
     kind = resolve(name).kind
     if kind == "onnx":
         return list(modes[:1])
@@ -161,6 +157,7 @@ def modes_of(name: str, modes: Sequence[str]) -> list[str]:
 
 
 def library(name: str) -> str:
+    """hvt or timm."""
     return "timm" if resolve(name).kind == "timm" else "hvt"
 
 
@@ -171,12 +168,12 @@ def input_size(model: nn.Module) -> tuple[int, int, int]:
 
 
 def gflops(name: str) -> float:
-    """Multiply-adds in 10⁹ for one image: by `hvt.cost`, and by torch's counter for timm's."""
+    """MACs per image in 10⁹: by `hvt.cost`, and by torch's counter for timm's models."""
     source = resolve(name)
     if source.kind != "timm":
         return cost(source.name).gflops
     # Frozen, for the counter follows whatever wants a gradient.
-    model = build_model(source).eval().requires_grad_(False)
+    model = build_source(source).eval().requires_grad_(False)
     counter = FlopCounterMode(display=False)
     # The counter does not know every fused attention kernel; the plain one is matrix products.
     try:
@@ -184,50 +181,11 @@ def gflops(name: str) -> float:
             model(torch.zeros(1, *input_size(model)))
     except Exception as error:  # of any kind: it is the model's own code that runs
         raise HVTError(
-            f"the multiply-adds of {name} cannot be counted ({reason(error)}): leave it out"
+            f"the MACs of {name} cannot be counted ({first_line(error)}): leave it out"
         ) from error
     return counter.get_total_flops() / 2 / 1e9
 
 
-def reason(error: Exception) -> str:
-    """The first line of an error, for a sentence."""
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
-
-
-# ── what is timed ───────────────────────────────────────────────────────────────────────────────
-
-
-def images(model: nn.Module, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random images `(B, C, H, W)` and classes `(B,)` for a model."""
-    images = torch.randn(batch, *input_size(model), device=device)
-    return images, torch.randint(int(model.num_classes), (batch,), device=device)  # type: ignore[arg-type]
-
-
-def inference(model: nn.Module, images: Tensor) -> Callable[[], object]:
-    """One forward pass in evaluation mode."""
-
-    def run() -> object:
-        model.eval()
-        with torch.inference_mode():
-            return model(images)
-
-    return run
-
-
-def adamw(model: nn.Module) -> torch.optim.AdamW:
-    """The same fused optimiser for all."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.025, fused=True)
-
-
-def train_step(
-    model: nn.Module, optimizer: torch.optim.AdamW, images: Tensor, classes: Tensor
-) -> Callable[[], object]:
-    """Forward, cross-entropy, backward and one step of the optimiser."""
-
-    def run() -> None:
-        model.train()
-        F.cross_entropy(model(images), classes).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return run
