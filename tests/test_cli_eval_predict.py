@@ -306,7 +306,7 @@ def test_eval_of_bad_input(command: Command, build: Build, digits: Path, tmp_pat
         ),
         (
             (digits, "--data", "digits", "--confusion", tmp_path / "folder.png"),
-            "folder.png: it exists and is not a regular file",
+            "folder.png: it is a folder",
         ),
     ]
     for words, message in cases:

@@ -76,7 +76,7 @@ def test_a_file_missing_in_the_body_is_not_blamed_on_the_folder(tmp_path: Path) 
 
 def test_a_folder_of_that_name_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
-    fails(tmp_path / "a", "a: it exists and is not a regular file")
+    fails(tmp_path / "a", "a: it is a folder")
     assert names_in(tmp_path) == ["a"]
     assert names_in(tmp_path / "a") == ["b"]
 
@@ -93,7 +93,7 @@ def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
     links = {"null": "/dev/null", "gone": "nowhere/a.txt"}
     for name, target in links.items():
         (tmp_path / name).symlink_to(target)
-    fails(tmp_path / "null", "null: it exists and is not a regular file")
+    fails(tmp_path / "null", "null: it is not a regular file")
     fails(tmp_path / "gone", r"a\.txt: the folder .*nowhere does not exist")
     assert names_in(tmp_path) == sorted(links)
 

@@ -81,7 +81,8 @@ def _target(path: str | Path) -> Path:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         check_folder(target)
         if target.exists() and not target.is_file():
-            raise HVTError(f"cannot write {path}: it exists and is not a regular file")
+            what = "a folder" if target.is_dir() else "not a regular file"
+            raise HVTError(f"cannot write {path}: it is {what}")
     except OSError as error:
         raise HVTError(f"cannot write {path}: {error.strerror or error}") from error
     return target
