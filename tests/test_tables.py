@@ -14,7 +14,6 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
     [
         ["readme_table.py"],
         ["export_tables.py"],
-        ["processes.py"],
         ["upcycle.py", "--table"],
         ["fit_quality.py"],
         ["scaling_tables.py"],
