@@ -1,4 +1,4 @@
-"""A budget buys what `hvt.cost` says, and what cannot be bought is refused with a reason."""
+"""Plans are priced as `hvt.cost` prices, within their budgets, and errors name what is wrong."""
 
 import json
 import math
@@ -163,7 +163,7 @@ def test_no_choice_is_above_its_budget(gflops: float, img_size: int, depth: int)
         assert choice.gflops <= tolerance(gflops)
 
 
-# What cannot be bought
+# Budgets that cannot be met, and bad arguments
 
 
 @pytest.mark.parametrize(
@@ -174,55 +174,46 @@ def test_no_choice_is_above_its_budget(gflops: float, img_size: int, depth: int)
         ({"gflops": 0.5, "memory": 3}, r"memory=3 cannot be met: the minimum .* MB"),
     ],
 )
-def test_what_binds_and_what_is_nearest(budgets: dict[str, Any], message: str) -> None:
+def test_the_minimum_of_a_budget(budgets: dict[str, Any], message: str) -> None:
     with pytest.raises(hvt.HVTError, match=message):
         hvt.plan(**{"depth": 12, "img_size": 224} | budgets)
 
 
-def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
+def test_budgets_that_exclude_each_other_name_the_closest_config() -> None:
     fixed = {"img_size": 224, "depth": 12, "stages": 0}
     with pytest.raises(hvt.HVTError, match="cannot be met") as refused:
         hvt.plan(gflops=0.03, params=0.24, **fixed)
     assert hvt.plan(gflops=0.03, **fixed).best[0].params_m > 0.24
     assert hvt.plan(params=0.24, **fixed).best[0].gflops > 0.03
-    match = re.search(
-        r"(\w+) is the tightest, and the closest config takes ([\d.]+) GFLOPs, ([\d.]+) M",
-        str(refused),
-    )
+    taken = r"(\w+) is the tightest, and the closest config takes ([\d.]+) GFLOPs, ([\d.]+) M"
+    match = re.search(taken, str(refused))
     assert match, refused
-    nearest = {"gflops": float(match[2]), "params": float(match[3])}
-    assert hvt.plan(**nearest, **fixed).best  # what is offered can be met
+    closest = {"gflops": float(match[2]), "params": float(match[3])}
+    assert hvt.plan(**closest, **fixed).best
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ((), "no budget is given"),
-        (("--gflops", "-1"), "gflops=-1.0 must be a number above 0"),
         (("--gflops", "0"), "gflops=0.0 must be a number above 0"),
-        (("--gflops", "nan"), "gflops=nan must be a number above 0"),
         (("--params", "inf"), "params=inf must be a number above 0"),
         (("--latency-ms", "5", "--device", "gpu"), "the device 'gpu' is not"),
         (("--latency-ms", "5", "--mode", "onx"), "unknown mode 'onx': did you mean onnx?"),
         (("--gflops", "1", "--device", "cpu"), "give latency_ms, or leave them out"),
-        (("--gflops", "1", "--remeasure"), "give latency_ms, or leave them out"),
         (("--gflops", "1", "--choice", "3"), "--choice says which of the best --save writes"),
         (("--latency-ms", "5", "--pool", "conv"), "pool='conv' has no latency"),
-        (("--latency-ms", "5", "--pool", "conv", "--from", "x"), "pool='conv' has no latency"),
         (("--gflops", "1", "--pool", "conv", "--from", "x"), "pool='conv' must be max or avg"),
         (
             ("--gflops", "1", "--img-size", "32", "--patch-size", "16", "--stages", "4"),
             "no config of the space has enough tokens for its poolings: use fewer stages",
         ),
         (("--gflops", "1", "--img-size", "100", "--patch-size", "16"), "does not divide"),
-        (("--gflops", "1", "--in-chans", "9" * 401), "in_chans=… must be a whole number"),
-        (("--gflops", "1", "--num-heads", "9" * 401), "num_heads=… must be a whole number"),
-        (("--latency-ms", "5", "--threads", "9" * 20), "threads=… must be a whole number"),
-        (("--latency-ms", "5", "--device", "meta"), "the device 'meta' is not available"),
+        (("--latency-ms", "5", "--threads", "9999"), "threads=9999 must be a whole number"),
         (("--latency-ms", "5", "--head-dim", "12"), "head_dim=12 has no latency"),
         (("--gflops", "1", "--mlp-ratio", "1e-4"), "mlp_ratio=0.0001 leaves the MLP no width, at"),
         (("--gflops", "1", "--embed-dim", "100", "--num-heads", "3"), "embed_dim=100 is not"),
-        (("--gflops", "1", "--depth", "7", "--stages", "2"), "stages=2 does not divide depth=7"),
+        (("--gflops", "1", "--depth", "7", "--stages", "2"), "stages=2 is not possible at depth 7"),
         (("--gflops", "1", "--depth", "0"), "depth=0 must be a whole number"),
         (("--gflops", "1", "--save", "plan.toml", "--depth", "4"), "must end in .json"),
         (("--gflops", "1", "--save", "none/plan.json"), "the folder none does not exist"),
@@ -232,7 +223,7 @@ def test_budgets_that_exclude_each_other_name_the_nearest() -> None:
         (("--gflops", "1", "--from", "cifar100"), "cifar100 is not a plain ViT"),
     ],
 )
-def test_nonsense_is_refused(command: Command, words: tuple[str, ...], message: str) -> None:
+def test_bad_arguments(command: Command, words: tuple[str, ...], message: str) -> None:
     code, out, err = command("plan", *words)
     assert (code, out) == (2, "")
     assert message in err
@@ -242,37 +233,34 @@ def test_nonsense_is_refused(command: Command, words: tuple[str, ...], message: 
     ("flag", "meant"),
     [("--ms", "--latency-ms"), ("--latency", "--latency-ms"), ("--macs", "--gflops")],
 )
-def test_a_flag_of_the_same_meaning_is_suggested(
-    command: Command, capsys: Any, flag: str, meant: str
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        command("plan", flag, "10")
-    assert f"unknown flag '{flag}': did you mean {meant}?" in capsys.readouterr().err
+def test_a_flag_of_the_same_meaning_is_suggested(command: Command, flag: str, meant: str) -> None:
+    code, _, err = command("plan", flag, "10")
+    assert code == 2
+    assert f"unknown flag '{flag}': did you mean {meant}?" in err
 
 
 @pytest.mark.parametrize(
     ("fixed", "message"),
     [
-        ({"embed_dim": -64}, "embed_dim=-64 must be a whole number of at least 1"),
         ({"embed_dim": "96"}, "embed_dim='96' must be a whole number of at least 1"),
-        ({"patch_size": 0}, "patch_size=0 must be a whole number of at least 1"),
         ({"pool_after": 3}, "pool_after=3 must be whole numbers"),
-        ({"pool_after": (64,)}, "pool_after=(64,) must name blocks from 0 to 63"),
-        ({"stages": "a"}, "stages='a' must be a whole number"),
-        ({"stages": -1}, "stages=-1 must be a whole number of at least 0"),
-        ({"stages": 11}, "stages=11 divides no depth of the plan"),
+        ({"pool_after": (64,)}, "pool_after=(64,) is not possible at depth 2 to 64"),
+        ({"stages": 11}, "stages=11 is not possible at depth 2 to 64"),
+        ({"stages": 1, "pool_after": (0, 2)}, "stages and pool_after disagree"),
+        ({"pool_dims": 1, "pool_kernel": (3, 2)}, "needs pool_dims=2"),
+        ({"patch_size": 11}, "patch_size=11 fits no image of the plan: fix both"),
         ({"img_size": 100_000, "depth": 64}, "gflops=1 cannot be met: the minimum"),
-        ({"gflops": True}, "gflops=True must be a number"),
+        ({"retention": (3, 2)}, "a plan has no retention"),
+        ({"widht": 3}, "unknown field 'widht'"),
         ({"mode": None}, "unknown mode None"),
-        ({"gflops": None, "latency_ms": 5, "device": None}, "the device 'None' is not available"),
     ],
 )
-def test_a_field_that_nothing_has_is_named(fixed: dict[str, Any], message: str) -> None:
+def test_bad_fields(fixed: dict[str, Any], message: str) -> None:
     with pytest.raises(hvt.HVTError, match=re.escape(message)):
         hvt.plan(**{"gflops": 1} | fixed)
 
 
-def test_a_small_mlp_leaves_out_the_widths_that_would_have_none() -> None:
+def test_widths_without_an_mlp_are_left_out() -> None:
     planned = hvt.plan(gflops=0.01, mlp_ratio=0.02, num_classes=10, depth=2, img_size=96)
     assert min(choice.config.mlp_width for choice in planned.choices) >= 1
 
@@ -283,13 +271,6 @@ def test_lists_are_tuples() -> None:
     assert choice.config.pool_blocks == (0,)
     assert choice.config.image == (192, 128)
     assert choice.config.pool_kernel == (3, 2)
-
-
-def test_what_a_plan_does_not_vary() -> None:
-    with pytest.raises(hvt.HVTError, match="a plan has no retention"):
-        hvt.plan(gflops=1, retention=(3, 2))
-    with pytest.raises(hvt.HVTError, match="unknown field 'widht'"):
-        hvt.plan(gflops=1, widht=3)
 
 
 # The command
@@ -341,87 +322,54 @@ def test_a_plan_is_trained(tmp_path: Path) -> None:
                     output=str(tmp_path / "run"), quiet=True, drop_path_rate=0.0,
                     train_fraction=0.1, batch_size=32)  # fmt: skip
     assert run.model.config == config.replace(drop_path_rate=0.0)
-    (tmp_path / "plan.json").unlink()  # a run that goes on does not need it
+    (tmp_path / "plan.json").unlink()  # resuming does not need it
     longer = hvt.train(resume=tmp_path / "run", epochs=2, quiet=True)
     assert longer.model.config == run.model.config
 
 
-def test_a_plan_for_upcycling(command: Command, tmp_path: Path, build: Any) -> None:
-    hvt.save(build("deit_ti", depth=4), tmp_path / "deit.safetensors")
-    whole = hvt.cost(hvt.load(tmp_path / "deit.safetensors")).gflops
-    planned = hvt.plan(gflops=0.6 * whole, source=tmp_path / "deit.safetensors")
+@pytest.fixture
+def source(tmp_path: Path, build: Any) -> tuple[Path, float]:
+    """A trained model and its GFLOPs."""
+    path = tmp_path / "my models" / "deit.safetensors"
+    path.parent.mkdir()
+    hvt.save(build("deit_ti", depth=4), path)
+    return path, hvt.cost(hvt.load(path)).gflops
+
+
+def test_a_plan_for_upcycling(source: tuple[Path, float]) -> None:
+    path, gflops = source
+    planned = hvt.plan(gflops=0.6 * gflops, source=path)
     for choice in planned.best:
         assert (choice.config.width, choice.config.depth) == (24, 4)
         assert choice.config.pool_blocks
-        assert choice.gflops <= tolerance(0.6 * whole)
+        assert choice.gflops <= tolerance(0.6 * gflops)
     assert planned.baseline is not None  # the source itself on smaller images
     assert not planned.baseline.config.pool_blocks
-    code, out, err = command(
-        "plan", "--gflops", 0.6 * whole, "--from", tmp_path / "deit.safetensors"
-    )
-    assert code == 0, err
-    assert "hvt upcycle" in out
     with pytest.raises(hvt.HVTError, match=r"the minimum of any placement of deit.safetensors"):
-        hvt.plan(gflops=1e-6, source=tmp_path / "deit.safetensors")
+        hvt.plan(gflops=1e-6, source=path)
+    with pytest.raises(hvt.HVTError, match="no placement with the fixed fields costs less than"):
+        hvt.plan(params=6, source=path, img_size=80, pool_after=(2,), pool_dims=1)
+    unpooled = hvt.plan(params=6, source=path, pool_after=(), img_size=64)
+    assert unpooled.best[0].config.retention == (65, 65, 65, 1)  # as hvt upcycle would make it
 
 
-def test_the_command_for_upcycling_keeps_what_was_asked(
-    command: Command, tmp_path: Path, build: Any
+@pytest.mark.parametrize(("flag", "factor"), [("--params", 6), ("--gflops", 5), ("--gflops", 0.99)])
+def test_the_command_for_upcycling(
+    command: Command, source: tuple[Path, float], flag: str, factor: float
 ) -> None:
-    path = tmp_path / "my models" / "d.safetensors"
-    path.parent.mkdir()
-    hvt.save(build("deit_ti", depth=4), path)
+    """It keeps the fixed fields, and its budget is below the source's, as hvt upcycle needs."""
+    path, gflops = source
+    value = factor if flag == "--params" else factor * gflops
     fixed = ("--img-size", "64", "--pool-after", "1", "--no-proportional-attention")
-    words = ("plan", "--from", path, "--params", 6, *fixed)
-    _, out, _ = command(*words)
+    words = ("plan", "--from", path, flag, value, *fixed)
+    code, out, err = command(*words)
+    assert code == 0, err
     printed = shlex.split(out.split("train it: ")[1])
     args = build_parser(["upcycle"]).parse_args(printed[1:])
     assert args.source == str(path)
     assert (args.img_size, args.pool_after, args.proportional_attention) == (64, (1,), False)
-    best = json.loads(command(*words, "--json")[1])["best"]
-    most = max(choice["gflops"] for choice in best)
-    assert args.gflops >= most
-    # Another budget binds, of which upcycling knows nothing: it gets the GFLOPs of what is listed.
-    both = (
-        "plan",
-        "--from",
-        path,
-        "--params",
-        6,
-        "--gflops",
-        0.9 * hvt.cost(hvt.load(path)).gflops,
-    )
-    _, out, _ = command(*both, *fixed)
-    printed = shlex.split(out.split("train it: ")[1])
-    assert build_parser(["upcycle"]).parse_args(printed[1:]).gflops == args.gflops
-    assert "hvt upcycle bounds only GFLOPs" in out
-
-
-def test_a_plan_for_upcycling_is_cheaper_than_the_source(
-    command: Command, tmp_path: Path, build: Any
-) -> None:
-    """Whatever the budget: `hvt upcycle` refuses one that the source itself is within."""
-    path = tmp_path / "deit.safetensors"
-    hvt.save(build("deit_ti", depth=3), path)
-    whole = hvt.cost(hvt.load(path)).gflops
-    for words in (("--params", 6), ("--gflops", 5 * whole), ("--gflops", 0.9999 * whole)):
-        code, out, err = command("plan", "--from", path, *words)
-        assert code == 0, err
-        printed = shlex.split(out.split("train it: ")[1])
-        budget = build_parser(["upcycle"]).parse_args(printed[1:]).gflops
-        planned = json.loads(command("plan", "--from", path, *words, "--json")[1])
-        assert planned["source_gflops"] == whole
-        assert max(choice["gflops"] for choice in planned["best"]) <= budget < whole
-        assert planned["baseline"]["gflops"] <= whole
-    fixed = ("--img-size", "80", "--pool-after", "1", "--pool-dims", "1")
-    code, _, err = command("plan", "--from", path, "--params", 6, *fixed)
-    assert (code, "costs less than the" in err) == (2, True)
-    drop_unread_patches = hvt.plan(params=6, source=path, pool_after=(), img_size=64)
-    assert drop_unread_patches.best[0].config.retention == (
-        65,
-        65,
-        1,
-    )  # as hvt upcycle would make it
+    planned = json.loads(command(*words, "--json")[1])
+    assert max(choice["gflops"] for choice in planned["best"]) <= args.gflops < gflops
 
 
 # Config files
@@ -431,15 +379,10 @@ def test_a_plan_for_upcycling_is_cheaper_than_the_source(
     ("content", "message"),
     [
         (b"", "is not a config: it is not valid JSON"),
-        (b"\xff\xfe{}", "is not a config: it is not valid JSON"),
-        (b"[" * 100_000, "is not a config: it is not valid JSON"),
         (b"[1]", "it must be an object"),
         (b'{"widht": 3}', "unknown override 'widht'"),
-        (b'{"depth": -1}', "depth=-1 must be a whole number"),
         (b'{"depth": "12"}', "depth='12' must be a whole number"),
         (b'{"img_size": {"a": 1}}', "is not a config"),
-        (b'{"depth": 1e400}', "depth=inf must be a whole number"),
-        (b'{"in_chans": ' + b"9" * 401 + b"}", "in_chans=… must be a whole number"),
     ],
 )
 def test_a_bad_config_file(content: bytes, message: str, tmp_path: Path) -> None:
@@ -450,26 +393,17 @@ def test_a_bad_config_file(content: bytes, message: str, tmp_path: Path) -> None
             call(str(path))
 
 
-def test_a_config_file_by_its_path(tmp_path: Path) -> None:
-    write_config(hvt.get_config("hvt_ti_1", **SMALL, depth=2), tmp_path / "plan.json")
-    assert hvt.create_model(tmp_path / "plan.json").config.depth == 2
-    with pytest.raises(hvt.HVTError, match="unknown model 'absent'"):
-        hvt.create_model(Path("absent"))
-
-
-def test_a_missing_config_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["hvt_s_2_2d", "deit_s_power", "deit_ti"])
+def test_a_config_file_gives_the_config_back(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    write_config(hvt.get_config(name), path)
+    assert hvt.get_config(str(path)) == hvt.get_config(name)
+    assert hvt.create_model(path, **SMALL, retention=None).config.width == 24
     with pytest.raises(hvt.HVTError, match="No such file"):
         hvt.train("digits", model=str(tmp_path / "absent.json"))
 
 
-@pytest.mark.parametrize("name", ["hvt_s_2_2d", "deit_s_power", "deit_ti"])
-def test_a_config_file_gives_the_config_back(name: str, tmp_path: Path) -> None:
-    write_config(hvt.get_config(name), tmp_path / "model.json")
-    assert hvt.get_config(str(tmp_path / "model.json")) == hvt.get_config(name)
-    assert hvt.get_config(str(tmp_path / "model.json"), **SMALL, retention=None).width == 24
-
-
-def test_a_config_file_displaces_the_recipes_own_fields(tmp_path: Path) -> None:
+def test_a_config_file_replaces_the_recipes_own_fields(tmp_path: Path) -> None:
     config = hvt.get_config("hvt_ti_2", **SMALL, pool_after=(1, 3))
     write_config(config, tmp_path / "plan.json")
     recipe = hvt.training.recipe.load_recipe("digits").replace(  # type: ignore[attr-defined]

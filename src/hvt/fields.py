@@ -44,6 +44,13 @@ def check_values(instance: Any) -> None:
             check_value(name, value, hint, **limits)
 
 
+def check_some(kind: type, values: dict[str, Any]) -> None:
+    """Check values of some fields of a dataclass against their types and bounds."""
+    for name, _, hint, limits in _checks(kind):
+        if name in values:
+            check_value(name, values[name], hint, **limits)
+
+
 def check_value(name: str, value: Any, hint: Any, **limits: Any) -> None:
     """Raise an error that names the field, the value and what would be right."""
     if isinstance(value, int) and value > limits.get("le", MAX_COUNT):

@@ -189,24 +189,16 @@ def _figure(value: float) -> str:
 
 
 def _upcycle(planned: Plan) -> str:
-    """The command that measures which placement is best, and trains it.
-
-    Upcycling knows only a budget of GFLOPs: where another one bounds the plan, it gets the most
-    GFLOPs of the choices, for with the plan's own it would find dearer models than are listed.
-    """
+    """The command that measures which placement is best; its budget is the most that is listed."""
     from ..planning.budget import rounded_up
 
-    source = planned.source_gflops
-    assert source is not None
-    most, only = max(one.gflops for one in planned.best), set(planned.budgets) == {"gflops"}
-    asked = planned.budgets["gflops"] if only else 0.0
-    most = max(asked, most) if asked < source else most
-    # hvt upcycle takes no budget that the source itself is within
-    budget = next(text for n in range(3, 17) if float(text := rounded_up(most, n)) < source)
+    gflops = max(choice.gflops for choice in planned.best)
+    budget = rounded_up(gflops)
+    if planned.source_gflops is not None and float(budget) >= planned.source_gflops:
+        budget = repr(gflops)  # hvt upcycle takes no budget that the source itself is within
     words = ["hvt", "upcycle", str(planned.source), "OUT.safetensors", "--gflops", budget]
     for name, value in planned.fixed.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [f"--{name.replace('_', '-')}", text]
     command = shlex.join([*words, "--data", "PHOTOS"])
-    bound = "" if only else "hvt upcycle bounds only GFLOPs, here by the most of these. "
-    return f"{bound}To measure which is best, and train it: {command}"
+    return f"To measure which is best, and train it: {command}"

@@ -23,32 +23,40 @@ def scaled_up(space: Space, fits: Fits) -> dict[str, HVTConfig]:
     One field grows until the budget is spent; with patches half as large the images are as large
     as the budget allows. Fixed fields do not grow.
     """
-    fixed = set(space.fixed)
-    if fixed & {"stages", "pool_after", "class_token"}:
+    if {"stages", "pool_after", "class_token"} & set(space.fixed):
         return {}
     base = next(filter(None, (_within(name, space, fits) for name in FAMILY)), None)
     if base is None:
         return {}
+    labels: dict[str, Callable[[HVTConfig], str]] = {
+        "heads": lambda config: f"{config.num_heads} heads",
+        "blocks": lambda config: f"{config.depth} blocks",
+        "patches": lambda config: f"patch {config.patch_size}, {_pixels(config)} px",
+        "images": lambda config: f"{_pixels(config)} px",
+    }
     ways: dict[str, HVTConfig] = {}
+    for name, growing in _ways(base, set(space.fixed)).items():
+        config = _largest(base, growing, fits)
+        if config and (name != "patches" or config.tokens[0] > base.tokens[0]):
+            ways[labels[name](config)] = config
+    return ways
+
+
+def _ways(base: HVTConfig, fixed: set[str]) -> dict[str, Iterable[dict[str, Any]]]:
+    """The overrides of each way, growing."""
+    ways: dict[str, Iterable[dict[str, Any]]] = {}
     if not fixed & {"num_heads", "embed_dim"}:
-        heads = range(base.num_heads + 1, MAX_HEADS + 1)
-        if wider := _largest(base, ({"num_heads": n} for n in heads), fits):
-            ways[f"{wider.num_heads} heads"] = wider
+        ways["heads"] = ({"num_heads": n} for n in range(base.num_heads + 1, MAX_HEADS + 1))
     if "depth" not in fixed:
         step = base.stages or 1
-        depths = range(base.depth + step, MAX_DEPTH + 1, step)
-        if deeper := _largest(base, ({"depth": n} for n in depths), fits):
-            ways[f"{deeper.depth} blocks"] = deeper
-    half = base.patch_size // 2
-    if "patch_size" not in fixed and base.patch_size % 2 == 0:
+        ways["blocks"] = ({"depth": n} for n in range(base.depth + step, MAX_DEPTH + 1, step))
+    patch, half = base.patch_size, base.patch_size // 2
+    if "patch_size" not in fixed and patch % 2 == 0:
         sizes = [base.img_size] if "img_size" in fixed else range(half, MAX_IMAGE + 1, half)
-        options = ({"patch_size": half, "img_size": size} for size in sizes)
-        if (finer := _largest(base, options, fits)) and finer.tokens[0] > base.tokens[0]:
-            ways[f"patch {half}, {_pixels(finer)} px"] = finer
+        ways["patches"] = ({"patch_size": half, "img_size": size} for size in sizes)
     if "img_size" not in fixed:
-        sizes = range(base.image[0] + base.patch_size, MAX_IMAGE + 1, base.patch_size)
-        if larger := _largest(base, ({"img_size": size} for size in sizes), fits):
-            ways[f"{_pixels(larger)} px"] = larger
+        larger = range(base.image[0] + patch, MAX_IMAGE + 1, patch)
+        ways["images"] = ({"img_size": size} for size in larger)
     return ways
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..bench.plot import check_image, save
 from ..errors import HVTError
@@ -23,8 +23,7 @@ def draw(plan: Plan, path: str | Path) -> None:
         raise HVTError("a plan for upcycling has no frontier to draw: leave --plot out")
     figure = new_figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
-    axes.set(xscale="log", xlabel="GMACs per image",
-             ylabel="score of the regression")  # fmt: skip
+    axes.set(xscale="log", xlabel="GMACs per image", ylabel="score of the regression")
     axes.step(
         plan.frontier.gflops, plan.frontier.scores, where="pre", color=LINE, lw=1.2,
         label="best of the space",
@@ -35,8 +34,14 @@ def draw(plan: Plan, path: str | Path) -> None:
         "DeiT": [plan.baseline] if plan.baseline else [],
     }
     for name, choices in groups.items():
-        if choices:
-            _mark(axes, name, choices)
+        points = [(choice.gflops, choice.score) for choice in choices]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o", color=COLOURS[name], label=name)
+        for choice, point in zip(choices, points, strict=True):
+            axes.annotate(
+                choice.name, point, xytext=(-5, 4), ha="right", textcoords="offset points",
+                fontsize=7,
+            )  # fmt: skip
     if "gflops" in plan.budgets:
         axes.axvline(plan.budgets["gflops"], color=LINE, ls="--", lw=0.8)
     budgets = ", ".join(f"{name} {value:g}" for name, value in plan.budgets.items())
@@ -46,22 +51,3 @@ def draw(plan: Plan, path: str | Path) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(fontsize=8, loc="lower center")
     save(figure, path)
-
-
-def _mark(axes: Any, name: str, choices: list[Choice]) -> None:
-    axes.plot(
-        [choice.gflops for choice in choices],
-        [choice.score for choice in choices],
-        "o",
-        color=COLOURS[name],
-        label=name,
-    )
-    for choice in choices:
-        axes.annotate(
-            choice.name,
-            (choice.gflops, choice.score),
-            xytext=(-5, 4),
-            ha="right",
-            textcoords="offset points",
-            fontsize=7,
-        )

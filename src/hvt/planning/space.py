@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import FIELDS, Grid, HVTConfig, padding, pooled_length, window
 from ..errors import HVTError, did_you_mean
-from ..fields import check_value, check_whole
+from ..fields import check_some
 
 WIDTHS = (
     32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1152,
@@ -161,7 +161,10 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
         for name, value in fixed.items()
         if value is not None
     }
-    _check_alone(fixed)
+    check_some(HVTConfig, fixed)
+    stages, after = fixed.get("stages"), fixed.get("pool_after")
+    if stages is not None and after is not None and stages != len(after):
+        raise HVTError("stages and pool_after disagree: fix one of them")
     space = Space(
         fixed=fixed,
         widths=with_mlp(_widths(fixed), fixed.get("mlp_ratio", PLAIN.mlp_ratio)),
@@ -170,35 +173,10 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
         poolings=_poolings(fixed),
     )
     if not any(space.places(depth) for depth in space.depths):
-        raise HVTError(
-            f"stages={fixed.get('stages')} divides no depth of the plan: fix fewer, or a depth"
-        )
+        what = f"stages={stages}" if after is None else f"pool_after={after}"
+        depth = fixed.get("depth", "2 to 64")
+        raise HVTError(f"{what} is not possible at depth {depth}: fix other blocks or a depth")
     return space
-
-
-def _check_alone(fixed: dict[str, Any]) -> None:
-    """Refuse values that are invalid whatever the other fields are."""
-    check_whole(**{k: v for k, v in fixed.items() if k in ("patch_size", "embed_dim")})
-    together = ("img_size", "patch_size", "embed_dim", "pool_after", "stages")
-    for name, value in fixed.items():
-        if name in together:
-            continue
-        extra = {"pool_dims": 2} if isinstance(value, tuple) else {}
-        if name == "mlp_ratio":  # at a width that has an MLP by any ratio; see `with_mlp`
-            extra = {"num_heads": 10**6}
-        HVTConfig(**{name: value, **extra})
-    if "img_size" in fixed:
-        HVTConfig(img_size=fixed["img_size"], patch_size=1)
-    endless = HVTConfig(img_size=4096, patch_size=1, pool_kernel=1, pool_stride=1)
-    if "stages" in fixed:
-        stages = fixed["stages"]
-        check_value("stages", stages, int)
-        endless.replace(stages=stages, depth=fixed.get("depth", max(1, stages)))
-    if "pool_after" in fixed:
-        depth = fixed.get("depth", DEPTHS[-1])
-        endless.replace(pool_after=fixed["pool_after"], depth=depth)
-    if "stages" in fixed and "pool_after" in fixed and fixed["stages"] != len(fixed["pool_after"]):
-        raise HVTError("stages and pool_after disagree: fix one of them")
 
 
 def _widths(fixed: dict[str, Any]) -> tuple[tuple[int, int], ...]:

@@ -54,7 +54,7 @@ def _write(folder: Path, study: Any, gflops: float, rows: Sequence[dict[str, Any
     if best:
         write_config(HVTConfig.from_dict(best[-1]["config"]), folder / "best.json")
     figures = draw(folder, study, bool(shares))
-    page = render(study.study_name, rows, best, shares, figures)
+    page = render(study.study_name, rows, best, figures)
     with atomic_write(folder / "report.html") as temporary:
         temporary.write_text(page, encoding="utf-8")
 
@@ -118,53 +118,55 @@ def draw(folder: Path, study: Any, with_importances: bool) -> dict[str, bytes]:
 
 
 def render(
-    name: str,
+    study: str,
     rows: Sequence[dict[str, Any]],
     best: Sequence[dict[str, Any]],
-    shares: dict[str, float],
     figures: dict[str, bytes],
 ) -> str:
     """One page without external resources."""
-    ahead = {row["trial"] for row in best}
-    lines = []
-    for row in sorted(rows, key=lambda row: (not row["finished"], -row["top1"])):
-        config = HVTConfig.from_dict(row["config"])
-        kernel, stride = config.pool_kernel, config.pool_stride
-        cells = [
-            f"{row['trial']}{' ★' if row['trial'] in ahead else ''}",
-            f"{row['top1']:.2f}",
-            f"{row['epochs']:g}{'' if row['finished'] else ' (stopped)'}",
-            f"{row['gflops']:.4g}",
-            f"{row['params_m']:.3g}",
-            f"{config.image[0]} px, patch {config.patch_size}",
-            f"{config.width}",
-            f"{config.depth}",
-            ", ".join(map(str, config.pool_blocks)) or "never",
-            f"{config.pool_dims}D {kernel}/{stride}" if config.pool_blocks else "",
-            arrow(list(config.tokens)),
-        ]
-        lines.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-    headings = ("trial", "top-1 %", "epochs", "GFLOPs", "params (M)", "image", "width", "blocks",
-                "pool after", "window", "tokens")  # fmt: skip
-    head = "".join(f"<th>{heading}</th>" for heading in headings)
-    mattered = ", ".join(f"{html.escape(n)} {share:.0%}" for n, share in shares.items())
+    starred = {row["trial"] for row in best}
+    ordered = sorted(rows, key=lambda row: (not row["finished"], -row["top1"]))
+    cells = [_cells(row, row["trial"] in starred) for row in ordered]
+    head = "".join(f"<th>{heading}</th>" for heading in (cells[0] if cells else ()))
+    lines = [
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line.values()) + "</tr>"
+        for line in cells
+    ]
     images = "".join(
         f'<img alt="{name}" src="data:image/png;base64,{base64.b64encode(figure).decode()}">'
         for name, figure in figures.items()
     )
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(study)}</title>
 <style>
 body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em }}
 table {{ border-collapse: collapse }} th, td {{ padding: .2em .7em; text-align: left }}
 tr:nth-child(even) {{ background: #f6f8fa }} img {{ max-width: 48% }}
 </style></head><body>
-<h1>{html.escape(name)}</h1>
+<h1>{html.escape(study)}</h1>
 <p>{len(rows)} trials, {sum(bool(r["finished"]) for r in rows)} trained to the end.
 Accuracy is that on held-out training images. ★ is on the frontier.</p>
 {images}
-<p>Importance for the accuracy on the first rung: {mattered or "too few trials to say"}.</p>
 <table><thead><tr>{head}</tr></thead><tbody>
 {chr(10).join(lines)}
 </tbody></table></body></html>
 """
+
+
+def _cells(row: dict[str, Any], star: bool) -> dict[str, str]:
+    """A trial as a line of the page's table, by heading."""
+    config = HVTConfig.from_dict(row["config"])
+    window = f"{config.pool_dims}D {config.pool_kernel}/{config.pool_stride}"
+    return {
+        "trial": f"{row['trial']}{' ★' if star else ''}",
+        "top-1 %": f"{row['top1']:.2f}",
+        "epochs": f"{row['epochs']:g}{'' if row['finished'] else ' (stopped)'}",
+        "GFLOPs": f"{row['gflops']:.4g}",
+        "params (M)": f"{row['params_m']:.3g}",
+        "image": f"{config.image[0]} px, patch {config.patch_size}",
+        "width": f"{config.width}",
+        "blocks": f"{config.depth}",
+        "pool after": ", ".join(map(str, config.pool_blocks)) or "never",
+        "window": window if config.pool_blocks else "",
+        "tokens": arrow(list(config.tokens)),
+    }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from rich.console import Console
 
 from ..config import FIELDS, HVTConfig
@@ -20,7 +21,7 @@ from ..training.pipeline import build_model
 from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
 from ..zoo import get_config
 from .halving import RUNGS, frontier, rung_epochs
-from .report import write_report
+from .report import LOCK, write_report
 from .study import HEARTBEAT, IMAGES, default_storage, import_optuna, open_study, rows_of
 from .suggest import SearchSpace, search_space
 from .worker import PROMISING, Worker, folder_name
@@ -102,9 +103,9 @@ def search(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
-    opened = open_study(
-        name, storage or default_storage(folder), settings, heartbeat, accept_changed_data
-    )
+    url = storage or default_storage(folder)
+    with FileLock(folder / LOCK):  # one process creates the tables
+        opened = open_study(name, url, settings, heartbeat, accept_changed_data)
     _check_trials(folder, name, rows_of(opened))
     worker = Worker(base, space, opened, folder, trials, console, epochs, promising, first)
     try:

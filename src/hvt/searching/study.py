@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import reprlib
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +21,6 @@ HEARTBEAT = 30
 """Seconds between heartbeats of a process."""
 MISSED = 4
 """Heartbeats that may be missed before a trial is given to another process."""
-TRIES, PAUSE = 10, 0.2
-"""How often a study is opened while another process creates its tables, and seconds between."""
-TAKEN = ("already exists", "unique constraint")
-"""What databases report of a table or row that another process has just created."""
 SETTINGS = "hvt"
 """The study's attribute with its settings."""
 IMAGES = "images"
@@ -59,18 +54,13 @@ def open_study(
     accept_changed_data: bool = False,
 ) -> Any:
     """Create a study, or join it; with other settings its trials would not be comparable."""
-    for left in reversed(range(TRIES)):
-        try:
-            study = _join(name, storage, heartbeat)
-            break
-        except Exception as error:  # SQLAlchemy's, the driver's and Optuna's share no class
-            if left and any(text in str(error).lower() for text in TAKEN):
-                time.sleep(PAUSE)
-                continue
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise HVTError(
-                f"the study cannot be opened in {_without_password(storage)}: {reason}"
-            ) from error
+    try:
+        study = _join(name, storage, heartbeat)
+    except Exception as error:  # SQLAlchemy's, the driver's and Optuna's share no class
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise HVTError(
+            f"the study cannot be opened in {_without_password(storage)}: {reason}"
+        ) from error
     ours = json.loads(json.dumps(settings))
     stored = study.user_attrs.get(SETTINGS, ours)
     changed = differences(stored, ours)
