@@ -106,7 +106,7 @@ def test_export_takes_a_model_s_name_and_says_that_its_weights_are_new(
     tiny = hvt.HVTConfig(img_size=32, depth=2, num_heads=1, stages=1, num_classes=4)
     monkeypatch.setitem(hvt.zoo.MODELS, "hvt_ti_1", tiny)
     assert main(["export", "hvt_ti_1", str(tmp_path / "out.pt2")]) == 0
-    assert "hvt_ti_1: new weights, which know nothing yet" in capsys.readouterr().err
+    assert "hvt_ti_1: untrained weights" in capsys.readouterr().err
     written, again = hvt.load(tmp_path / "out.pt2"), open_weights("hvt_ti_1", pretrained=False)
     other = again.state_dict()
     assert all(torch.equal(tensor, other[key]) for key, tensor in written.state_dict().items())

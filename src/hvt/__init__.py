@@ -12,50 +12,28 @@ from ._timm import register
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import power
-    from .checkpoint.hub import from_pretrained
-    from .checkpoint.save_load import load, save
-    from .config import HVTConfig
-    from .costs import Cost, cost
-    from .deploy.evaluate import evaluate
-    from .deploy.predict import Predictor
-    from .errors import CheckpointError, HVTError
-    from .evaluation import Score
-    from .model import HVT
-    from .planning.run import plan
-    from .registry import create_model
-    from .searching.run import search
-    from .training.engine import Result
-    from .training.recipe import Recipe
-    from .training.run import train
-    from .upcycling.run import upcycle
-    from .zoo import get_config, list_models
-
-__all__ = [
-    "HVT",
-    "CheckpointError",
-    "Cost",
-    "HVTConfig",
-    "HVTError",
-    "Predictor",
-    "Recipe",
-    "Result",
-    "Score",
-    "__version__",
-    "cost",
-    "create_model",
-    "evaluate",
-    "from_pretrained",
-    "get_config",
-    "list_models",
-    "load",
-    "plan",
-    "power",
-    "save",
-    "search",
-    "train",
-    "upcycle",
-]
+    from . import power as power
+    from .checkpoint.hub import from_pretrained as from_pretrained
+    from .checkpoint.save_load import load as load
+    from .checkpoint.save_load import save as save
+    from .config import HVTConfig as HVTConfig
+    from .costs import Cost as Cost
+    from .costs import cost as cost
+    from .deploy.evaluate import evaluate as evaluate
+    from .deploy.predict import Predictor as Predictor
+    from .errors import CheckpointError as CheckpointError
+    from .errors import HVTError as HVTError
+    from .evaluation import Score as Score
+    from .model import HVT as HVT
+    from .planning.run import plan as plan
+    from .registry import create_model as create_model
+    from .searching.run import search as search
+    from .training.engine import Result as Result
+    from .training.recipe import Recipe as Recipe
+    from .training.run import train as train
+    from .upcycling.run import upcycle as upcycle
+    from .zoo import get_config as get_config
+    from .zoo import list_models as list_models
 
 # Where each name is, for the first time it is asked for.
 _HOMES = {
@@ -81,6 +59,7 @@ _HOMES = {
     "train": "training.run",
     "upcycle": "upcycling.run",
 }
+__all__ = ["__version__", "power", *_HOMES]
 register()
 
 

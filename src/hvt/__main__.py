@@ -1,10 +1,10 @@
-"""`hvt` and `python -m hvt`: the command line, quiet when it is interrupted while it starts."""
+"""`hvt` and `python -m hvt`: the command line, without a traceback when it is interrupted early."""
 
 import sys
 
 
 def main() -> int:
-    """Run one command; Ctrl-C is a word on stderr and exit code 130."""
+    """Run one command; Ctrl-C is one line on stderr and exit code 130."""
     try:
         from .cli import main as run
 

@@ -1,9 +1,9 @@
 """Import torchvision even where its compiled operators do not load.
 
 A torchvision wheel built for another flavour of torch (CUDA beside CPU, say) cannot load its
-shared library. It says nothing about that, and then fails while it attaches Python code to the
+shared library. It does not report that, and then fails while it attaches Python code to the
 operators `torchvision::nms` and `torchvision::qnms`, which the library would have declared. timm
-imports torchvision, so it fails too. Neither operator is of use to a classifier: once their
+imports torchvision, so it fails too. A classifier needs neither operator: once their
 schemas exist, every part written in Python works.
 """
 

@@ -3,7 +3,7 @@
 `import hvt` promises that timm knows our names, and `hvt --help` must not wait for torch. Both
 import this package first, which cannot know who asks: a program, `python -m hvt`, a worker process.
 So where timm is not imported yet, an import hook waits for it: whoever imports timm first, in
-whatever order, finds the names registered. It sees to a torchvision without operators as well, see
+whatever order, finds the names registered. It also repairs a torchvision without operators, see
 `hvt._compat`.
 """
 
@@ -26,7 +26,7 @@ def register() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds timm and torchvision as the other finders do, and lends them a loader."""
+    """Finds timm and torchvision as the other finders do, and wraps their loaders."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,7 +43,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module by its own loader, and then has no part in it any more."""
+    """Loads a module by its own loader, which it then leaves in its place."""
 
     def __init__(self, finder: _Finder, loader: Loader) -> None:
         self.finder, self.loader = finder, loader

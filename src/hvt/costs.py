@@ -1,7 +1,7 @@
-"""What a config costs, in closed form: multiply-adds, parameters and training memory per layer.
+"""What a config costs, in closed form: MACs, parameters and training memory per layer.
 
-The paper's "FLOPs" are multiply-adds of the matrix products and convolutions; norms, biases,
-softmax, pooling and additions are not counted.
+The paper's "FLOPs" are multiply-accumulates (MACs) of the matrix products and convolutions; norms,
+biases, softmax, pooling and additions are not counted.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ FLOAT32 = 4  # bytes
 
 @dataclass(frozen=True)
 class Layer:
-    """One row of the account: an embedding, half a block, a pooling, the norm or the head."""
+    """One row of the table: an embedding, half a block, a pooling, the norm or the head."""
 
     name: str
     tokens_in: int
     tokens_out: int
     macs: int
-    """Multiply-adds for one image."""
+    """MACs per image."""
     params: int
     activation_bytes: int
-    """What autograd keeps for the backward pass of one float32 image, dropouts aside, besides the
-    image itself and the parameters."""
+    """What autograd saves for the backward pass of one float32 image, without dropout, the image
+    itself and the parameters."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Cost:
     """Sequence length at first and each time it gets shorter."""
     compression: list[Compression]
     unpooled_macs: int
-    """Multiply-adds of the same model without pooling, all tokens kept."""
+    """MACs per image of the same model without pooling, all tokens kept."""
 
     @property
     def macs(self) -> int:
@@ -69,7 +69,7 @@ class Cost:
 
     @property
     def gflops(self) -> float:
-        """Multiply-adds in 10⁹, which the paper calls GFLOPs."""
+        """MACs per image in 10⁹, which the paper calls GFLOPs."""
         return self.macs / 1e9
 
     @property
@@ -88,7 +88,7 @@ class Cost:
         return self.unpooled_macs / self.macs
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Tokens into, and multiply-adds of, each block with its pooling."""
+        """Input tokens and MACs of each block with its pooling."""
         rows: dict[int, tuple[int, int]] = {}
         for layer in self.layers:
             if layer.name.startswith("blocks."):
@@ -98,22 +98,19 @@ class Cost:
         return [rows[index] for index in sorted(rows)]
 
     def mlp_tokens(self) -> list[int]:
-        """Tokens that the MLP of each block sees: with PoWER, fewer than its attention."""
+        """Input tokens of each block's MLP: with PoWER, fewer than its attention's."""
         return [layer.tokens_in for layer in self.layers if layer.name.endswith(".mlp")]
 
     def __repr__(self) -> str:
         rows = [f"{'block':>5}  {'tokens':>6}  {'M MACs':>7}"]
         rows += [f"{i:>5}  {n:>6}  {macs / 1e6:>7.1f}" for i, (n, macs) in enumerate(self.blocks())]
         cheaper = f", {self.ratio:.2f}× cheaper than with all tokens" if self.ratio > 1 else ""
-        return "\n".join(
-            [
-                f"{self.gflops:.2f} GFLOPs (MACs){cheaper}",
-                f"{self.params_m:.2f} M parameters, "
-                f"{self.activation_mb:.1f} MB activations per image",
-                f"tokens {arrow(self.tokens)}",
-                *rows,
-            ]
-        )
+        lines = [
+            f"{self.gflops:.2f} GFLOPs (MACs){cheaper}",
+            f"{self.params_m:.2f} M parameters, {self.activation_mb:.1f} MB activations per image",
+            f"tokens {arrow(self.tokens)}",
+        ]
+        return "\n".join(lines + rows)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -170,7 +167,7 @@ def mlp_macs(n: int, d: int, hidden: int) -> int:
 
 
 def arrow(tokens: list[int]) -> str:
-    """Lengths as a person reads them, the middle of a long list left out.
+    """Sequence lengths as text; a long list is shortened in the middle.
 
     >>> arrow([196, 97, 48])
     '196 → 97 → 48'
@@ -185,22 +182,12 @@ def _layers(config: HVTConfig) -> list[Layer]:
     d, prefix = config.width, config.num_prefix_tokens
     patch = config.patch_size**2 * config.in_chans
     patches, n = config.tokens[0] - prefix, config.tokens[0]
-    layers = [
-        Layer(
-            "patch_embed",
-            patches,
-            n,
-            macs=patches * patch * d,
-            # CLIP has a norm's weight and bias in place of the patches' bias.
-            params=patch * d
-            + (2 * d if config.pre_norm else d)
-            + prefix * d
-            + (patches if config.no_embed_class else n) * d,
-            # The unfolded patches; a norm keeps its input and two statistics per token.
-            activation_bytes=FLOAT32 * patches * patch
-            + (FLOAT32 * (n * d + 2 * n) if config.pre_norm else 0),
-        )
-    ]
+    # CLIP has a norm's weight and bias in place of the patches' bias; the norm keeps its input and
+    # two statistics per token. The convolution keeps the unfolded patches.
+    params = (patch + (2 if config.pre_norm else 1) + prefix) * d
+    params += (patches if config.no_embed_class else n) * d
+    kept = patches * patch + (n * d + 2 * n if config.pre_norm else 0)
+    layers = [Layer("patch_embed", patches, n, patches * patch * d, params, FLOAT32 * kept)]
     stage = 0
     for index in range(config.depth):
         kept = n if config.kept is None else config.kept[index]
@@ -220,16 +207,8 @@ def _layers(config: HVTConfig) -> list[Layer]:
         # An average is a tensor of its own; one token, or all, are views that keep the whole norm.
         held = d if config.head_pool == "avg" else n * d
         heads = 2 if config.dist_token else 1
-        layers.append(
-            Layer(
-                "head",
-                n,
-                inputs,
-                macs=inputs * d * config.num_classes,
-                params=heads * (d + 1) * config.num_classes,
-                activation_bytes=FLOAT32 * held,
-            )
-        )
+        macs, params = inputs * d * config.num_classes, heads * (d + 1) * config.num_classes
+        layers.append(Layer("head", n, inputs, macs, params, FLOAT32 * held))
     return layers
 
 

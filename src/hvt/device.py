@@ -11,7 +11,7 @@ from .errors import HVTError
 
 
 def find_device(name: str | torch.device, index: int = 0) -> torch.device:
-    """The device of a name; `auto` is a GPU if there is one, and `index` says which of several."""
+    """The device of a name; `auto` is a GPU if there is one, and `index` chooses among several."""
     if name == "auto":
         name = "cpu"
         if torch.cuda.is_available():
@@ -38,7 +38,7 @@ def devices() -> list[str]:
 
 
 def cpu_name() -> str:
-    """The CPU's own name where the system tells it."""
+    """The CPU's model name where the system reports it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The errors a user can mend: each message is one sentence that names the thing and the fix."""
+"""Errors that a user can fix: each message is one sentence that names the thing and the fix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class HVTError(ValueError):
-    """Bad input; the command line prints its message alone and exits with 2."""
+    """Bad input; the command line prints only its message and exits with 2."""
 
 
 class CheckpointError(HVTError):
@@ -19,11 +19,11 @@ class UnsafeCheckpointError(CheckpointError):
 
 
 MOST_NAMES = 100
-"""Names that a sentence can list; of more, those of timm for one, only the nearest are."""
+"""Names that an error lists; of more, such as timm's, it lists the nearest."""
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a sentence that offers the known names closest to a mistyped one."""
+    """The end of an error that suggests the known names closest to a mistyped one."""
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:

@@ -52,8 +52,8 @@ class FeatureMaps(FeatureGetterNet):
     """timm's feature extractor with one level per stage and maps as large as their reduction says.
 
     `out_indices` are blocks, or how many of the last ones; by default the last of each stage. Token
-    grids come as they are. A sequence that was pooled in 1D is stretched back to the patch grid, as
-    in the paper's Figure 3. Tokens that PoWER keeps have lost their places, so they are refused.
+    grids come unchanged. A sequence that was pooled in 1D is stretched back to the patch grid, as
+    in the paper's Figure 3. Tokens that PoWER keeps have lost their places: an error.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class FeatureMaps(FeatureGetterNet):
 
 
 def check_feature_class(name: Any) -> None:
-    """Refuse timm's other feature extractors, which do not know grids and prefix tokens."""
+    """Raise an error for timm's other feature extractors, which do not know prefix tokens."""
     if name != "getter":
         raise HVTError(
             f"feature_cls={name!r} does not work with hvt's models, whose blocks give tokens "

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from .errors import HVTError
 
-# Ours alone: other programs have hidden files that end in .part too.
+# Other programs have hidden files that end in .part too.
 _SUFFIX = ".hvt.part"
 _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}" + re.escape(_SUFFIX))  # eight are mkstemp's
 

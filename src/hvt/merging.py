@@ -2,7 +2,7 @@
 
 From *Token Merging: Your ViT But Faster* (Bolya et al., 2023). Every other patch looks for the most
 similar of the rest by the keys of its attention; the closest pairs become one token, the average of
-the patches that they stand for. Prefix tokens are left alone. All shapes follow from those of the
+the patches that they stand for. Prefix tokens are not merged. All shapes follow from those of the
 inputs, so the functions can be exported.
 """
 
@@ -46,7 +46,7 @@ def merge_tokens(x: Tensor, size: Tensor, stays: Tensor, joins: Tensor) -> tuple
 
 
 class Merge(nn.Module):
-    """Merge `merged` patches of a sequence, leaving its prefix tokens alone."""
+    """Merge `merged` patches of a sequence, never its prefix tokens."""
 
     def __init__(self, merged: int, prefix: int) -> None:
         super().__init__()

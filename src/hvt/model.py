@@ -98,8 +98,8 @@ class DropPath(nn.Module):
     """A residual branch with stochastic depth: left out for some images of a batch.
 
     Scaling and adding are one operation. timm's draws for the batch it sees; for this one the mask
-    can be drawn beforehand (see `HVT.draw_drop_path`), so that processes and pieces that share a
-    batch decide as one process would.
+    can be drawn beforehand (see `HVT.draw_drop_path`), so that processes and microbatches that
+    share a batch drop the same branches as one process would.
     """
 
     def __init__(self, rate: float) -> None:
@@ -228,7 +228,7 @@ class HVT(nn.Module):
 
     def init_weights(self) -> None:
         """DeiT's: truncated normal of std 0.02 for linear layers, positions and prefix tokens."""
-        if self.pos_embed.is_meta:  # a shape alone
+        if self.pos_embed.is_meta:  # it has only shapes
             return
         for name, parameter in self.named_parameters():
             if name.endswith(("pos_embed", "_token")):
@@ -263,7 +263,7 @@ class HVT(nn.Module):
         return x if pre_logits else self.head(x)
 
     def _forward_heads(self, x: Tensor, pre_logits: bool) -> Tensor:
-        """The average of the class and the distilled token's answers, as in DeiT."""
+        """The average of the class and the distilled token's logits, as in DeiT."""
         x = self.head_drop(x[:, :2])
         if pre_logits:
             return x.mean(dim=1)
@@ -284,7 +284,7 @@ class HVT(nn.Module):
     ) -> Any:
         """The output of chosen blocks, after their pooling; arguments and results as timm's.
 
-        `NLC` gives the tokens as they are. `NCHW` gives grids; a sequence that was pooled in 1D or
+        `NLC` gives the tokens. `NCHW` gives grids; a sequence that was pooled in 1D or
         has lost tokens has no grid, so it comes as one row, `(B, D, 1, N')`, or, with
         `interpolate`, stretched back to the patch grid, `(B, D, H, W)`.
         """

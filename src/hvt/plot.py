@@ -1,4 +1,4 @@
-"""matplotlib, which is an extra: its figures, or the sentence that says what to install."""
+"""matplotlib, an optional dependency: its figures, or an error that names what to install."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def new_figure(**kwargs: Any) -> Any:
 
 
 def png_path(path: str | Path) -> Path:
-    """A file to draw into, refused before the work where it could not be written."""
-    new_figure()  # or the sentence that says what to install
+    """A PNG file to draw into, checked before the work."""
+    new_figure()  # raises an error where matplotlib is missing
     path = Path(path)
     if path.suffix.lower() != ".png":
         raise HVTError(f"{path} cannot be written: only PNG is, so name it {path.stem}.png")

@@ -16,7 +16,7 @@ from .config import Grid, padding, pooled_length, window
 
 def as_image(x: Tensor, grid: Grid) -> Tensor:
     """`(B, H·W, D)` → `(B, D, H, W)`, a channels-last view."""
-    # Split, then permute: the other way round, a batch of one loses its channels-last strides.
+    # Split, then permute: in the opposite order, a batch of one loses its channels-last strides.
     return x.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
@@ -49,7 +49,7 @@ def to_grid(x: Tensor, grid: Grid) -> Tensor:
 
 
 class Pool(nn.Module):
-    """Pool the tokens of a grid (2D) or of their sequence (1D), leaving prefix tokens alone.
+    """Pool the tokens of a grid (2D) or of their sequence (1D), except prefix tokens.
 
     `grid` is the input's; for 1D pooling it is `(1, N)`. The convolution's weights are those of a
     full `Conv1d(D, D, k, s)`, or `Conv2d`.

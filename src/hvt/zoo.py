@@ -39,7 +39,7 @@ _POWER = (
     "is a rule's (an even decline, hvt.power.retention_for) that meets that cost"
 )
 NOTES: dict[str, str] = {"deit_ti_power": _POWER, "deit_s_power": _POWER}
-"""What must be known of a model beside its figures."""
+"""Remarks on a model's figures."""
 
 _AUTHORS = "https://github.com/zhuang-group/HVT/releases/download"
 _DEIT = "https://dl.fbaipublicfiles.com/deit"
@@ -64,7 +64,7 @@ BUILT_IN: dict[str, str] = {
 """Name → what the model knows; its weights are in `assets/NAME.safetensors`."""
 
 DEFAULT = "imagenet"
-"""What answers where no checkpoint is named."""
+"""The checkpoint where none is named."""
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -21,10 +21,10 @@ from .flags import Parser
 _EXAMPLES = """\
 examples:
   hvt models 'hvt_s_*'              the small models, their cost and tokens
-  hvt cost hvt_s_4 --img-size 384   where the multiply-adds go, block by block
+  hvt cost hvt_s_4 --img-size 384   where the MACs go, block by block
   hvt plan --gflops 1.25            the best models that a budget buys
   hvt search digits --gflops 0.005  which models learn most within a budget
-  hvt check IMAGES                whether every image can be read
+  hvt check IMAGES                  whether every image can be read
   hvt train digits                  a first model, in a minute on two cores
   hvt eval best.safetensors --data digits
   hvt predict best.safetensors cat.jpg
@@ -61,7 +61,7 @@ LONG_RUNNING = ("train", "serve", "upcycle", "search", "power")
 """Commands whose stderr is a log; others tell what they wait for only on a terminal."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a write to a full disk or beyond a quota fails by."""
+"""Errors of a write to a full disk or beyond a quota."""
 
 
 def build_parser(words: Sequence[str] = ()) -> Parser:
@@ -83,10 +83,10 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; bad input is one sentence on stderr and exit code 2."""
+    """Run one command; bad input is one line on stderr and exit code 2."""
     words = sys.argv[1:] if argv is None else list(argv)
     wait_briefly()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
+    if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     code = 0
     try:
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _run(words)
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # or a full disk would be noticed when nobody can tell of it
+                sys.stdout.flush()  # or a full disk would be noticed too late for an error
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         _drop_output()
     except OSError as error:
@@ -145,5 +145,5 @@ class _TorchNotice(MetaPathFinder):
 
 
 def _drop_output() -> None:
-    """Leave what is still to be printed unprinted, so that Python does not try again at its end."""
+    """Discard what is still buffered, so that Python does not write it again at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ from ..fields import expected, fits, hints_of, options_of
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence that offers the nearest right flag; exit code 2."""
+    """A parser whose errors are one line that suggests the nearest flag; exit code 2."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Unlike argparse, tell of a disk that is full."""
+        """Unlike argparse, raise the error of a full disk."""
         if message and file is not None:
             file.write(message)
 

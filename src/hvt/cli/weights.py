@@ -21,7 +21,7 @@ def add_pretrained(parser: argparse.ArgumentParser) -> None:
 
 
 def check_pretrained(word: str | None, pretrained: bool) -> None:
-    """Refuse `--pretrained` where the weights are those of a file."""
+    """Raise an error for `--pretrained` where a file has the weights."""
     if pretrained and word not in MODELS:
         raise HVTError(
             f"{word or DEFAULT} has its own weights: leave --pretrained out, or name a model"
@@ -40,7 +40,7 @@ def open_weights(word: str, pretrained: bool) -> HVT:
     assert isinstance(model, HVT)
     if source.kind != "checkpoint" and not pretrained:
         print(
-            f"{word}: new weights, which know nothing yet (--pretrained fetches published ones)",
+            f"{word}: untrained weights (--pretrained fetches published ones)",
             file=sys.stderr,
         )
     if source.kind == "model" and Path(word).exists():
