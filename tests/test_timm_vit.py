@@ -101,13 +101,13 @@ def test_a_hub_directory_is_known_by_its_architecture(name: str, tmp_path: Any) 
     ("arguments", "words"),
     [
         ({"global_pool": "avg", "pool_include_prefix": True}, "its average includes the class"),
-        ({"norm_layer": "rmsnorm"}, "model_args has norm_layer, which is not read from there"),
-        ({"checkpoint_path": "x.pth"}, "model_args has checkpoint_path"),
-        ({"global_pool": 3}, "global_pool=3"),
+        ({"norm_layer": "rmsnorm"}, "its norms are RmsNorm"),
+        ({"checkpoint_path": "x.pth"}, "multiple values for keyword argument 'checkpoint_path'"),
+        ({"global_pool": 3}, "timm makes no test_vit of {'global_pool': 3"),
     ],
     ids=str,
 )
-def test_arguments_of_a_hub_directory_are_heeded_or_refused(
+def test_arguments_of_a_hub_directory_are_used_or_named(
     arguments: dict[str, Any], words: str, tmp_path: Any
 ) -> None:
     theirs = timm.create_model("test_vit", num_classes=3)

@@ -33,8 +33,7 @@ MAX_INPUT = 2**28
 """Numbers in one input: 1 GB, an image of 9,459 × 9,459 pixels."""
 MAX_SIDE = 16_384
 """Pixels of an image's side when it is resized before the crop."""
-# So that no product of sizes is above 2⁶³, which is all that torch can count.
-MAX_CLASSES, MAX_WIDTH, MAX_MLP = 10**7, 10**5, 10**7
+MAX_WIDTH, MAX_CLASSES = 10**5, 10**7  # so that products stay below 2⁶³, where torch's counts end
 # timm's models have 0.875 to 1.15. Below a tenth, a hundredth of the image is left and resizing
 # makes it a hundred times the input; above 2, three quarters of the input are padding.
 CROP_PCT = (0.1, 2.0)
@@ -159,7 +158,6 @@ def _check_sizes(config: HVTConfig, crop_pct: float) -> None:
         ("in_chans × img_size", config.in_chans * math.prod(config.image), MAX_INPUT),
         ("img_size / crop_pct", math.floor(max(config.image) / crop_pct), MAX_SIDE),
         ("num_heads × head_dim", config.width, MAX_WIDTH),
-        ("the width of the MLP", config.mlp_width, MAX_MLP),
         ("num_classes", config.num_classes, MAX_CLASSES),
     ):
         if value > most:

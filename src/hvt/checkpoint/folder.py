@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ..config import HVTConfig
-from ..fields import check_value
 from ..zoo import MODELS, get_config
 from .description import MAX_TEXT, read_json
 from .timm_vit import is_timm_name, named_config
@@ -55,44 +54,27 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _timm(config: dict[str, Any]) -> Told:
     """timm's form; in its earlier one everything lies at the top."""
-    name, arguments = config.get("architecture"), config.get("model_args") or {}
-    names = config.get("label_names") or config.get("labels")
+    name, arguments = config.get("architecture"), dict(config.get("model_args") or {})
     cfg = config.get("pretrained_cfg", config)
-    names = names or cfg.get("label_names")
+    names = config.get("label_names") or config.get("labels") or cfg.get("label_names")
     if name in MODELS:
-        classes = {key: config[key] for key in ("num_classes",) if key in config}
-        own = get_config(name, **arguments | classes)
+        if "num_classes" in config:
+            arguments["num_classes"] = config["num_classes"]
+        own = get_config(name, **arguments)
         return Told(own.to_dict(), own, cfg, names)
     if not isinstance(name, str) or not is_timm_name(name):
         return Told({}, None, cfg, names)
-    return Told(_timm_arguments(name, arguments, config.get("global_pool")), None, cfg, names)
+    if config.get("global_pool") is not None:
+        arguments.setdefault("global_pool", config["global_pool"])
+    return Told(_timm_arguments(name, arguments), None, cfg, names)
 
 
-def _timm_arguments(name: str, arguments: dict[str, Any], pool: str | None) -> dict[str, Any]:
+def _timm_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """What the name of a timm model and its arguments tell that tensors do not."""
-    unread = [key for key in arguments if key not in (*_ASKED, *_TOLD)]
-    if unread:
-        raise ValueError(f"model_args has {unread[0]}, which is not read from there")
-    asked = {key: arguments[key] for key in _ASKED if arguments.get(key) is not None}
-    for key, value in asked.items():
-        check_value(key, value, _ASKED[key])
-    named = named_config(name, **asked)
+    try:  # one block tells as much as all, and nothing is read from a file that they may name
+        named = named_config(name, checkpoint_path="", **arguments | {"depth": 1})
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise ValueError(f"timm makes no {name} of {arguments} ({error})") from error
     fields = ("num_heads", "act_layer", "norm_eps", "no_embed_class", "global_pool")
-    told = {key: getattr(named, key) for key in fields}
-    if "img_size" in arguments:
-        told["img_size"] = arguments["img_size"]
-    pool = arguments.get("global_pool", pool)
-    return told | ({} if pool is None else {"global_pool": pool})
-
-
-_ASKED = {
-    "global_pool": str, "no_embed_class": bool, "pool_include_prefix": bool, "final_norm": bool
-}  # fmt: skip
-"""Arguments of timm's plain ViTs that change the outputs and that no tensor tells."""
-_TOLD = (
-    "img_size", "patch_size", "in_chans", "num_classes", "depth", "embed_dim", "mlp_ratio",
-    "qkv_bias", "init_values", "class_token", "reg_tokens", "pre_norm", "fc_norm", "qk_norm",
-    "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate",
-    "drop_path_rate", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init",
-)  # fmt: skip
-"""Those that tensors tell, or that are for training."""
+    sizes = {"img_size": arguments["img_size"]} if "img_size" in arguments else {}
+    return {key: getattr(named, key) for key in fields} | sizes

@@ -6,6 +6,7 @@ arguments beside the tensors help where they agree with them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable
@@ -14,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import HVTConfig, padding, pooled_length
-from ..errors import CheckpointError
+from ..config import HVTConfig
+from ..errors import CheckpointError, HVTError
 
 State = dict[str, Tensor]
 Size = tuple[int, int]
@@ -79,7 +80,6 @@ def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HV
     heads, head_dim = _heads(width, known)
     pooled = sorted(int(name.split(".")[1]) for name in state if name.endswith(".pos_embed"))
     lengths = [state[f"blocks.{i}.pos_embed"].shape[1] - prefix for i in pooled]
-    kernel, stride, dims = _pooling((image[0] // patch, image[1] // patch), lengths, known)
     convolved = any(".pool.conv." in name for name in state)
     averaged = {"global_pool": "avg"} if "fc_norm.weight" in state else {}
     kinds = ("act_layer", "norm_eps", "global_pool")
@@ -91,11 +91,7 @@ def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HV
         num_heads=heads,
         head_dim=head_dim,
         depth=len({name.split(".")[1] for name in state if name.startswith("blocks.")}),
-        pool_after=tuple(pooled),
         pool="conv" if convolved else known.get("pool", "max"),
-        pool_kernel=kernel,
-        pool_stride=stride,
-        pool_dims=dims,
         class_token="cls_token" in state,
         dist_token="dist_token" in state,
         reg_tokens=state["reg_token"].shape[1] if "reg_token" in state else 0,
@@ -107,9 +103,7 @@ def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HV
         mlp_ratio=state["blocks.0.mlp.fc1.weight"].shape[0] / width,
         **averaged | {name: known[name] for name in kinds if name in known},
     )
-    even = not pooled or config.depth % len(pooled) == 0
-    staged = config.replace(stages=len(pooled)) if even else config
-    return staged if staged.pool_blocks == config.pool_blocks else config
+    return _pooled(config, tuple(pooled), lengths, known)
 
 
 def _check_told(names: Iterable[str], known: dict[str, Any]) -> None:
@@ -181,30 +175,24 @@ def _sizes(patches: int, patch: int, stated: Iterable[Any]) -> Iterable[Size]:
                 yield size
 
 
-def _pooling(grid: Size, lengths: list[int], known: dict[str, Any]) -> tuple[int, int, int]:
-    """Kernel, stride and 1D or 2D that give these lengths.
+def _pooled(
+    config: HVTConfig, blocks: tuple[int, ...], lengths: list[int], known: dict[str, Any]
+) -> HVTConfig:
+    """The config with the pooling after these blocks that gives these lengths.
 
     The arguments are only tried first: the authors' code ignores its own stride setting.
     """
+    even = blocks == config.replace(stages=len(blocks)).pool_blocks if blocks else True
+    places = {"stages": len(blocks)} if even else {"pool_after": blocks}
     kernel = known.get("pool_kernel", known.get("pool_kernel_size", 3))
     stated = (kernel, known.get("pool_stride", 2), known.get("pool_dims", 1))
     usual = [(3, 2, 1), (3, 2, 2)]
     others = [(k, s, dims) for dims in (1, 2) for s in (2, 3, 4) for k in range(2, 8)]
     for kernel, stride, dims in (stated, *usual, *others):
-        if (
-            min(kernel, stride) > 0
-            and _lengths(grid, kernel, stride, dims, len(lengths)) == lengths
-        ):
-            return kernel, stride, dims
-    raise CheckpointError(f"no pooling gives the token counts {lengths} from a {grid} grid")
-
-
-def _lengths(grid: Size, kernel: int, stride: int, dims: int, stages: int) -> list[int]:
-    rows, cols = grid if dims == 2 else (1, grid[0] * grid[1])
-    pad = padding(dims, kernel)
-    lengths = []
-    for _ in range(stages):
-        cols = pooled_length(cols, kernel, stride, pad)
-        rows = pooled_length(rows, kernel, stride, pad) if dims == 2 else 1
-        lengths.append(rows * cols)
-    return lengths
+        with contextlib.suppress(HVTError):  # this one leaves no token
+            pooled = config.replace(
+                **places, pool_kernel=kernel, pool_stride=stride, pool_dims=dims
+            )
+            if [rows * cols for rows, cols in pooled.grids[1:]] == lengths:
+                return pooled
+    raise CheckpointError(f"no pooling gives the token counts {lengths} from a {config.grid} grid")
