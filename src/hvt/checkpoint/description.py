@@ -17,15 +17,27 @@ import torch
 
 from ..config import HVTConfig
 from ..errors import CheckpointError, HVTError, did_you_mean
+from ..fields import check_value
 from ..model import HVT
 
 FORMAT_VERSION = 1
-PREPROCESSING = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
-# timm's, for evaluation.
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-CROP_MODES = ("center", "squash", "border")
+_LIMITS: dict[str, tuple[type, dict[str, Any]]] = {
+    # Of pixels from 0 to 1. Beyond these an input, (pixel - mean) / std, is no longer near a
+    # number that float32 and float16 can work with.
+    "mean": (float, {"ge": -1000, "le": 1000}),
+    "std": (float, {"ge": 1e-5, "le": 1000}),
+    # timm's, for evaluation.
+    "interpolation": (
+        str, {"choices": ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")}
+    ),
+    # timm's models have 0.875 to 1.15. Below a tenth, a hundredth of the image is left and resizing
+    # makes it a hundred times the input; above 2, three quarters of the input are padding.
+    "crop_pct": (float, {"ge": 0.1, "le": 2.0}),
+    "crop_mode": (str, {"choices": ("center", "squash", "border")}),
+}  # fmt: skip
+PREPROCESSING = tuple(_LIMITS)
 
 MAX_TEXT = 8 * 2**20
 """Bytes of JSON; the names of 100,000 classes fit. As Python values it may be 20 times as large."""
@@ -34,12 +46,6 @@ MAX_INPUT = 2**28
 MAX_SIDE = 16_384
 """Pixels of an image's side when it is resized before the crop."""
 MAX_WIDTH, MAX_CLASSES = 10**5, 10**7  # so that products stay below 2⁶³, where torch's counts end
-# timm's models have 0.875 to 1.15. Below a tenth, a hundredth of the image is left and resizing
-# makes it a hundred times the input; above 2, three quarters of the input are padding.
-CROP_PCT = (0.1, 2.0)
-# Of pixels from 0 to 1. Beyond these an input, (pixel - mean) / std, is no longer near a number
-# that float32 and float16 can work with.
-MEAN, STD = (-1000.0, 1000.0), (1e-5, 1000.0)
 
 # What reading values of a wrong kind raises; `RecursionError` is JSON nested too deep.
 NOT_AS_EXPECTED = (
@@ -91,10 +97,9 @@ def read_description(path: Path, text: str) -> Description:
             raise CheckpointError(f"{path} was written by a newer hvt: upgrade to read it")
         config = HVTConfig.from_dict(described["config"])
         names, dtype, origin = (described[key] for key in ("class_names", "dtype", "origin"))
-        if dtype not in DTYPES:
-            raise HVTError(f"dtype={dtype!r} is unknown: {did_you_mean(str(dtype), DTYPES)}")
-        if not all(isinstance(value, str) for value in origin.values()):
-            raise HVTError("its origin must be texts with names")
+        check_value("dtype", dtype, str, choices=DTYPES)
+        for key, value in origin.items():
+            check_value(f"origin {key}", value, str)
         return Description(
             config,
             check_preprocessing(described["preprocessing"], config),
@@ -121,19 +126,23 @@ def read_json(text: str | bytes) -> dict[str, Any]:
 def check_preprocessing(values: dict[str, Any], config: HVTConfig) -> dict[str, Any]:
     """Those of some values that say how an image becomes an input of `config`."""
     known = {key: values[key] for key in PREPROCESSING if key in values}
-    for key, limits in (("mean", MEAN), ("std", STD)):
-        if key in known:
-            known[key] = _check_channels(key, known[key], config.in_chans, limits)
-    for key, choices in (("interpolation", INTERPOLATIONS), ("crop_mode", CROP_MODES)):
-        if key in known and known[key] not in choices:
-            raise HVTError(
-                f"{key}={known[key]!r} is unknown: {did_you_mean(str(known[key]), choices)}"
-            )
-    if "crop_pct" in known and not _is_number(known["crop_pct"], CROP_PCT):
-        raise HVTError(
-            f"crop_pct={known['crop_pct']!r} must be a number from {CROP_PCT[0]} to {CROP_PCT[1]}"
-        )
-    _check_sizes(config, known.get("crop_pct", 1.0))
+    for key, value in known.items():
+        kind, limits = _LIMITS[key]
+        if key in ("mean", "std"):
+            counts = sorted({1, 3, config.in_chans})
+            if not isinstance(value, (list, tuple)) or len(value) not in counts:
+                raise HVTError(f"{key}={value!r} must be {' or '.join(map(str, counts))} numbers")
+            known[key] = tuple(value)
+        for one in value if key in ("mean", "std") else [value]:
+            check_value(key, one, kind, **limits)
+    side = math.floor(max(config.image) / known.get("crop_pct", 1.0))
+    for name, size, most in (
+        ("in_chans × img_size", config.in_chans * math.prod(config.image), MAX_INPUT),
+        ("img_size / crop_pct", side, MAX_SIDE),
+        ("num_heads × head_dim", config.width, MAX_WIDTH),
+        ("num_classes", config.num_classes, MAX_CLASSES),
+    ):
+        check_value(name, size, int, le=most)
     return known
 
 
@@ -150,32 +159,3 @@ def shown(error: object) -> str:
     """What an error says, in one line of limited length whatever a file makes of it."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]} …"
-
-
-def _check_sizes(config: HVTConfig, crop_pct: float) -> None:
-    """Raise an error for a config that is valid, but larger than any model."""
-    for name, value, most in (
-        ("in_chans × img_size", config.in_chans * math.prod(config.image), MAX_INPUT),
-        ("img_size / crop_pct", math.floor(max(config.image) / crop_pct), MAX_SIDE),
-        ("num_heads × head_dim", config.width, MAX_WIDTH),
-        ("num_classes", config.num_classes, MAX_CLASSES),
-    ):
-        if value > most:
-            raise HVTError(f"{name} must be at most {most}, and is {value}")
-
-
-def _check_channels(
-    key: str, values: Any, channels: int, limits: tuple[float, float]
-) -> tuple[float, ...]:
-    counts = sorted({1, 3, channels})
-    if not isinstance(values, (list, tuple)) or len(values) not in counts:
-        raise HVTError(f"{key}={values!r} must be {' or '.join(map(str, counts))} numbers")
-    if not all(_is_number(value, limits) for value in values):
-        raise HVTError(f"{key}={values!r} must be numbers from {limits[0]:g} to {limits[1]:g}")
-    return tuple(values)
-
-
-def _is_number(value: Any, limits: tuple[float, float]) -> bool:
-    """Whether a value is a number within limits; NaN is in none."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and limits[0] <= value <= limits[1]
