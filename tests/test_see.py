@@ -4,7 +4,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import needs_default
-from packaging.version import Version
+from conftest import Command, needs_default
+from matplotlib import colormaps
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 import hvt
-from hvt.cli import main
 from hvt.errors import HVTError
 from hvt.see import (
     FeatureMap,
@@ -33,11 +31,10 @@ from hvt.see import (
     open_price,
     token_sources,
 )
-from hvt.see.draw import _PARTS, _part
+from hvt.see.draw import _PARTS, _mosaic, _owners, _part, _token_colours
 from hvt.see.maps import five_places, stage_ends, strongest
 
 Build = Callable[..., hvt.HVT]
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -54,19 +51,9 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command in an empty folder; gives the exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
-
-    def command(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            code = main([str(word) for word in words])
-        except SystemExit as stop:  # how argparse leaves
-            code = stop.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
     return command
 
 
@@ -367,68 +354,68 @@ def test_what_has_no_sources(
         token_sources(build(name, **overrides), image)
 
 
-# ── drawing; at 72 dots per inch a point is a pixel ─────────────────────────────────────────────
+# ── drawing ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_features_are_drawn(tmp_path: Path) -> None:
-    if Version(version("matplotlib")) < Version("3.11"):
-        pytest.skip("earlier versions draw some pixels of an image one place off")
-    image = torch.rand(46, 46, 3)
-    steps = torch.linspace(0, 1, 4).view(1, 2, 2)
-    maps = [FeatureMap("block 0", "4 tokens", steps), FeatureMap("block 1", "4 tokens", -steps)]
-    one, two = FeatureView("one", image, maps), FeatureView("two $x_", image, maps[:1])
-    draw_features(tmp_path / "f.png", [one, two], channels=1, dpi=72)
-    drawn = read(tmp_path / "f.png")
-    assert drawn.shape == (2 * (40 + 138 + 12), 12 + 3 * (138 + 12), 3)
-    for top in (40, 40 + 190):
-        shown = drawn[top : top + 138, 12 : 12 + 138] / 255
-        expected = image.repeat_interleave(3, 0).repeat_interleave(3, 1)
-        assert np.abs(shown - expected.numpy()).max() < 0.5 / 63 + 1 / 255
-    quarters = [drawn[40 + y, 162 + x].astype(int) for y in (34, 103) for x in (34, 103)]
-    brightness = [int(colour.sum()) for colour in quarters]
-    assert brightness == sorted(brightness)
-    assert len(set(brightness)) == 4
-    other = [drawn[40 + y, 312 + x].astype(int) for y in (34, 103) for x in (34, 103)]
-    assert [c.tolist() for c in other] == [c.tolist() for c in reversed(quarters)]
-    assert (drawn[230:, 312:] == 255).all()  # the second row has no second map
-    draw_features(tmp_path / "f.png", [one], channels=1, dpi=144)
-    assert read(tmp_path / "f.png").shape == (2 * 190, 2 * 462, 3)
-
-
-def test_channels_without_contrast_are_drawn_too(tmp_path: Path) -> None:
-    flat = FeatureMap("flat", "1 token", torch.full((5, 1, 1), 3.0))
-    wide = FeatureMap("wide", "2 tokens", torch.rand(7, 1, 20))
-    draw_features(tmp_path / "f.png", [FeatureView("", torch.rand(8, 160, 3), [flat, wide])])
-    assert read(tmp_path / "f.png").std() > 0
-
-
-def test_tokens_are_drawn(tmp_path: Path) -> None:
-    model, image = bright_in_the_middle()
-    grey = torch.full((12, 20, 3), 0.5)
-    draw_tokens(tmp_path / "t.png", "title", grey, token_sources(model, image), dpi=72)
-    drawn = read(tmp_path / "t.png").astype(int)
-    height = round(160 * 12 / 20)
-    assert drawn.shape == (44 + height + 12, 12 + 3 * 172 + 64, 3)
-    for column in (1, 2):
-        left = 12 + 172 * column
-        panel = drawn[44 : 44 + height, left : left + 160]
-        patches = [
-            [int(panel[16 + 32 * row, 16 + 32 * col].sum()) for col in range(5)] for row in range(3)
-        ]
-        others = {patches[r][c] for r in range(3) for c in range(5) if (r, c) != (1, 2)}
-        assert len(others) == 1  # nothing came from any of them
-        assert patches[1][2] > others.pop() + 300
-
-
-def test_costs_are_drawn(tmp_path: Path) -> None:
+def test_figures_are_as_large_as_asked(tmp_path: Path) -> None:
+    """Rows of unequal length, maps without contrast and narrow ones are drawn too."""
+    steps, flat = torch.rand(7, 1, 20), torch.full((5, 1, 1), 3.0)
+    maps = [FeatureMap("block 0", "4 tokens", steps), FeatureMap("flat", "1 token", flat)]
+    views = [
+        FeatureView("one", torch.rand(46, 46, 3), maps),
+        FeatureView("two $x_", torch.rand(8, 160, 3), maps[:1]),
+    ]
+    shapes = []
+    for dpi in (60, 120):
+        draw_features(tmp_path / "f.png", views, channels=4, dpi=dpi)
+        drawn = read(tmp_path / "f.png")
+        assert drawn.std() > 0
+        shapes.append(np.array(drawn.shape[:2]))
+    assert np.abs(shapes[1] - 2 * shapes[0]).max() <= 2
     widths = []
     for names in (["hvt_s_4"], ["deit_s", "hvt_s_1", "hvt_s_4"]):
         draw_costs(tmp_path / "c.png", [open_price(name) for name in names], dpi=72)
         drawn = read(tmp_path / "c.png")
-        assert drawn.shape[0] == 330
         assert drawn.std() > 10
         widths.append(drawn.shape[1])
-    assert widths == [320, 45 + 3 * 220]
+    assert widths[0] < widths[1]
+
+
+def test_a_mosaic_is_brighter_where_a_channel_is_larger() -> None:
+    steps = torch.linspace(0, 1, 4).view(1, 2, 2)
+    for values, order in ((steps, 1), (-steps, -1)):
+        drawn = _mosaic(values, channels=1).sum(dim=2)
+        rows, cols = drawn.shape
+        corners = [drawn[rows * y // 4, cols * x // 4] for y in (1, 3) for x in (1, 3)]
+        assert corners[::order] == sorted(corners)
+    nine = _mosaic(torch.rand(20, 4, 4), channels=9)
+    assert (nine == 1).all(dim=2).any(dim=1).all()  # white lines between three columns
+
+
+def test_tokens_are_drawn(tmp_path: Path) -> None:
+    """Of 15 patches one has the colour of all, and 14 that of nothing."""
+    model, image = bright_in_the_middle()
+    grey = torch.full((12, 20, 3), 0.5)
+    draw_tokens(tmp_path / "t.png", "title", grey, token_sources(model, image), dpi=72)
+    drawn = read(tmp_path / "t.png").astype(int)
+    counts = []
+    for share in (1.0, 0.0):
+        colour = 0.7 * np.array(colormaps["inferno"](share)[:3]) + 0.3 * 128 / 255
+        close = np.abs(drawn - 255 * colour).max(axis=2) <= 3
+        counts.append(int(close.sum()))
+    assert counts[1] / counts[0] == pytest.approx(14, rel=0.15)
+
+
+def test_patches_of_one_token_have_its_average_colour(build: Build, image: Tensor) -> None:
+    tall = {"pool_dims": 2, "pool_kernel": (2, 1), "pool_stride": (2, 1), "pool": "avg"}
+    (stage,) = token_sources(build("deit_ti", pool_after=(1,), **tall), image)
+    owners = _owners(stage).view(8, 8)
+    assert owners[::2].equal(owners[1::2])
+    assert owners.unique().tolist() == list(range(32))
+    photo = torch.rand(64, 64, 3)
+    colours = _token_colours(photo, stage, owners)
+    torch.testing.assert_close(colours[0, 0], photo[:16, :8].mean(dim=(0, 1)))
+    torch.testing.assert_close(colours[::2], colours[1::2])
 
 
 @pytest.mark.parametrize("name", ["deit_s", "hvt_s_4", "hvt_s_2_2d"])
@@ -442,15 +429,7 @@ def test_the_parts_of_a_block_are_its_cost(name: str, pool: str) -> None:
 # ── which model to look at ────────────────────────────────────────────────────────────────────────
 
 
-def test_named_models_have_weights_of_a_seed() -> None:
-    state = torch.random.get_rng_state()
-    for name in ("hvt_ti_1", "test_vit"):
-        one, again, other = (open_model(name, seed=seed) for seed in (3, 3, 4))
-        a, b, c = (next(iter(s.model.parameters())) for s in (one, again, other))
-        assert a.equal(b)
-        assert not a.equal(c)
-        assert not one.model.training
-    assert torch.random.get_rng_state().equal(state)
+def test_titles_say_where_weights_come_from() -> None:
     assert open_model("hvt_ti_1").title == "hvt_ti_1 (random weights, seed 0)"
     assert open_model("test_vit", seed=7).title == "test_vit (timm, random weights, seed 7)"
     assert open_model("timm:hvt_ti_1").title == "hvt_ti_1 (random weights, seed 0)"
@@ -483,7 +462,7 @@ def test_a_price_needs_no_model(build: Build, tmp_path: Path) -> None:
 # ── the commands ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_see_features(run: Run, build: Build, flower: Path, tmp_path: Path) -> None:
+def test_see_features(run: Command, build: Build, flower: Path, tmp_path: Path) -> None:
     hvt.save(build("hvt_ti_2"), tmp_path / "small.safetensors")
     code, out, err = run("see", "features", "small.safetensors", "timm:test_resnet", flower)
     assert (code, out, err) == (0, "flower-features.png\n", "")
@@ -493,49 +472,33 @@ def test_see_features(run: Run, build: Build, flower: Path, tmp_path: Path) -> N
     assert read(tmp_path / "mine.PNG").shape[1] < 700
 
 
-def test_see_tokens(run: Run, build: Build, flower: Path, tmp_path: Path) -> None:
-    hvt.save(build("hvt_ti_4"), tmp_path / "small.safetensors")
-    code, out, err = run("see", "tokens", "small.safetensors", flower, "--dpi", 72)
-    assert (code, out, err) == (0, "flower-tokens.png\n", "")
-    assert read(tmp_path / "flower-tokens.png").shape == (44 + 160 + 12, 12 + 5 * 172 + 64, 3)
-
-
 @pytest.mark.parametrize(
-    "overrides",
+    ("name", "overrides"),
     [
-        {"merge": 4},
-        {"pool_after": (0,), "pool": "avg", "pool_dims": 2, "pool_kernel": (2, 1),
-         "pool_stride": (2, 1)},
+        ("hvt_ti_4", {}),
+        ("deit_ti", {"merge": 4, "depth": 2}),
+        ("deit_ti", {"pool_after": (0,), "pool": "avg", "depth": 2}),
     ],
-)  # fmt: skip
-def test_see_tokens_of_averages(
-    run: Run, build: Build, flower: Path, tmp_path: Path, overrides: dict[str, Any]
+)
+def test_see_tokens(
+    run: Command, build: Build, flower: Path, tmp_path: Path, name: str, overrides: dict[str, Any]
 ) -> None:
-    """Patches of one token have one colour, and there is a line around them."""
-    hvt.save(build("deit_ti", depth=2, **overrides), tmp_path / "small.safetensors")
+    hvt.save(build(name, **overrides), tmp_path / "small.safetensors")
     code, out, err = run("see", "tokens", "small.safetensors", flower, "--dpi", 72)
     assert (code, out, err) == (0, "flower-tokens.png\n", "")
-    steps = 2 if "merge" in overrides else 1
-    image = read(tmp_path / "flower-tokens.png")
-    assert image.shape == (44 + 160 + 12, 12 + (1 + steps) * 172, 3)
-    shown = image[44:204, 184:344].astype(int)
-    white = (shown == 255).all(axis=2)
-    if steps == 1:  # 8 × 8 patches of 20 pixels: lines after every second row and every column
-        assert white[40].all()
-        assert not white[20].all()
-        assert white[:, 20].all()
+    assert read(tmp_path / "flower-tokens.png").std() > 10
 
 
-def test_see_cost(run: Run, build: Build, tmp_path: Path) -> None:
+def test_see_cost(run: Command, build: Build, tmp_path: Path) -> None:
     hvt.save(build("hvt_ti_2", pool="conv"), tmp_path / "small.safetensors")
     code, out, err = run("see", "cost", "deit_s", "small.safetensors", "--dpi", 72)
     assert (code, out, err) == (0, "cost.png\n", "")
-    assert read(tmp_path / "cost.png").shape == (330, 485, 3)
+    assert read(tmp_path / "cost.png").size
 
 
 @needs_default
 @pytest.mark.parametrize("kind", ["features", "tokens", "cost"])
-def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -> None:
+def test_the_built_in_model(run: Command, flower: Path, tmp_path: Path, kind: str) -> None:
     code, out, err = run("see", kind, *([] if kind == "cost" else [flower]))
     assert (code, err) == (0, "")
     assert read(tmp_path / out.strip()).size
@@ -553,17 +516,12 @@ def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -
         ("see tokens hvt_ti_1 strip.png", "strip.png cannot be read as an image: it has 1 × 9999"),
         ("see tokens hvt_ti_1 .", ". cannot be read as an image"),
         ("see features hvt_s4 IMAGE", "'hvt_s4' is neither a model nor a checkpoint: did you"),
-        ("see features renset50 IMAGE", "did you mean resnet50"),
-        ("see features timm:renset50 IMAGE", "'timm:renset50' is neither"),
-        ("see features zzzz IMAGE", "the nearest are "),
-        ("see features test_resnet.zzz IMAGE", "timm cannot build test_resnet.zzz ("),
         ("see features none.pth IMAGE", "cannot read none.pth"),
         ("see features runs/none IMAGE", "cannot read runs/none"),
         ("see features cut.png IMAGE", "cut.png is neither a safetensors nor a PyTorch file"),
         ("see features hvt_ti_1 IMAGE --channels 0", "channels='0' must be a whole number of"),
-        ("see features hvt_ti_1 IMAGE --channels many", "channels='many' must be a whole number"),
         ("see features hvt_ti_1 IMAGE --dpi 10", "dpi='10' must be a whole number from 40 to"),
-        ("see features hvt_ti_1 IMAGE --seed -1", "seed=-1 must be a whole number from 0"),
+        ("see features hvt_ti_1 IMAGE --seed -1", "seed='-1' must be a whole number from 0"),
         ("see features hvt_ti_1 IMAGE --ouput a.png", "unknown flag '--ouput': did you mean"),
         ("see features hvt_ti_1 IMAGE --output a.pdf", "only PNG is, so name it a.png"),
         ("see tokens hvt_ti_1 IMAGE --output no/a.png", "the folder no does not exist"),
@@ -574,12 +532,11 @@ def test_the_built_in_model(run: Run, flower: Path, tmp_path: Path, kind: str) -
         ("see tokens test_resnet IMAGE", "ResNet is not a model of this family"),
         ("see cost hvt_s_44", "'hvt_s_44' is neither a model nor a checkpoint: did"),
         ("see cost resnet50", "resnet50 is timm's, and only models of this family are priced"),
-        ("see cost none.pth", "cannot read none.pth"),
         ("see cost hvt_s_1 --pretrained", "unknown flag '--pretrained'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(
-    run: Run, flower: Path, tmp_path: Path, line: str, words: str
+    run: Command, flower: Path, tmp_path: Path, line: str, words: str
 ) -> None:
     (tmp_path / "cut.png").write_bytes(flower.read_bytes()[:300])
     Image.new("L", (1, 9999)).save(tmp_path / "strip.png")
@@ -591,7 +548,7 @@ def test_bad_input_is_one_sentence(
 
 
 def test_drawing_without_matplotlib(
-    run: Run, flower: Path, monkeypatch: pytest.MonkeyPatch
+    run: Command, flower: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for words in (("features", "hvt_ti_1", flower), ("tokens", "hvt_ti_1", flower), ("cost",)):
@@ -600,7 +557,7 @@ def test_drawing_without_matplotlib(
         assert err == "hvt: drawing needs matplotlib: pip install 'hvt[plot]'\n"
 
 
-def test_help(run: Run, flower: Path, tmp_path: Path) -> None:
+def test_help(run: Command, flower: Path, tmp_path: Path) -> None:
     """`hvt see` alone shows it; its examples run, weights from the network aside."""
     code, out, _ = run("see")
     assert code == 0

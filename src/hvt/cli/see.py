@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import HVTError
-from .flags import Parser, converter
+from .flags import Parser, add_number
+from .weights import add_pretrained
 
 _MODELS = """\
 A model is a name of hvt models, any name of timm's (timm:resnet50, or resnet50), or a
-checkpoint in any form that hvt.load reads. Without one it is the built-in model, imagenet. A named
+checkpoint in any format that hvt.load reads; the default is the built-in model, imagenet. A named
 model has random weights, which the title says; --pretrained fetches the published ones."""
 
 
@@ -43,22 +45,8 @@ def register(commands: Any) -> None:
             "  hvt see features runs/digits-hvt_ti_2/best.safetensors IMAGE --channels 16"
         ),
     )
-    parser.add_argument(
-        "others",
-        nargs="+",
-        metavar="MODEL… IMAGE",
-        help="the models (default: the built-in one), then the image",
-    )
-    parser.add_argument(
-        "--channels",
-        type=converter("channels", int, ge=1),
-        default=9,
-        metavar="N",
-        help="channels to show at each place (default: 9)",
-    )
-    _add_weights(parser)
-    _add_output(parser, "IMAGE-features.png")
-    parser.set_defaults(run=run_features, parser=parser)
+    add_number(parser, "--channels", "channels to show at each place", 9, ge=1)
+    _add_common(parser, run_features, "MODEL… IMAGE", "IMAGE-features.png")
 
     parser = kinds.add_parser(
         "tokens",
@@ -77,60 +65,38 @@ def register(commands: Any) -> None:
             "  hvt see tokens model.safetensors IMAGE --output kept.png"
         ),
     )
-    parser.add_argument(
-        "others",
-        nargs="+",
-        metavar="MODEL IMAGE",
-        help="the models (default: the built-in one), then the image",
-    )
-    _add_weights(parser)
-    _add_output(parser, "IMAGE-tokens.png")
-    parser.set_defaults(run=run_tokens, parser=parser)
+    _add_common(parser, run_tokens, "MODEL IMAGE", "IMAGE-tokens.png")
 
     parser = kinds.add_parser(
         "cost",
-        help="tokens and multiply-adds, block by block",
+        help="tokens and MACs, block by block",
         description=(
-            "Tokens into, and multiply-adds of, each block, a column for each model.\n"
-            "A model is a name of hvt models or a checkpoint. Without one it is the built-in model."
+            "Tokens into, and MACs of, each block, a column for each model. A model is a name of\n"
+            "hvt models, a .json config or a checkpoint; the default is the built-in model."
         ),
         epilog="examples:\n  hvt see cost deit_s hvt_s_1 hvt_s_4\n  hvt see cost model.safetensors",
     )
+    _add_common(parser, run_cost, "MODEL", "cost.png")
+
+
+def _add_common(parser: Parser, run: Callable[..., None], words: str, output: str) -> None:
+    with_image = words.endswith("IMAGE")
+    then = ", then the image" if with_image else ""
     parser.add_argument(
         "others",
-        nargs="*",
+        nargs="+" if with_image else "*",
         default=[],
-        metavar="MODEL",
-        help="the models (default: the built-in one)",
+        metavar=words,
+        help=f"the models (default: the built-in one){then}",
     )
-    _add_output(parser, "cost.png")
-    parser.set_defaults(run=run_cost, parser=parser)
-
-
-def _add_weights(parser: Parser) -> None:
+    if with_image:
+        add_pretrained(parser)
+        add_number(parser, "--seed", "seed of random weights", 0, ge=0, le=2**63 - 1)
     parser.add_argument(
-        "--pretrained", action="store_true", help="fetch the published weights of named models"
+        "--output", metavar="FILE.png", help=f"the file to write (default: {output})"
     )
-    parser.add_argument(
-        "--seed",
-        type=converter("seed", int),
-        default=0,
-        metavar="N",
-        help="where random weights start (default: 0)",
-    )
-
-
-def _add_output(parser: Parser, default: str) -> None:
-    parser.add_argument(
-        "--output", metavar="FILE.png", help=f"the file to write (default: {default})"
-    )
-    parser.add_argument(
-        "--dpi",
-        type=converter("dpi", int, ge=40, le=600),
-        default=110,
-        metavar="N",
-        help="pixels per inch, from 40 to 600; more for print (default: 110)",
-    )
+    add_number(parser, "--dpi", "pixels per inch, from 40 to 600", 110, ge=40, le=600)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run_features(args: argparse.Namespace) -> None:
@@ -173,7 +139,7 @@ def run_cost(args: argparse.Namespace) -> None:
 
 
 def _models_and_image(args: argparse.Namespace) -> tuple[list[str | None], str]:
-    """The last word is the image; an image that is not there may be a model's name."""
+    """The models and the image, which is the last word."""
     import timm
 
     from ..data.images import read_image
@@ -187,12 +153,12 @@ def _models_and_image(args: argparse.Namespace) -> tuple[list[str | None], str]:
     if args.pretrained and all(resolve(n).kind == "checkpoint" for n in models or [None]):
         which = " and ".join(models) or "the built-in model"
         raise HVTError(f"{which} has its own weights: leave --pretrained out, or name a model")
-    read_image(path)  # a broken one is refused before any weights are fetched
+    read_image(path)  # an unreadable one raises an error before any weights are fetched
     return models or [None], path
 
 
 def _output(args: argparse.Namespace, default: str, image: str | None = None) -> Path:
-    """Where to write, refused before the work where it cannot be right."""
+    """Where to write; raises an error before the work if that cannot be right."""
     from ..plot import png_path
 
     path = png_path(args.output or default)

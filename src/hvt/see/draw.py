@@ -1,8 +1,4 @@
-"""The figures: what `maps`, `sources` and `cost` find, drawn as PNG files.
-
-Lengths are points, 72 to the inch. Images are resized here and drawn pixel by pixel, so that a
-patch stays a square with sharp edges.
-"""
+"""The figures: what `maps`, `sources` and `cost` find, drawn as PNG files."""
 
 from __future__ import annotations
 
@@ -24,6 +20,7 @@ from .maps import FeatureMap, strongest
 from .sources import TokenSources
 
 DPI = 110
+CELL = 2.1  # inches of one panel
 _TEXT, _SOFT, _GREY = "#1f2328", "#59636e", "#8c959f"
 _HEADING = {"fontsize": 11, "fontweight": "bold", "color": _TEXT, "parse_math": False}
 _LABEL = {"fontsize": 8.5, "color": _SOFT, "parse_math": False}
@@ -50,22 +47,19 @@ def draw_features(
 
     Each channel has its own colours, from dark (its least) to light (its most).
     """
-    cell, gap, heading = (_pixels(points, dpi) for points in (138, 12, 40))
-    rows = [
-        [_resized(v.image, cell), *(_mosaic(m.values, channels, cell) for m in v.maps)]
-        for v in views
-    ]
-    heights = [max(image.shape[0] for image in row) for row in rows]
-    columns = max(len(row) for row in rows)
-    width = gap + columns * (cell + gap)
-    figure = new_figure(width, sum(heights) + len(rows) * (heading + gap), dpi)
-    top = 0
-    for view, row, height in zip(views, rows, heights, strict=True):
-        _write(figure, gap, top + round(0.45 * heading), view.title)
-        labels = ["image", *(f"{_short(m.name, 20)} · {m.size}" for m in view.maps)]
-        for column, (image, label) in enumerate(zip(row, labels, strict=True)):
-            _place(figure, gap + column * (cell + gap), top + heading, image, label)
-        top += heading + height + gap
+    columns = 1 + max(len(view.maps) for view in views)
+    heights = [_height(view.image) for view in views]
+    figure = _new_figure(columns * CELL, sum(heights), dpi)
+    rows = figure.subfigures(len(views), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for view, row in zip(views, rows, strict=True):
+        _title(row, view.title, columns)
+        panels = row.subplots(1, columns, squeeze=False)[0]
+        _show(panels[0], "image", view.image)
+        for axes, level in zip(panels[1:], view.maps, strict=False):
+            mosaic = _mosaic(level.values, channels)
+            _show(axes, f"{_short(level.name, 20)} · {level.size}", mosaic)
+        for axes in panels[1 + len(view.maps) :]:
+            axes.set_axis_off()
     _save(figure, path)
 
 
@@ -82,32 +76,37 @@ def draw_tokens(
     as if all gave equally. Where tokens are averaged, the patches of one token have their average
     colour and a line around them.
     """
-    mixed = sources[0].origins is None
-    cell, gap, heading = (_pixels(points, dpi) for points in (160, 12, 44))
-    scale = 0 if mixed else _pixels(64, dpi)
-    seen = _resized(image, cell)
-    height, patches = seen.shape[0], sources[0].shares.numel()
-    columns = 1 + len(sources)
-    figure = new_figure(gap + columns * (cell + gap) + scale, height + heading + gap, dpi)
-    _write(figure, gap, round(0.45 * heading), title)
-    rows, cols = sources[0].shares.shape
-    _place(figure, gap, heading, seen, f"image, {rows} × {cols} patches")
-    most = max(1.0, max(float(stage.shares.max()) for stage in sources) * patches)
-    for column, stage in enumerate(sources, 1):
-        shown = _grouped(seen, stage) if mixed else _shaded(seen, stage, most)
-        tokens = {0: "class token alone", 1: "1 token"}.get(stage.tokens, f"{stage.tokens} tokens")
+    averaged = sources[0].origins is None
+    columns, (rows, cols) = 1 + len(sources), sources[0].shares.shape
+    figure = _new_figure(columns * CELL + (0 if averaged else 0.8), _height(image), dpi)
+    _title(figure, title, columns)
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    _show(panels[0], f"image, {rows} × {cols} patches", image)
+    most = max(1.0, max(float(stage.shares.max()) for stage in sources) * rows * cols)
+    over: dict[str, Any] = {"extent": (0, cols, rows, 0)}  # in patches, so that they lie on pixels
+    for axes, stage in zip(panels[1:], sources, strict=True):
+        tokens = {0: "class token only", 1: "1 token"}.get(stage.tokens, f"{stage.tokens} tokens")
         label = f"after block {stage.block}: {tokens}"
-        _place(figure, gap + column * (cell + gap), heading, shown, label)
-    if not mixed:
-        _scale(figure, gap + columns * (cell + gap), heading, height, most)
+        if averaged:
+            _show(axes, label, image, **over)
+            owners = _owners(stage).view(rows, cols)
+            _show(axes, label, _token_colours(image, stage, owners), alpha=0.75, **over)
+            _outline(axes, owners)
+        else:
+            _show(axes, label, image.mean(dim=2), cmap="gray", vmin=0, vmax=1, **over)
+            even = stage.shares * rows * cols
+            over_image = {"cmap": "inferno", "vmin": 0, "vmax": most, "alpha": 0.7}
+            shown = _show(axes, label, even, **over_image, **over)
+    if not averaged:
+        bar = figure.colorbar(shown, ax=panels.tolist(), pad=0.01)
+        bar.ax.tick_params(labelsize=8, colors=_SOFT, length=2)
+        bar.set_label("share of what is kept, 1 = even", **_LABEL)
     _save(figure, path)
 
 
 def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = DPI) -> None:
-    """A column for each model: tokens above, multiply-adds below, a bar for each block."""
-    width = _pixels(max(320, 45 + 220 * len(costs)), dpi)
-    figure = new_figure(width, _pixels(330, dpi), dpi, layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.08)  # inches
+    """A column for each model: tokens above, MACs below, a bar for each block."""
+    figure = _new_figure(max(4.5, 0.6 + 3 * len(costs)), 4.6, dpi)
     axes = figure.subplots(
         2, len(costs), sharex="col", sharey="row", squeeze=False, height_ratios=(1, 1.6)
     )
@@ -134,18 +133,20 @@ def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = D
         panel.set_axisbelow(True)
     axes[0, 0].set_ylim(0, 1.15 * max(count for _, cost in costs for count, _ in cost.blocks()))
     axes[0, 0].set_ylabel("tokens", **_LABEL)
-    axes[1, 0].set_ylabel("multiply-adds (M)", **_LABEL)
+    axes[1, 0].set_ylabel("MACs (M)", **_LABEL)
     figure.align_ylabels()
     place = {"loc": "outside lower center", "ncols": len(shown), "frameon": False}
     figure.legend(shown.values(), shown.keys(), fontsize=8.5, labelcolor=_SOFT, **place)
     _save(figure, path)
 
 
-def new_figure(width: int, height: int, dpi: int = DPI, **kwargs: Any) -> Any:
-    """An empty figure of so many pixels, which needs no display."""
-    # Half a pixel more, because matplotlib rounds down.
-    size = ((width + 0.5) / dpi, (height + 0.5) / dpi)
-    return plot.new_figure(figsize=size, dpi=dpi, facecolor="white", **kwargs)
+# ── panels ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _new_figure(width: float, height: float, dpi: int) -> Any:
+    return plot.new_figure(
+        figsize=(width, height), dpi=dpi, facecolor="white", layout="constrained"
+    )
 
 
 def _save(figure: Any, path: str | Path) -> None:
@@ -153,54 +154,70 @@ def _save(figure: Any, path: str | Path) -> None:
         figure.savefig(temporary, format="png", dpi=figure.dpi, pil_kwargs={"optimize": True})
 
 
-# ── images, all (H, W, 3) from 0 to 1 ─────────────────────────────────────────────────────────
-
-
-def _pixels(points: float, dpi: int) -> int:
-    return round(points * dpi / 72)
-
-
-def _resized(image: Tensor, side: int) -> Tensor:
-    """An image as wide as a cell, or narrower where it is much higher than wide."""
+def _height(image: Tensor) -> float:
+    """Inches of a row: an image as wide as its panel, at most twice as high, and two titles."""
     rows, cols = image.shape[:2]
-    scale = min(side / cols, 2 * side / rows)
-    size = (max(1, round(rows * scale)), max(1, round(cols * scale)))
-    if scale > 2:  # small images show their pixels
-        return _enlarged(image, *size)
-    planes = image.permute(2, 0, 1)[None].float()
-    smooth = F.interpolate(planes, size, mode="bicubic", antialias=True)
-    return smooth[0].clamp(0, 1).permute(1, 2, 0)
+    return CELL * min(rows / cols, 2) + 0.6
 
 
-def _enlarged(image: Tensor, rows: int, cols: int) -> Tensor:
-    """`(H, W, C)` → `(rows, cols, C)` with sharp edges, or the average where it must shrink."""
-    planes = image.permute(2, 0, 1)[None].float()
-    mode = "area" if image.shape[0] > rows else "nearest-exact"
-    return F.interpolate(planes, (rows, cols), mode=mode)[0].permute(1, 2, 0)
+def _title(figure: Any, text: str, columns: int) -> None:
+    letters = int(columns * CELL * 10)  # of bold text at 11 points
+    figure.suptitle(_short(text, letters), x=0.01, ha="left", **_HEADING)
 
 
-def _shaded(image: Tensor, stage: TokenSources, most: float) -> Tensor:
-    """The image in grey under the share of each patch, in colours up to `most` even shares."""
-    even = stage.shares[..., None] * stage.shares.numel()
-    colours = _coloured(_enlarged(even, *image.shape[:2])[..., 0] / most, "inferno")
-    return 0.3 * image.mean(dim=2, keepdim=True) + 0.7 * colours
+def _show(axes: Any, label: str, image: Tensor, **options: Any) -> Any:
+    axes.set_axis_off()
+    axes.set_title(label, pad=4, **_LABEL)
+    return axes.imshow(image.numpy(), interpolation="nearest", **options)
 
 
-def _grouped(image: Tensor, stage: TokenSources) -> Tensor:
-    """The patches of each token in their average colour, with lines between tokens."""
-    rows, cols = stage.shares.shape
-    small = F.interpolate(image.permute(2, 0, 1)[None], (rows, cols), mode="area")
+def _outline(axes: Any, owners: Tensor) -> None:
+    """White lines between patches of different tokens; `owners` is `(rows, cols)`."""
+    style = {"colors": "white", "linewidth": 0.8}
+    y, x = (owners[:, 1:] != owners[:, :-1]).nonzero().T.numpy()
+    axes.vlines(x + 1, y, y + 1, **style)
+    y, x = (owners[1:] != owners[:-1]).nonzero().T.numpy()
+    axes.hlines(y + 1, x, x + 1, **style)
+
+
+def _label_runs(axes: Any, tokens: Sequence[int]) -> None:
+    """The number of tokens once over each run of blocks with equally many."""
+    for count, run in groupby(enumerate(tokens), key=lambda item: item[1]):
+        places = [place for place, _ in run]
+        where = {"xy": ((places[0] + places[-1]) / 2, count), "xytext": (0, 2)}
+        style = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "color": _TEXT}
+        axes.annotate(str(count), **where, **style)
+
+
+# ── colours, words and numbers ──────────────────────────────────────────────────────────────────
+
+
+def _mosaic(values: Tensor, channels: int) -> Tensor:
+    """The channels of `(D, H, W)` that vary most, in colour on a white grid: `(H', W', 3)`."""
+    from matplotlib import colormaps
+    from torchvision.utils import make_grid
+
+    chosen = _stretched(strongest(values, channels))
+    scale = math.ceil(64 / max(chosen.shape[1:]))  # so that a grid line is thinner than a patch
+    large = chosen.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+    colours = torch.from_numpy(colormaps["viridis"](large.numpy())[..., :3])
+    across = math.ceil(math.sqrt(len(chosen)))
+    return make_grid(colours.permute(0, 3, 1, 2), across, pad_value=1).permute(1, 2, 0)
+
+
+def _stretched(values: Tensor) -> Tensor:
+    """Each channel from 0 to 1, the outermost hundredths cut off; one without contrast is 0."""
+    flat = values.flatten(1).float()
+    low, high = (flat.quantile(q, dim=1)[:, None, None] for q in (0.01, 0.99))
+    span = (high - low).clamp_min(torch.finfo(torch.float32).tiny)
+    return ((values.float() - low) / span).clamp(0, 1)
+
+
+def _token_colours(image: Tensor, stage: TokenSources, owners: Tensor) -> Tensor:
+    """Each patch in the average colour of its token's patches: `(rows, cols, 3)`."""
+    small = F.interpolate(image.permute(2, 0, 1)[None].float(), tuple(owners.shape), mode="area")
     colours = stage.weights.float() @ small[0].flatten(1).T  # (tokens, 3)
-    owners = _owners(stage)
-    filled = torch.where(owners[:, None] < 0, torch.zeros(3), colours[owners])
-    size = image.shape[:2]
-    mixed = 0.25 * image + 0.75 * _enlarged(filled.view(rows, cols, 3), *size)
-    numbers = owners.double().view(1, 1, rows, cols)
-    group = F.interpolate(numbers, size, mode="nearest-exact")[0, 0]
-    line = torch.zeros(size, dtype=torch.bool)
-    line[1:] |= group[1:] != group[:-1]
-    line[:, 1:] |= group[:, 1:] != group[:, :-1]
-    return torch.where(line[..., None], torch.ones(3), mixed)
+    return torch.where(owners[..., None] < 0, torch.zeros(3), colours[owners])
 
 
 def _owners(stage: TokenSources) -> Tensor:
@@ -213,94 +230,15 @@ def _owners(stage: TokenSources) -> Tensor:
     return owners
 
 
-def _mosaic(values: Tensor, channels: int, side: int) -> Tensor:
-    """The channels of `(D, H, W)` that vary most side by side, white between them."""
-    chosen = _stretched(strongest(values, channels))
-    across = math.ceil(math.sqrt(len(chosen)))
-    down = math.ceil(len(chosen) / across)
-    gap = max(1, side // 70)
-    rows, cols = chosen.shape[1:]
-    wide = max(1, (side - gap * (across - 1)) // across)
-    high = min(max(1, round(wide * rows / cols)), 2 * wide)
-    mosaic = torch.ones(down * (high + gap) - gap, across * (wide + gap) - gap, 3)
-    for index, channel in enumerate(chosen):
-        top, left = index // across * (high + gap), index % across * (wide + gap)
-        tile = _coloured(_enlarged(channel[..., None], high, wide)[..., 0], "viridis")
-        mosaic[top : top + high, left : left + wide] = tile
-    return mosaic
-
-
-def _stretched(values: Tensor) -> Tensor:
-    """Each channel from 0 to 1, the outermost hundredths cut off; one without contrast is 0."""
-    flat = values.flatten(1).float()
-    low, high = (flat.quantile(q, dim=1)[:, None, None] for q in (0.01, 0.99))
-    span = (high - low).clamp_min(torch.finfo(torch.float32).tiny)
-    return ((values.float() - low) / span).clamp(0, 1)
-
-
-def _coloured(values: Tensor, colours: str) -> Tensor:
-    """`(H, W)` from 0 to 1 → `(H, W, 3)` by one of matplotlib's colour maps."""
-    from matplotlib import colormaps
-
-    return torch.from_numpy(colormaps[colours](values.numpy())[..., :3]).float()
-
-
-# ── on the figure, in pixels from its upper left ────────────────────────────────────────────────
-
-
-def _axes(figure: Any, left: int, top: int, width: int, height: int) -> Any:
-    across, down = int(figure.bbox.width), int(figure.bbox.height)
-    bottom = down - top - height
-    return figure.add_axes((left / across, bottom / down, width / across, height / down))
-
-
-def _place(figure: Any, left: int, top: int, image: Tensor, label: str) -> None:
-    axes = _axes(figure, left, top, image.shape[1], image.shape[0])
-    # 64 steps of each colour look the same, and make the file a third smaller.
-    steps = (image * 63).round() / 63
-    axes.imshow(steps.numpy(), interpolation="nearest", aspect="auto")
-    axes.set_axis_off()
-    axes.set_title(label, pad=4, **_LABEL)
-
-
-def _write(figure: Any, left: int, base: int, text: str) -> None:
-    width, height = figure.bbox.width, figure.bbox.height
-    letters = int((width - left) * 72 / figure.dpi / 7)  # bold at 11 points, about 7 wide
-    figure.text(left / width, 1 - base / height, _short(text, letters), **_HEADING)
-
-
-def _scale(figure: Any, left: int, top: int, height: int, most: float) -> None:
-    """The bar that says which colour is how many times an even share."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    axes = _axes(figure, left, top, _pixels(8, figure.dpi), height)
-    figure.colorbar(ScalarMappable(Normalize(0, most), "inferno"), cax=axes)
-    axes.tick_params(labelsize=8, colors=_SOFT, length=2)
-    axes.set_ylabel("share of what is kept, 1 = even", labelpad=3, **_LABEL)
-
-
-def _label_runs(axes: Any, tokens: Sequence[int]) -> None:
-    """The number of tokens once over each run of blocks that see equally many."""
-    for count, run in groupby(enumerate(tokens), key=lambda item: item[1]):
-        places = [place for place, _ in run]
-        where = {"xy": ((places[0] + places[-1]) / 2, count), "xytext": (0, 2)}
-        style = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "color": _TEXT}
-        axes.annotate(str(count), **where, **style)
-
-
-# ── words and numbers ───────────────────────────────────────────────────────────────────────────
-
-
 def _part(cost: Cost, part: str) -> list[float]:
-    """Millions of multiply-adds that one part of each block takes."""
+    """Millions of MACs that one part of each block takes."""
     macs = {layer.name: layer.macs / 1e6 for layer in cost.layers}
     return [macs.get(f"blocks.{i}.{part}", 0.0) for i in range(len(cost.blocks()))]
 
 
 def _price(cost: Cost) -> str:
     macs = f"{cost.gflops:.2f} G" if cost.gflops >= 0.1 else f"{1e3 * cost.gflops:.1f} M"
-    return f"{macs} multiply-adds, {cost.params_m:.2f} M parameters"
+    return f"{macs} MACs, {cost.params_m:.2f} M parameters"
 
 
 def _short(name: str, most: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -117,17 +118,10 @@ def _sparse(rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]) 
 
 
 def _composed(after: Tensor, before: Tensor) -> Tensor:
-    """The product of two sparse matrices; torch's own announces itself as beta at every start."""
-    (rows, middle), values = after.indices(), after.values()
-    lengths = torch.bincount(before.indices()[0], minlength=before.shape[0])
-    starts = lengths.cumsum(0) - lengths
-    # Each entry of `after` meets the whole row of `before` that it points at.
-    times = lengths[middle]
-    first = starts[middle] - (times.cumsum(0) - times)
-    entry = torch.arange(int(times.sum())) + first.repeat_interleave(times)
-    products = values.repeat_interleave(times) * before.values()[entry]
-    shape = (after.shape[0], before.shape[1])
-    return _sparse(rows.repeat_interleave(times), before.indices()[1][entry], products, shape)
+    """The product of two sparse matrices, without torch's warning that these are in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return (after @ before).coalesce()
 
 
 def _shares(weights: Tensor, rows: int, cols: int) -> Tensor:

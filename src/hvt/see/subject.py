@@ -1,4 +1,4 @@
-"""Whom to look at: one of our models by name, a checkpoint, or any model of timm."""
+"""The model to look at: one of ours by name, a checkpoint, or any model of timm."""
 
 from __future__ import annotations
 
@@ -63,13 +63,11 @@ class Subject:
 
 
 def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0) -> Subject:
-    """The model of a name or of a checkpoint's path; None is the built-in one.
+    """The model of whatever `resolve` knows; None is the built-in one.
 
-    A name of ours comes before one of timm's, which `timm:` before it asks for. A named model has
-    random weights, the same for the same seed, or with `pretrained` the published ones.
+    A named model has random weights, the same for the same seed, or with `pretrained` the
+    published ones.
     """
-    if not 0 <= seed < 2**63:
-        raise HVTError(f"seed={seed} must be a whole number from 0 to 2⁶³ - 1")
     source = resolve(name)
     model = build(source, pretrained, seed)
     if source.kind == "checkpoint":
