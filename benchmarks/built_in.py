@@ -5,8 +5,8 @@
 
 The file holds float16, in which a model is half as large; it loads as float32. `--class-names` is a
 JSON list, or an object whose values are the names in order. `--source` is the checkpoint that the
-model was made from: a tensor that is still equal to its one is refused, for what is shipped has
-been trained further as a whole. What the file says of its origin and licence is kept, unless they
+model was made from: a tensor that is still equal to the source's raises an error, as what is
+shipped has been trained further as a whole. The file's own origin and licence are kept, unless they
 are named.
 """
 
@@ -88,7 +88,7 @@ def class_names(path: Path) -> list[str]:
 
 
 def check_trained(model: hvt.HVT, source: str) -> None:
-    """Refuse a model that has a tensor of its source's as it was, to float16's precision."""
+    """Raise an error if a tensor equals its source's, to float16's precision."""
     before = read(source).tensors
     for name, tensor in model.state_dict().items():
         old = before.get(name)

@@ -1,4 +1,4 @@
-"""How like a source some models of it answer, on photos held out of those they have learnt from.
+"""How far models agree with the source they were made from, on photos held out of training.
 
     python benchmarks/likeness.py SOURCE.safetensors PHOTOS MODEL.safetensors … [--holdout 400]
         [--within ALL_PHOTOS --within-holdout 500]
@@ -38,9 +38,9 @@ def main() -> None:
     for path, model in models.items():
         theirs, ours = read_views(held, [source, model], 0, False)
         if truth is None:
-            truth = torch.cat([source(normalise(piece)) for piece in theirs.split(25)])
-        answer = torch.cat([model(normalise(piece)) for piece in ours.split(25)])
-        same, _, kl = compare(answer, truth, True).mean(dim=0).tolist()
+            truth = torch.cat([source(normalise(batch)) for batch in theirs.split(25)])
+        logits = torch.cat([model(normalise(batch)) for batch in ours.split(25)])
+        same, _, kl = compare(logits, truth, True).mean(dim=0).tolist()
         gflops = hvt.cost(model).gflops
         print(f"{path}: {gflops:.3f} GFLOPs, agreement {100 * same:.1f} %, KL {kl:.4f}")
 

@@ -1,4 +1,4 @@
-"""An upcycled model beside its rivals: top-1, multiply-adds and images/s, on the same images.
+"""An upcycled model beside its rivals: top-1, MACs and images/s, on the same images.
 
     hvt upcycle SOURCE pooled.safetensors --gflops 0.7 --data PHOTOS --run-folder runs/pooled
     hvt upcycle SOURCE small.safetensors --img-size 160 --pool-after '()' --data PHOTOS \\
@@ -8,8 +8,8 @@
 
 Rows: the source; the source on smaller images; ToMe at several r; PoWER's extraction at the
 budget; and each run untrained, after its tail and after all. The rivals without a run are not
-trained. FOLDER has one folder per class, sorted as the logits are. Answers to its images are kept
-in the work folder, a file for each row, so that the script can stop and go on, and rows be added.
+trained. FOLDER has one folder per class, sorted as the logits are. Predictions are kept in the
+work folder, a file for each row, so that the script can be resumed, and rows be added.
 Confidence intervals are of the paired difference to the source. Timings, in turns, are made with
 `--speed` for all rows at once and kept until the next time. With `--update` only the source and the
 runs that are named are measured, and other rows of the results stay; a row keeps its timings, which
@@ -62,7 +62,7 @@ def main() -> int:
     device = find_device(args.device)
     args.work.mkdir(parents=True, exist_ok=True)
     models = rows_of(args)
-    hits = {name: answers(name, model, args, device) for name, model in models.items()}
+    hits = {name: correct(name, model, args, device) for name, model in models.items()}
     speed = timings(models, args, device)
     rows = [row(name, model, hits, speed) for name, model in models.items()]
     machine, command = describe(device), portable_command(sys.argv)
@@ -102,9 +102,14 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, help="CPU threads")
     add("--workers", type=int, default=1, help="processes that read")
     add("--device", default="auto", help="auto, cpu, cuda, …")
-    add("--work", type=Path, default=Path("runs/upcycle-benchmark"), help="where answers are kept")
+    add(
+        "--work",
+        type=Path,
+        default=Path("runs/upcycle-benchmark"),
+        help="where predictions are kept",
+    )
     add("--out", type=Path, default=RESULTS, help="CSV, JSON and PNG")
-    add("--update", action="store_true", help="measure the named runs alone, keep other rows")
+    add("--update", action="store_true", help="measure only the named runs, keep other rows")
     add("--table", action="store_true", help="only write the tables of docs/upcycle.md")
     add("--check", action="store_true", help="with --table: only check that they are current")
     return parser.parse_args()
@@ -138,10 +143,10 @@ def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
 
 
 @torch.inference_mode()
-def answers(
+def correct(
     name: str, model: hvt.HVT, args: argparse.Namespace, device: torch.device
 ) -> np.ndarray:
-    """Whether the first and any of the first five answers is right: `(images, 2)`."""
+    """Whether the top-1 class and any of the top five is right: `(images, 2)`."""
     path = args.work / f"{name.replace(' ', '_')}.npz"
     key = f"{args.labelled} {args.limit} {weights_digest(model)}"
     if path.exists():
@@ -241,8 +246,8 @@ def updated(report: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> None:
-    """Top-1 against multiply-adds, and against images/s in each way of running that was timed."""
-    panels = [("gflops", "multiply-adds of an image (G)")]
+    """Top-1 against MACs, and against images/s in each way of running that was timed."""
+    panels = [("gflops", "GMACs per image")]
     panels += [
         (f"{mode}_{batch}", f"images/s, {WORDS[mode]}, batch {batch}")
         for mode, batch in SPEEDS

@@ -4,7 +4,7 @@
 
 First the speed of both is measured, in turns; then each trains for as many images as its speed
 allows in the minutes asked for, with the whole schedule, one after the other, from the same seed.
-The test images are looked at once, at the end of each. Writes a JSON and the curves beside it.
+Each is evaluated on the test images once, at its end. Writes a JSON and the curves beside it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Line:
 
     @property
     def config(self) -> HVTConfig:
-        """As it was trained; with PoWER the retention is known only then."""
+        """Of the trained model; with PoWER the retention is known only then."""
         for results in self.results.values():
             if results:
                 return HVTConfig.from_dict(results[0].config)

@@ -509,7 +509,7 @@ def test_r_has_its_own_rate_no_decay_and_stays_in_its_range(trained: Path) -> No
     for update in range(4):
         searcher.step(batches, update)
         assert all(((r >= 0) & (r <= 1)).all() for r in own)
-    assert last["lr"] == 0.3  # the schedule leaves it alone
+    assert last["lr"] == 0.3  # the schedule does not change it
     assert weights[0]["lr"] != recipe.scaled_lr
     assert sum(r.sum().item() for r in own) < 0.5 * 3 * 16
 
