@@ -13,7 +13,7 @@ from hvt.plot import new_figure
 from hvt.training.watch import draw_curves
 
 from .protocol import BUDGETS, Protocol
-from .report import NAMES, READINGS, fill
+from .report import NAMES, fill
 from .results import Known
 from .rows import CURVES, FIGURE4, get_table
 
@@ -49,7 +49,7 @@ def _figure1(path: Path, protocol: Protocol, known: Known, data: str | None) -> 
             if line.results[budget]:
                 figures = [one.top1 for one in line.results[budget]]
                 _point(right, cost(line.config).macs / 1e6, figures, line.row.name, marker)
-        right.plot([], [], marker, color="grey", label=READINGS[budget])
+        right.plot([], [], marker, color="grey", label=f"equal {budget}")
     right.legend(fontsize=8, loc="upper right")
     for axes in (left, right):
         axes.set_ylabel("top-1, %")

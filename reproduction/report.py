@@ -17,7 +17,6 @@ from .results import Finished, Known
 from .rows import get_table, shown_rows, trainable
 
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "digits", "imagenet": "ImageNet"}
-READINGS = {"epochs": "equal epochs", "compute": "equal compute"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def cells(table: Table, lines: Sequence[Line]) -> tuple[list[str], list[list[str
     headings += [f"paper's {NAMES[data]} top-1" for data in printed]
     headings += ["here", "tokens", "M MACs", "params (M)"]
     for budget in BUDGETS:
-        headings += [f"top-1, {READINGS[budget]}", "epochs", "time"]
+        headings += [f"top-1, equal {budget}", "epochs", "time"]
     rows = []
     for line in lines:
         price = cost(line.config)

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -192,37 +191,31 @@ class Searcher(Learner):
 
     def run(self, log: Callable[[str], None]) -> None:
         """All epochs, with a line for each and for every minute."""
-        steps, bad, began = self.batches.steps, 0, time.monotonic()
-        epochs = math.ceil(self.total / steps)
-        batches, printed = self.batches.epoch(0, 0), began
-        try:
-            with StopSignals() as signals:
-                for update in range(self.total):
-                    epoch, number = divmod(update, steps)
-                    if epoch and not number:
-                        batches = self.batches.epoch(epoch, 0)
-                    step = self.step(batches, update, lambda: (signals.asked,))
-                    bad = 0 if step.taken else bad + 1
-                    if bad >= self.recipe.max_bad_steps:
-                        raise HVTError(
-                            f"the loss was not finite {bad} times in a row (epoch {epoch + 1}, "
-                            f"step {number + 1}): lower --lr or set --clip-grad"
-                        )
-                    if any(step.flags):
-                        raise Interrupted("the search was stopped; nothing was written")
-                    now = time.monotonic()
-                    if number == steps - 1 or update == self.total - 1 or now - printed > 60:
-                        printed = now
-                        left = (now - began) / (update + 1) * (self.total - update - 1)
-                        log(
-                            f"epoch {epoch + 1}/{epochs}  step {number + 1}/{steps}  "
-                            f"loss {step.loss:.4f}  λ {self.strength:.2e}  "
-                            f"{self.price():.4g} GFLOPs  {clock(left)} left"
-                        )
-        except BaseException as error:
-            # What reads images ends with its iterator, and a traceback would keep that alive.
-            traceback.clear_frames(error.__traceback__)
-            raise
+        steps, began = self.batches.steps, time.monotonic()
+        bad, printed, batches = 0, began, iter(())
+        with StopSignals() as signals:
+            for update in range(self.total):
+                epoch, number = divmod(update, steps)
+                if not number:
+                    batches = self.batches.epoch(epoch, 0)
+                step = self.step(batches, update, lambda: (signals.asked,))
+                bad = 0 if step.taken else bad + 1
+                if bad >= self.recipe.max_bad_steps:
+                    raise HVTError(
+                        f"the loss was not finite {bad} times in a row (epoch {epoch + 1}, step "
+                        f"{number + 1}): lower --lr or set --clip-grad"
+                    )
+                if any(step.flags):
+                    raise Interrupted("the search was stopped; nothing was written")
+                now, left = time.monotonic(), self.total - update - 1
+                if number == steps - 1 or not left or now - printed > 60:
+                    printed = now
+                    log(
+                        f"epoch {epoch + 1}/{math.ceil(self.total / steps)}  "
+                        f"step {number + 1}/{steps}  loss {step.loss:.4f}  λ {self.strength:.2e}  "
+                        f"{self.price():.4g} GFLOPs  "
+                        f"{clock((now - began) / (update + 1) * left)} left"
+                    )
 
     def step(self, batches: Iterator[Batch], update: int, flags: Flags = tuple) -> Step:
         """One step, r brought back into [0, 1], and λ for the next."""
