@@ -192,7 +192,8 @@ class Searcher(Learner):
     def run(self, log: Callable[[str], None]) -> None:
         """All epochs, with a line for each and for every minute."""
         steps, began = self.batches.steps, time.monotonic()
-        bad, printed, batches = 0, began, iter(())
+        bad, printed = 0, began
+        batches: Iterator[Batch] = iter(())
         with StopSignals() as signals:
             for update in range(self.total):
                 epoch, number = divmod(update, steps)
