@@ -595,10 +595,7 @@ def test_search_retrain_eval_and_predict(
     ("words", "says"),
     [
         (["search", "DEIT", "--gflops", "5"], "is out of reach: this model costs 4.125e-05"),
-        (
-            ["search", "DEIT", "--gflops", "0.00015", "--r-lr", "0"],
-            "r_lr=0 must be a number",
-        ),
+        (["search", "DEIT", "--gflops", "0.00015", "--r-lr", "0"], "r_lr='0' must be a number"),
         (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "already exists"),
         (["search", "POWER", "--gflops", "0.00015"], "has a retention already"),
         (["search", "HVT", "--gflops", "0.00015"], "PoWER needs a DeiT"),

@@ -54,7 +54,7 @@ def register(commands: Any) -> None:
     parser.add_argument("checkpoint", help="a trained DeiT, in any form that hvt.load reads")
     budget = converter("gflops", float)
     parser.add_argument("--gflops", type=budget, required=True, metavar="X", help="the budget")
-    rate = converter("r_lr", float)
+    rate = converter("r_lr", float, gt=0, le=1)
     parser.add_argument("--r-lr", type=rate, metavar="X", help="learning rate of r")
     parser.add_argument(
         "--match-by-order",
@@ -98,8 +98,6 @@ def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
 def run_search(args: argparse.Namespace) -> None:
     from ..power.search import EPOCHS, search
 
-    if args.r_lr is not None and not 0 < args.r_lr <= 1:
-        raise HVTError(f"r_lr={args.r_lr:g} must be above 0 and at most 1")
     checkpoint = Path(args.checkpoint)
     output = args.file or checkpoint.parent / f"{checkpoint.stem}_power.safetensors"
     recipe = _recipe(args, {}, epochs=EPOCHS)
