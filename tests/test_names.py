@@ -133,7 +133,7 @@ def test_serve_takes_a_model_s_name() -> None:
         process.terminate()
         _, err = process.communicate(timeout=60)
     assert line.startswith("serving hvt_ti_4.safetensors at http://127.0.0.1:"), err
-    assert "hvt_ti_4: new weights" in err
+    assert "hvt_ti_4: untrained weights" in err
     assert process.returncode == 0
 
 
