@@ -42,6 +42,19 @@ def test_a_built_in_name_is_a_checkpoint(name: str) -> None:
     assert built_in(name).stat().st_size <= 12e6  # everybody downloads it, in float16
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_released_file_has_the_format_that_the_page_describes(name: str) -> None:
+    page = Path(__file__).parents[1] / "docs/formats.md"
+    if not page.exists():
+        pytest.skip("a source distribution has no docs/")
+    with safe_open(built_in(name), framework="pt") as file:
+        metadata = file.metadata()
+    described = json.loads(metadata["hvt"])
+    for key in (*metadata, *described):
+        assert f"| `{key}` |" in page.read_text()
+    assert described["format_version"] == 1
+
+
 def test_a_built_in_model_that_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, capsys: Captured
 ) -> None:
