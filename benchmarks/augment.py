@@ -10,22 +10,19 @@ The CPU time says how many cores' worth is taken from a training step that runs 
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
-from hvt.bench.measure import describe, interleaved, portable_command
+from hvt.bench.measure import describe, interleaved
 from hvt.data.augment import BatchAugment, keys_for
 
-# After hvt, which imports torchvision where timm alone could not.
+# After hvt, which makes torchvision importable where its compiled part does not load.
 # isort: split
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision import transforms
@@ -36,27 +33,22 @@ MEAN, STD = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 def main() -> None:
     args = parse()
-    rows = measure(args)
-    show(rows)
-    if args.out is not None:
-        described = describe(torch.device("cpu")) | {"command": portable_command(sys.argv)}
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with args.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*rows[0], *described])
-            writer.writeheader()
-            writer.writerows(row | described for row in rows)
+    print(f"{'by':12}{'ms/batch':>10}{'CPU ms':>10}{'images/s':>12}")
+    for by, (seconds, cpu) in measure(args).items():
+        print(f"{by:12}{1e3 * seconds:10.2f}{1e3 * cpu:10.2f}{args.batch / seconds:12,.0f}")
+    print(describe(torch.device("cpu")))
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Time batch augmentation beside timm's.")
+    parser = argparse.ArgumentParser(description="Time batch augmentation beside torchvision's.")
     parser.add_argument("--batch", type=int, default=128, help="images in a batch")
     parser.add_argument("--size", type=int, default=32, help="side of an image in pixels")
     parser.add_argument("--rounds", type=int, default=9, help="times that every case is timed")
-    parser.add_argument("--out", type=Path, help="also write the table as CSV")
     return parser.parse_args()
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, str | float]]:
+def measure(args: argparse.Namespace) -> dict[str, tuple[float, float]]:
+    """The median seconds of a batch, and of CPU time."""
     generator = np.random.default_rng(0)
     shape = (args.batch, args.size, args.size, 3)
     images = torch.from_numpy(generator.integers(0, 256, shape, dtype=np.uint8))
@@ -70,17 +62,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, str | float]]:
     times: dict[str, list[float]] = {}
     for turn in range(args.rounds):
         interleaved(runs, torch.device("cpu"), turn, LEAST, times)
-    return [
-        {
-            "by": by,
-            "batch": args.batch,
-            "size": args.size,
-            "ms_per_batch": round(1e3 * statistics.median(seconds), 3),
-            "cpu_ms_per_batch": round(1e3 * statistics.median(cpu[by]), 3),
-            "images_per_second": round(args.batch / statistics.median(seconds)),
-        }
-        for by, seconds in times.items()
-    ]
+    median = statistics.median
+    return {by: (median(seconds), median(cpu[by])) for by, seconds in times.items()}
 
 
 def counted(run: Callable[[], object], into: list[float]) -> Callable[[], object]:
@@ -111,15 +94,6 @@ def theirs(size: int, images: torch.Tensor) -> Callable[[], object]:
     )
     arrays = images.numpy()
     return lambda: torch.stack([transform(Image.fromarray(array)) for array in arrays])
-
-
-def show(rows: list[dict[str, str | float]]) -> None:
-    print(f"{'by':12}{'ms/batch':>10}{'CPU ms':>10}{'images/s':>12}")
-    for row in rows:
-        print(
-            f"{row['by']:12}{row['ms_per_batch']:10.2f}"
-            f"{row['cpu_ms_per_batch']:10.2f}{row['images_per_second']:12,.0f}"
-        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Whether the data keeps up: a training recipe's images per second beside the model's alone.
+"""Whether the data keeps up: a training recipe's images per second beside the model's own.
 
     python benchmarks/feeding.py --root DATA
 
 Both are the same training step of one process. *Fed* takes its batches from the pipeline as a run
 does: chosen, augmented and mixed. *Ready* gets one batch of tensors again and again. They take
 turns, round after round, so that a busy moment of the machine falls on both alike; every figure is
-a median over the rounds. Fed over ready is the share of the model's speed that a run reaches.
+a median over the rounds. Fed over ready is the fraction of the model's speed that a run reaches.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time training steps with and without reading.")
     parser.add_argument("--recipe", default="cifar100-cpu", help="whose training (%(default)s)")
-    parser.add_argument("--root", help="folder that has the recipe's data set in it")
+    parser.add_argument("--root", help="folder that has the recipe's dataset in it")
     parser.add_argument("--rounds", type=int, default=9, help="times that each is timed")
     parser.add_argument("--steps", type=int, default=20, help="steps of one timing")
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")

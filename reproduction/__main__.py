@@ -13,7 +13,7 @@ from hvt.cli.flags import Parser, converter
 from hvt.cli.output import make_table, new_console
 from hvt.errors import HVTError
 from hvt.files import atomic_write
-from hvt.paper.tables import Table
+from hvt.paper.tables import PaperTable
 from hvt.training.interrupt import Interrupted
 from hvt.training.watch import clock
 
@@ -165,7 +165,7 @@ def run_run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(args: argparse.Namespace) -> tuple[Protocol, Sequence[Table]]:
+def _chosen(args: argparse.Namespace) -> tuple[Protocol, Sequence[PaperTable]]:
     """The protocol, and the tables to fill or the parts of long."""
     if "long" not in args.tables:
         if args.part:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from hvt.paper.tables import Row, Table
+from hvt.paper.tables import PaperRow, PaperTable
 
 from .protocol import Protocol, Training, training_of
 from .rows import TINY, get_table
@@ -19,7 +19,7 @@ SMALL = (("main", "DeiT-S"), *(("pooling_stages", f"M={stages}") for stages in r
 
 
 @dataclass(frozen=True)
-class Part(Table):
+class Part(PaperTable):
     """Some rows of the paper's tables, trained alike."""
 
     epochs: int
@@ -29,7 +29,7 @@ class Part(Table):
     """Epochs; a point of the curve costs a pass over the test images."""
 
 
-def _rows(names: Iterable[tuple[str, str]]) -> tuple[Row, ...]:
+def _rows(names: Iterable[tuple[str, str]]) -> tuple[PaperRow, ...]:
     return tuple(get_table(table).row(name) for table, name in names)
 
 
@@ -48,7 +48,7 @@ _PARTS = (
 PARTS = {part.name: part for part in _PARTS}
 
 
-def training(protocol: Protocol, part: Part, row: Row) -> Training:
+def training(protocol: Protocol, part: Part, row: PaperRow) -> Training:
     """What a row trains in a part."""
     (recipe,) = protocol.recipes.values()
     recipe = replace(recipe, train_fraction=part.train_fraction, eval_every=part.eval_every)

@@ -36,7 +36,7 @@ from typing import Any
 from hvt.config import HVTConfig
 from hvt.costs import cost
 from hvt.errors import HVTError, did_you_mean
-from hvt.paper.tables import Row, Table
+from hvt.paper.tables import PaperRow, PaperTable
 from hvt.training.recipe import Recipe, load_recipe
 from hvt.zoo import get_config
 
@@ -82,7 +82,7 @@ class Protocol:
     name: str
     recipes: dict[str, Recipe]
 
-    def data_of(self, table: Table, asked: str | None = None) -> str:
+    def data_of(self, table: PaperTable, asked: str | None = None) -> str:
         """The dataset for a table: the one asked for, or the first with a figure for all rows."""
         if asked is not None:
             if asked not in self.recipes:
@@ -234,7 +234,7 @@ def _unlike(value: Any, plain: Any) -> dict[str, Any]:
     return {k: v for k, v in fields.items() if v != getattr(plain, k)}
 
 
-def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Training:
+def plan(protocol: Protocol, row: PaperRow, budget: str, data: str) -> Training:
     """What to train for a row under a budget."""
     recipe = protocol.recipes[data]
     if row.table == FIGURE4:
@@ -249,12 +249,12 @@ def plan(protocol: Protocol, row: Row, budget: str, data: str) -> Training:
     return training_of(row, recipe, 0.6 * epochs if row.power else epochs)
 
 
-def config_of(row: Row, recipe: Recipe) -> HVTConfig:
+def config_of(row: PaperRow, recipe: Recipe) -> HVTConfig:
     """A row's model at the recipe's size; PoWER's starts as a DeiT."""
     return adapt(get_config(row.model.removesuffix("_power"), **row.overrides), recipe)
 
 
-def training_of(row: Row, recipe: Recipe, epochs: float) -> Training:
+def training_of(row: PaperRow, recipe: Recipe, epochs: float) -> Training:
     """A row trained by a recipe; PoWER's search and its retraining have a third of the epochs each.
 
     The recipe's overrides are what tells the config from the named model.

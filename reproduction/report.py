@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hvt.config import HVTConfig
 from hvt.costs import arrow, cost
-from hvt.paper.tables import Row, Table
+from hvt.paper.tables import PaperRow, PaperTable
 from hvt.training.watch import clock
 
 from . import long
@@ -23,7 +23,7 @@ NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "digits", "im
 class Line:
     """A row with what was measured of it under each budget."""
 
-    row: Row
+    row: PaperRow
     trainings: dict[str, Training]
     results: dict[str, list[Finished]]
 
@@ -36,7 +36,9 @@ class Line:
         return self.trainings["epochs"].config
 
 
-def fill(protocol: Protocol, table: Table, known: Known, data: str | None = None) -> list[Line]:
+def fill(
+    protocol: Protocol, table: PaperTable, known: Known, data: str | None = None
+) -> list[Line]:
     """The rows of a table with the results that there are."""
     source = protocol.data_of(table, data)
     lines = []
@@ -49,7 +51,7 @@ def fill(protocol: Protocol, table: Table, known: Known, data: str | None = None
     return lines
 
 
-def cells(table: Table, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+def cells(table: PaperTable, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows, as text."""
     printed = [data for data in NAMES if any(data in row.top1 for row in table.rows)]
     headings = ["row", "paper's GFLOPs"]
@@ -59,21 +61,17 @@ def cells(table: Table, lines: Sequence[Line]) -> tuple[list[str], list[list[str
         headings += [f"top-1, equal {budget}", "epochs", "time"]
     rows = []
     for line in lines:
-        price = cost(line.config)
+        config, price = line.config, cost(line.config)
+        size = f"{config.image[0]} px, patch {config.patch_size}, width {config.width}"
         cell = [line.row.name, f"{line.row.gflops:.2f}"]
         cell += [f"{line.row.top1[d]:.2f}" if d in line.row.top1 else "" for d in printed]
-        cell += [_size(line.config), arrow(list(line.config.tokens))]
+        cell += [f"{size}, {config.depth} blocks", arrow(list(config.tokens))]
         cell += [f"{price.macs / 1e6:.1f}", f"{price.params_m:.3f}"]
         for budget in BUDGETS:
             results = line.results[budget]
             cell += [_top1(results), _epochs(line.trainings[budget]), _time(results)]
         rows.append(cell)
     return headings, rows
-
-
-def _size(config: HVTConfig) -> str:
-    side, patch = config.image[0], config.patch_size
-    return f"{side} px, patch {patch}, width {config.width}, {config.depth} blocks"
 
 
 def _top1(results: Sequence[Finished]) -> str:
@@ -110,7 +108,7 @@ def render(
     return "\n\n".join(parts) + "\n"
 
 
-def table_part(protocol: Protocol, table: Table, known: Known, data: str | None = None) -> str:
+def table_part(protocol: Protocol, table: PaperTable, known: Known, data: str | None = None) -> str:
     """One table under its heading."""
     text = markdown(*cells(table, fill(protocol, table, known, data)))
     return f"## {table.name}\n\n{table.place}: {table.about}.\n\n{text}"

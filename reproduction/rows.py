@@ -6,7 +6,7 @@ import functools
 from dataclasses import replace
 
 from hvt.errors import HVTError, did_you_mean
-from hvt.paper.tables import Row, Table, tables
+from hvt.paper.tables import PaperRow, PaperTable, tables
 
 TINY = (
     ("main", "DeiT-Ti"),
@@ -28,15 +28,15 @@ _GUESTS = (
 
 
 @functools.cache
-def trainable() -> dict[str, Table]:
+def trainable() -> dict[str, PaperTable]:
     """The tables with accuracies by name, and Figure 4."""
     trained = {name: table for name, table in tables().items() if any(r.top1 for r in table.rows)}
     curves = tuple(replace(trained[table].row(row), table=FIGURE4) for table, row in TINY)
     about = "loss and top-1 while training, of DeiT, the scaled HVT and those in between"
-    return trained | {FIGURE4: Table(FIGURE4, "Figure 4", about, curves)}
+    return trained | {FIGURE4: PaperTable(FIGURE4, "Figure 4", about, curves)}
 
 
-def get_table(name: str) -> Table:
+def get_table(name: str) -> PaperTable:
     """A table that can be trained, by name."""
     if name in trainable():
         return trainable()[name]
@@ -45,7 +45,7 @@ def get_table(name: str) -> Table:
     raise HVTError(f"the paper has no table {name!r}: {did_you_mean(name, trainable())}")
 
 
-def shown_rows(table: Table) -> list[Row]:
+def shown_rows(table: PaperTable) -> list[PaperRow]:
     """The rows of a table, and those of other tables that are shown among them."""
     rows = list(table.rows)
     for after, source, name, title in _GUESTS if table.name == "main" else ():

@@ -22,7 +22,7 @@ from rich.console import Console
 from hvt.costs import cost
 from hvt.device import find_device
 from hvt.errors import HVTError, did_you_mean
-from hvt.paper.tables import Row, Table
+from hvt.paper.tables import PaperRow, PaperTable
 from hvt.power import search
 from hvt.training.engine import Result, read_recipe, resume, train
 from hvt.training.interrupt import Interrupted
@@ -67,7 +67,7 @@ class Place:
 
 def jobs(
     protocol: Protocol,
-    chosen: Iterable[Table],
+    chosen: Iterable[PaperTable],
     budgets: Sequence[str] = BUDGETS,
     seeds: Sequence[int] | None = None,
     names: Sequence[str] = (),
@@ -97,7 +97,7 @@ def jobs(
 
 
 def _variants(
-    protocol: Protocol, table: Table, row: Row, budgets: Sequence[str], data: str | None
+    protocol: Protocol, table: PaperTable, row: PaperRow, budgets: Sequence[str], data: str | None
 ) -> tuple[Sequence[int], list[tuple[list[str], Training]]]:
     """The seeds of a row by default, and its trainings after the flags that ask for them."""
     if isinstance(table, long.Part):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import hvt
 from hvt import HVTError
-from hvt.paper.tables import Row, Table
+from hvt.paper.tables import PaperRow, PaperTable
 from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
 from reproduction import long, report, results, run
@@ -75,7 +75,7 @@ def cpu() -> Protocol:
     return load_protocol("cpu")
 
 
-def a_row(table: str, name: str) -> Row:
+def a_row(table: str, name: str) -> PaperRow:
     return get_table(table).row(name)
 
 
@@ -83,7 +83,7 @@ def trained(table: str, name: str, protocol: Protocol, budget: str = "epochs") -
     return plan(protocol, a_row(table, name), budget, next(iter(protocol.recipes)))
 
 
-def tables() -> list[Table]:
+def tables() -> list[PaperTable]:
     return [table for name, table in trainable().items() if name != "figure4"]
 
 

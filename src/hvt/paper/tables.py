@@ -42,7 +42,7 @@ _TITLES = {
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """One line of a table."""
 
     table: str
@@ -61,16 +61,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """One table of the paper."""
 
     name: str
     place: str
     """Where it stands in the paper."""
     about: str
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> PaperRow:
         """A row by name."""
         for row in self.rows:
             if row.name == name:
@@ -80,25 +80,25 @@ class Table:
 
 
 @functools.cache
-def tables() -> dict[str, Table]:
+def tables() -> dict[str, PaperTable]:
     """Every table by name."""
     with FILE.open(newline="", encoding="utf-8") as file:
         rows = [_row(line) for line in csv.DictReader(file)]
     return {
-        name: Table(name, place, about, tuple(row for row in rows if row.table == name))
+        name: PaperTable(name, place, about, tuple(row for row in rows if row.table == name))
         for name, (place, about) in _TITLES.items()
     }
 
 
-def get_table(name: str) -> Table:
+def get_table(name: str) -> PaperTable:
     """A table by name."""
     if name not in tables():
         raise HVTError(f"the paper has no table {name!r}: {did_you_mean(name, tables())}")
     return tables()[name]
 
 
-def _row(line: dict[str, str]) -> Row:
-    return Row(
+def _row(line: dict[str, str]) -> PaperRow:
+    return PaperRow(
         table=line["table"],
         name=line["row"],
         model=line["model"],
@@ -113,7 +113,7 @@ def _row(line: dict[str, str]) -> Row:
 class PrintedCost:
     """One cost that the paper prints, and what it is by our count."""
 
-    row: Row
+    row: PaperRow
     what: str
     """GFLOPs or params."""
     printed: float
@@ -125,7 +125,7 @@ class PrintedCost:
         return round(self.computed, 2) == self.printed
 
 
-def printed_costs(chosen: Iterable[Table] | None = None) -> list[PrintedCost]:
+def printed_costs(chosen: Iterable[PaperTable] | None = None) -> list[PrintedCost]:
     """Every GFLOPs and every parameter count that the paper prints, beside ours."""
     compared = []
     for table in tables().values() if chosen is None else chosen:
