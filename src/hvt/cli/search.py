@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -98,23 +97,12 @@ def run(args: argparse.Namespace) -> int:
     from ..searching.run import search
     from ..training.interrupt import Interrupted
 
+    names = ("trials", "study", "storage", "output", "heartbeat", "promising", "rungs", "configs",
+             "accept_changed_data")  # fmt: skip
+    options = {name: getattr(args, name) for name in names}
+    fixed = given_fields(args, HVTConfig)
     try:
-        result = search(
-            args.recipe,
-            args.gflops,
-            args.trials,
-            study=args.study,
-            storage=args.storage,
-            output=args.output,
-            heartbeat=args.heartbeat,
-            promising=args.promising,
-            rungs=args.rungs,
-            configs=args.configs,
-            accept_changed_data=args.accept_changed_data,
-            quiet=args.json,
-            **values,
-            **given_fields(args, HVTConfig),
-        )
+        result = search(args.recipe, args.gflops, quiet=args.json, **options, **values, **fixed)
     except (Interrupted, KeyboardInterrupt):  # within a training, or between two
         print("hvt: stopped; the same command resumes the study", file=sys.stderr)
         return 130
@@ -126,7 +114,6 @@ def run(args: argparse.Namespace) -> int:
         f"{result.folder}/report.html: best {result.top1:.2f} % on held-out images; "
         f"train it with {command}"
     )
-    print(json.dumps(_summary(result.best)))
     return 0
 
 
@@ -139,9 +126,3 @@ def _train_command(recipe: str, values: dict[str, Any], folder: Path) -> str:
     for name in ("download", "skip_broken"):
         words += [f"--{name.replace('_', '-')}"] * bool(values.get(name))
     return shlex.join([*words, "--model", str(folder / "best.json")])
-
-
-def _summary(config: HVTConfig) -> dict[str, Any]:
-    """The fields of a config that differ from the defaults."""
-    plain = HVTConfig()
-    return {k: v for k, v in config.to_dict().items() if v != getattr(plain, k)}

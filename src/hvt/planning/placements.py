@@ -18,7 +18,7 @@ from ..upcycling.settings import PLACEMENT, from_dict
 from ..upcycling.source import check_plain
 from .budget import Budgets
 from .latency import check_timed
-from .result import Estimator, Frontier, Plan
+from .result import Estimator, Plan
 
 ORDER = (
     "Order: by the number of tokens that a block sees on average. Which placement agrees most with "
@@ -67,13 +67,10 @@ def plan_source(
         budgets=budgets.limits,
         fixed=fixed,
         best=[estimator.choice(describe(config), config) for config in _spread(within, count)],
-        scaled=[],
         baseline=estimator.choice("unpooled", unpooled[-1]) if unpooled else None,
         num_configs=len(known),
         num_within=len(within),
         order=ORDER,
-        extrapolated=False,
-        frontier=Frontier([], []),
         train_batch=estimator.train_batch,
         source=source,
         source_gflops=whole,

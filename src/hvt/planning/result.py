@@ -55,8 +55,6 @@ class Plan:
     fixed: dict[str, Any]
     best: list[Choice]
     """The best first, each of another shape."""
-    scaled: list[Choice]
-    """The paper's own ways to scale up its model, within the same budget."""
     baseline: Choice | None
     """The model without pooling within the same budget."""
     num_configs: int
@@ -65,15 +63,17 @@ class Plan:
     """How many of these are within the budget."""
     order: str
     """How the order was found and how good it is."""
-    extrapolated: bool
-    """Whether the budget is above the models that the regression was fitted to."""
-    frontier: Frontier
     train_batch: int
+    machine: dict[str, Any]
+    """Where and when the latency was measured, and the spread of the calls."""
+    scaled: list[Choice] = field(default_factory=list)
+    """The paper's own ways to scale up its model, within the same budget."""
+    extrapolated: bool = False
+    """Whether the budget is above the models that the regression was fitted to."""
+    frontier: Frontier = field(default_factory=lambda: Frontier([], []))
     source: str | None = None
     """The checkpoint to upcycle."""
     source_gflops: float | None = None
-    machine: dict[str, Any] = field(default_factory=dict)
-    """Where and when the latency was measured, and the spread of the calls."""
 
     @property
     def choices(self) -> list[Choice]:

@@ -17,7 +17,7 @@ from ..costs import arrow
 from ..files import atomic_write, stale_temp_files
 from ..zoo import write_config
 from .halving import frontier
-from .study import SETTINGS, import_optuna, quietly
+from .study import ID, SETTINGS, import_optuna, quietly
 
 COLUMNS = (
     "trial", "top1", "gflops", "params_m", "epochs", "finished", "seconds", "retry_of", "rungs",
@@ -39,8 +39,8 @@ def write_report(folder: Path, study: Any, gflops: float, rows: Sequence[dict[st
 def _write(folder: Path, study: Any, gflops: float, rows: Sequence[dict[str, Any]]) -> None:
     best, shares = frontier(rows), importances(study)
     described = {
-        "study": study.study_name, "settings": study.user_attrs.get(SETTINGS),
-        "gflops": gflops, "importances": shares,
+        "study": study.study_name, "id": study.user_attrs.get(ID),
+        "settings": study.user_attrs.get(SETTINGS), "gflops": gflops, "importances": shares,
         "frontier": [row["trial"] for row in best], "trials": rows,
     }  # fmt: skip
     with atomic_write(folder / "trials.json") as temporary:

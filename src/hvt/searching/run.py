@@ -22,10 +22,21 @@ from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
 from ..zoo import get_config
 from .halving import RUNGS, frontier, rung_epochs
 from .report import LOCK, write_report
-from .study import HEARTBEAT, IMAGES, default_storage, import_optuna, open_study, rows_of
+from .study import (
+    HEARTBEAT,
+    ID,
+    IMAGES,
+    default_storage,
+    enqueue,
+    import_optuna,
+    open_study,
+    rows_of,
+)
 from .suggest import SearchSpace, search_space
-from .worker import PROMISING, Worker, folder_name
+from .worker import Worker, folder_name
 
+PROMISING = 8
+"""The first trials of a study: those with the best scores by `hvt plan`'s regression."""
 HOLDOUT = 0.1
 """The share of the training images that trials are evaluated on; test images are not used."""
 
@@ -88,7 +99,7 @@ def search(
         "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": epochs,
         "seed": base.seed, IMAGES: {"classes": data.class_names, **identity(data)},
     }  # fmt: skip
-    _check_folder(folder, name)
+    _check_folder(folder)
     space = search_space(model.config, float(gflops), fixed)
     space.check_budget()
     first = _given(configs, space)
@@ -106,10 +117,10 @@ def search(
     url = storage or default_storage(folder)
     with FileLock(folder / LOCK):  # one process creates the tables
         opened = open_study(name, url, settings, heartbeat, accept_changed_data)
-    _check_trials(folder, name, rows_of(opened))
-    worker = Worker(base, space, opened, folder, trials, console, epochs, promising, first)
+        _check_folder(folder, opened.user_attrs[ID])
+        enqueue(opened, first, space.promising(min(promising, trials), base.seed))
     try:
-        worker.work()
+        Worker(base, space, opened, folder, trials, console, epochs).work()
     finally:
         rows = rows_of(opened)
         if any(row["complete"] for row in rows):
@@ -151,40 +162,29 @@ def _recipe(
     return base.replace(read, holdout=base.holdout or HOLDOUT, processes=None), fixed, name
 
 
-def _check_folder(folder: Path, study: str) -> None:
-    """Refuse a folder with the results of another study, or a config of something else."""
-    if (folder / "trials.json").exists():
-        theirs = _read_report(folder).get("study")
-        if theirs != study:
-            raise HVTError(
-                f"{folder} has the results of the study {theirs}: use another --output, or its "
-                "--study"
-            )
-    elif (folder / "best.json").exists():
-        raise HVTError(
-            f"{folder} has a best.json of something else, which a search would replace: use "
-            "another --output"
-        )
+def _check_folder(folder: Path, study: str | None = None) -> None:
+    """Refuse a folder with a best.json of something else, or results that are not of the study.
 
-
-def _check_trials(folder: Path, study: str, rows: list[dict[str, Any]]) -> None:
-    """Refuse a folder with trials that the study does not have: it is in another storage."""
-    configs = {row["trial"]: row["config"] for row in rows}
-    for row in _read_report(folder).get("trials", []):
-        if configs.get(row["trial"]) != row["config"]:
-            raise HVTError(
-                f"{folder} has the results of another study {study}: its trial {row['trial']} is "
-                "not in this storage; use the other --storage, or another --output"
-            )
-
-
-def _read_report(folder: Path) -> dict[str, Any]:
+    `study` is its id, once it is known.
+    """
     path = folder / "trials.json"
+    if not path.exists():
+        if (folder / "best.json").exists():
+            raise HVTError(
+                f"{folder} has a best.json of something else, which a search would replace: use "
+                "another --output"
+            )
+        return
     try:
-        report = json.loads(path.read_text()) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise HVTError(f"{path} cannot be read ({error}): remove it") from error
-    return report if isinstance(report, dict) else {}
+        report = json.loads(path.read_text())
+        name, number = report["study"], report["id"]
+    except (LookupError, OSError, TypeError, ValueError) as error:
+        raise HVTError(f"{path} cannot be read ({error}): use another --output") from error
+    if study not in (None, number):
+        raise HVTError(
+            f"{folder} has the results of another study ({name}): use another --output, or its "
+            "--study and --storage"
+        )
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import reprlib
+import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ MISSED = 4
 """Heartbeats that may be missed before a trial is given to another process."""
 SETTINGS = "hvt"
 """The study's attribute with its settings."""
+GIVEN = "given"
+"""The attribute of a trial whose config was given by the user."""
+ID = "id"
+"""The attribute that tells it from another study of the same name."""
 IMAGES = "images"
 """The setting with the identity of the data."""
 
@@ -73,6 +78,8 @@ def open_study(
             f"the study {name} was started with other settings ({', '.join(changed)}): {advice}"
         )
     study.set_user_attr(SETTINGS, ours)
+    if ID not in study.user_attrs:
+        study.set_user_attr(ID, uuid.uuid4().hex)
     return study
 
 
@@ -86,6 +93,17 @@ def differences(stored: dict[str, Any], ours: dict[str, Any], within: str = "") 
         elif old != new:
             changed.append(f"{within}{key} was {reprlib.repr(old)}, now {reprlib.repr(new)}")
     return changed
+
+
+def enqueue(study: Any, given: list[dict[str, Any]], promising: list[dict[str, Any]]) -> None:
+    """Queue given configs that were not tried yet and, in a new study, promising parameters."""
+    trials = study.get_trials(deepcopy=False)
+    tried = [trial.user_attrs.get(GIVEN) for trial in trials]
+    for config in given:
+        if config not in tried:
+            study.enqueue_trial({}, user_attrs={GIVEN: config})
+    for params in [] if trials else promising:
+        study.enqueue_trial(params)
 
 
 def _join(name: str, storage: str, heartbeat: int) -> Any:

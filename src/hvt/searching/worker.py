@@ -21,17 +21,13 @@ from ..training.interrupt import Interrupted
 from ..training.recipe import Recipe
 from ..training.watch import clock
 from .halving import RungScore, is_promoted, scores_at
-from .study import import_optuna, quietly, retry, rows_of
+from .study import GIVEN, import_optuna, quietly, retry, rows_of
 from .suggest import SearchSpace
 
 MAX_EMPTY = 300
 """Suggestions in a row without a config within the budget, after which a search gives up."""
-PROMISING = 8
-"""The first trials of a study: those with the best scores by `hvt plan`'s regression."""
 WAIT = 2.0
 """Seconds between checks of the trials of other processes, when no new one is due."""
-GIVEN = "given"
-"""The attribute of a trial whose config was given by the user."""
 
 
 class Worker:
@@ -39,15 +35,11 @@ class Worker:
 
     def __init__(
         self, recipe: Recipe, space: SearchSpace, study: Any, folder: Path, trials: int,
-        console: Console, rungs: list[float], promising: int = PROMISING,
-        given: Sequence[dict[str, Any]] = (),
+        console: Console, rungs: list[float],
     ) -> None:  # fmt: skip
         self.recipe, self.space, self.study = recipe, space, study
         self.folder, self.trials, self.console = folder, trials, console
         self.rungs = rungs
-        self.given = given
-        """Configs as JSON, which are tried before all others."""
-        self.num_promising, self.promising = promising, list[dict[str, Any]]()
         self.stop_asked = False
         self.began = time.monotonic()
         self.done = self.empty = 0
@@ -61,14 +53,11 @@ class Worker:
             states = [trial.state.name for trial in self.study.get_trials(deepcopy=False)]
             self._remove_stale_folders(states)
             complete = sum(row["complete"] for row in rows_of(self.study))
-            running, waiting = states.count("RUNNING"), states.count("WAITING")
-            if complete >= self.trials and not waiting:
+            if complete >= self.trials:
                 return
-            if complete + running >= self.trials and not waiting:
+            if complete + states.count("RUNNING") >= self.trials:
                 time.sleep(WAIT)  # others train the last ones, and may still fail
                 continue
-            if not waiting:
-                self._queue_next()
             try:
                 with quietly():
                     self.study.optimize(self.objective, n_trials=1)
@@ -126,23 +115,6 @@ class Worker:
         others = [row for row in rows_of(self.study) if not _has(row, config)]
         score = RungScore(cost(config).gflops, scores[-1][1])
         return is_promoted(score, scores_at(others, len(scores) - 1))
-
-    def _queue_next(self) -> None:
-        """Queue the next of the trials that come first: those given, then promising ones."""
-        trials = self.study.get_trials(deepcopy=False)
-        tried = [trial.user_attrs.get(GIVEN) for trial in trials]
-        if untried := [config for config in self.given if config not in tried]:
-            self.study.enqueue_trial({}, user_attrs={GIVEN: untried[0]})
-            return
-        queued = self.study.user_attrs.get("promising", 0)
-        if queued >= self.num_promising:
-            return
-        self.study.set_user_attr("promising", queued + 1)
-        self.promising = self.promising or self.space.promising(
-            self.num_promising, self.recipe.seed
-        )
-        if queued < len(self.promising):
-            self.study.enqueue_trial(self.promising[queued])
 
     def _sampler(self, number: int) -> Any:
         """The sampler of a trial, seeded by its place among those that did not fail.
