@@ -414,7 +414,7 @@ def test_transformers_processors_that_do_less(tmp_path: Path) -> None:
     assert said(**usual, do_normalize=False) == ((0.0,) * 3, (1.0,) * 3)
     assert said(size=64) == ((0.5,) * 3, (0.5,) * 3)
     for other in ({"do_rescale": False}, {"rescale_factor": 1 / 127.5}):
-        with pytest.raises(CheckpointError, match=r"values are not brought to 0 … 1"):
+        with pytest.raises(CheckpointError, match=r"values are not rescaled to 0 … 1"):
             said(**usual, **other)
 
 

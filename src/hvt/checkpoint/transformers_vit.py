@@ -32,7 +32,7 @@ _TRANSFORMERS = (
 
 
 def from_transformers(state: State, path: Path) -> State:
-    """A transformers ViT or DeiT state dict in our names; others come back as they are."""
+    """A transformers ViT or DeiT state dict in our names; others come back unchanged."""
     if not any(".attention.attention.query." in name for name in state):
         return state
     renamed: State = {}
@@ -40,7 +40,7 @@ def from_transformers(state: State, path: Path) -> State:
         for pattern, ours in _TRANSFORMERS:
             name = re.sub(pattern, ours, name)
         renamed[name] = tensor
-    # Its DeiTs have the token whether or not a head reads it; one that none reads is a register.
+    # Its DeiTs have the token whether or not a head reads it; one that is not read is a register.
     distilled = renamed.pop("embeddings.distillation_token", None)
     if distilled is not None:
         renamed["dist_token" if "head_dist.weight" in renamed else "reg_token"] = distilled
@@ -59,48 +59,42 @@ def transformers_config(config: dict[str, Any]) -> tuple[dict[str, Any], list[An
     if config.get("hidden_act", "gelu") != "gelu":
         raise ValueError(f"hidden_act={config['hidden_act']!r}, where this family has gelu")
     labels = {int(index): name for index, name in (config.get("id2label") or {}).items()}
-    known = {"num_heads": config.get("num_attention_heads")}
-    known["norm_eps"] = config.get("layer_norm_eps")
-    known["img_size"] = config.get("image_size")
     if sorted(labels) != list(range(len(labels))):
         raise ValueError("id2label does not number the classes from 0")
-    names = [labels[index] for index in range(len(labels))]
-    return {name: value for name, value in known.items() if value is not None}, names or None
+    fields = {"num_attention_heads": "num_heads", "layer_norm_eps": "norm_eps"}
+    fields["image_size"] = "img_size"
+    known = {ours: config[name] for name, ours in fields.items() if config.get(name) is not None}
+    return known, [labels[index] for index in range(len(labels))] or None
 
 
 # PIL's numbers, and timm's names for them.
 _RESAMPLE = {
     0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"
 }  # fmt: skip
+# What transformers' image processors do where their file does not say.
+_VIT: dict[str, Any] = {
+    "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_center_crop": False,
+    "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 224, "resample": 2,
+}  # fmt: skip
+_DEIT = {"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}
 
 
 def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
-    """timm's terms for a transformers `preprocessor_config.json`.
-
-    What it leaves out is as in transformers' own processors of ViT and DeiT.
-    """
+    """timm's terms for a transformers `preprocessor_config.json`."""
     kind = processor.get("image_processor_type") or processor.get("feature_extractor_type")
-    usual: dict[str, Any] = {"size": 224, "resample": 2}
-    if str(kind).startswith("DeiT"):
-        usual = {"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}
-    processor = usual | {name: value for name, value in processor.items() if value is not None}
-    factor = processor.get("rescale_factor", 1 / 255)
-    if not processor.get("do_rescale", True) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
-        raise ValueError("the images' values are not brought to 0 … 1, as this family's are")
-    theirs = {"mean": processor.get("image_mean"), "std": processor.get("image_std")}
-    if not processor.get("do_normalize", True):
-        theirs = {"mean": [0.0] * 3, "std": [1.0] * 3}
-    theirs = {name: [0.5] * 3 if value is None else value for name, value in theirs.items()}
-    number = processor.get("resample")
-    theirs["interpolation"] = None if number is None else _RESAMPLE[number]
-    known = {name: value for name, value in theirs.items() if value is not None}
-    known["crop_pct"] = 1.0
-    size = processor.get("size")
-    if size is not None and not (isinstance(size, dict) and "shortest_edge" in size):
-        known["crop_mode"] = "squash"  # to height × width, whatever shape the image has
-    if processor.get("do_center_crop"):
-        known["crop_pct"] = _side(processor["crop_size"]) / _side(processor["size"])
-    return known
+    usual = _VIT | (_DEIT if str(kind).startswith("DeiT") else {})
+    told = usual | {name: value for name, value in processor.items() if value is not None}
+    if not told["do_rescale"] or not math.isclose(told["rescale_factor"], 1 / 255, rel_tol=1e-3):
+        raise ValueError("the images' values are not rescaled to 0 … 1, as this family's are")
+    cropped = told["do_center_crop"]
+    keeps_shape = isinstance(told["size"], dict) and "shortest_edge" in told["size"]
+    return {
+        "mean": told["image_mean"] if told["do_normalize"] else [0.0] * 3,
+        "std": told["image_std"] if told["do_normalize"] else [1.0] * 3,
+        "interpolation": _RESAMPLE[told["resample"]],
+        "crop_pct": _side(told["crop_size"]) / _side(told["size"]) if cropped else 1.0,
+        "crop_mode": "center" if keeps_shape else "squash",  # to height × width
+    }
 
 
 def _side(size: Any) -> float:
