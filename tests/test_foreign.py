@@ -148,7 +148,7 @@ def test_what_tensors_leave_open_can_be_said(tmp_path: Path) -> None:
     assert torch.equal(loaded(images), model.eval()(images))
 
 
-def test_impossible_token_counts_are_refused(tmp_path: Path) -> None:
+def test_impossible_token_counts_are_an_error(tmp_path: Path) -> None:
     state = reference()["model"]
     state["blocks.3.pos_embed"] = state["blocks.3.pos_embed"][:, :2]
     torch.save({"model": state, "args": reference()["args"]}, tmp_path / "odd.pth")
@@ -188,8 +188,8 @@ WRITERS: dict[str, Callable[[State, Path], None]] = {
     "DDP": lambda s, p: in_model({f"module.{k}": v for k, v in s.items()}, p),
     "compiled": lambda s, p: save_file({f"_orig_mod.{k}": v for k, v in s.items()}, p),
     "both": lambda s, p: in_model({f"module._orig_mod.{k}": v for k, v in s.items()}, p),
-    "EMA alone": lambda s, p: torch.save({"model_ema": s, "epoch": 3}, p),
-    "timm's EMA alone": lambda s, p: torch.save({"state_dict_ema": s}, p),
+    "EMA only": lambda s, p: torch.save({"model_ema": s, "epoch": 3}, p),
+    "timm's EMA only": lambda s, p: torch.save({"state_dict_ema": s}, p),
     "parameters": lambda s, p: torch.save(
         OrderedDict((k, nn.Parameter(v)) for k, v in s.items()), p
     ),
@@ -266,7 +266,7 @@ def test_real_deit_tiny_gives_timms_logits() -> None:
     ],
 )
 @pytest.mark.parametrize("write", [in_model, save_file])
-def test_other_vits_are_refused_by_the_tensor_that_tells(
+def test_other_vits_are_an_error_that_names_the_tensor(
     tmp_path: Path,
     name: str,
     kwargs: dict[str, Any],
@@ -418,8 +418,8 @@ def test_transformers_processors_that_do_less(tmp_path: Path) -> None:
             said(**usual, **other)
 
 
-def test_transformers_without_a_processor_are_refused(tmp_path: Path) -> None:
-    """ViT's mean and std are 0.5, those of DeiT are ImageNet's: none can be taken for granted."""
+def test_transformers_need_their_image_processor(tmp_path: Path) -> None:
+    """ViT's mean and std are 0.5, those of DeiT are ImageNet's: neither can be assumed."""
     folder = transformers_directory(tmp_path / "vit", timm_vit(depth=1))
     assert hvt.load(folder).pretrained_cfg["mean"] == (0.5,) * 3  # as an empty one means there
     (folder / "preprocessor_config.json").unlink()
@@ -434,7 +434,7 @@ def test_a_processor_counts_without_a_config(tmp_path: Path) -> None:
     assert (cfg["mean"], cfg["crop_mode"]) == ((0.5,) * 3, "squash")
 
 
-def test_weights_alone_need_no_processor(tmp_path: Path) -> None:
+def test_load_into_needs_no_processor(tmp_path: Path) -> None:
     theirs, images = timm_vit(depth=1), torch.randn(2, 3, 64, 64)
     folder = transformers_directory(tmp_path / "vit", theirs)
     ours = hvt.load(folder)
@@ -508,13 +508,13 @@ def test_every_resampling_of_pils_is_known(tmp_path: Path) -> None:
         assert hvt.load(folder).pretrained_cfg["interpolation"] == name
 
 
-def test_another_activation_is_refused(tmp_path: Path) -> None:
+def test_another_activation_is_an_error(tmp_path: Path) -> None:
     folder = transformers_directory(tmp_path / "vit", timm_vit(), hidden_act="relu")
     with pytest.raises(CheckpointError, match="hidden_act='relu'"):
         hvt.load(folder)
 
 
-def test_a_transformers_file_without_its_keys_is_refused(tmp_path: Path) -> None:
+def test_a_transformers_file_without_its_keys_is_an_error(tmp_path: Path) -> None:
     state = transformers_names(timm_vit().state_dict(), "vit")
     name = "vit.encoder.layer.1.attention.attention.key.weight"
     for what, tensor in (("missing", None), ("short", state.pop(name)[:, :5].clone())):

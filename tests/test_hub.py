@@ -176,7 +176,7 @@ def test_our_model_that_timm_saved_is_the_same(tmp_path: Path, fields: dict[str,
     assert torch.equal(back(images), model(images))
 
 
-def test_our_model_that_timm_saved_without_its_arguments_is_refused(
+def test_our_model_that_timm_saved_without_its_arguments_is_an_error(
     tmp_path: Path, model: HVT
 ) -> None:
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
@@ -268,7 +268,7 @@ def test_transformers_opens_our_directory(
     assert processor.data_config["input_size"] == (model.config.in_chans, *model.config.image)
 
 
-def test_its_pipeline_answers_as_the_predictor(
+def test_its_pipeline_predicts_as_the_predictor(
     transformers: ModuleType, tmp_path: Path, model: HVT
 ) -> None:
     model.save_pretrained(tmp_path)
@@ -455,10 +455,10 @@ def test_we_open_what_transformers_writes(
     assert torch.allclose(hvt.load(tmp_path)(images), theirs(images).logits, atol=1e-4)
 
 
-def test_the_card_has_the_licence_of_the_origin_alone(tmp_path: Path) -> None:
+def test_the_card_has_only_the_license_of_the_origin(tmp_path: Path) -> None:
     model = hvt.create_model("hvt_ti_1", depth=1, stages=1)
     model.save_pretrained(tmp_path / "own")
     assert "license:" not in (tmp_path / "own/README.md").read_text()
-    model.pretrained_cfg["origin"] = {"source": "a stranger's", "license": "cc-by-nc-4.0"}
+    model.pretrained_cfg["origin"] = {"source": "somebody else's", "license": "cc-by-nc-4.0"}
     model.save_pretrained(tmp_path / "theirs")
     assert "license: cc-by-nc-4.0" in (tmp_path / "theirs/README.md").read_text()

@@ -1,4 +1,4 @@
-"""timm's plain ViTs in our family: equal logits and costs, and refusals that name the part."""
+"""timm's plain ViTs in our family: equal logits and costs, and errors that name the part."""
 
 from __future__ import annotations
 

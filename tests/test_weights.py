@@ -18,7 +18,6 @@ from torch import Tensor
 import hvt
 from hvt import HVT, CheckpointError, HVTConfig, HVTError
 from hvt.checkpoint.description import FORMAT_VERSION
-from hvt.checkpoint.fitting import parameter_shapes
 from hvt.checkpoint.save_load import load_into, read
 
 TINY = HVTConfig(
@@ -300,8 +299,8 @@ def test_load_into_resizes_to_the_model(saved: Path) -> None:
     ],
     ids=str,
 )
-def test_load_into_wants_the_same_answers(tmp_path: Path, fields: dict[str, Any]) -> None:
-    """Shapes alone would let these pass."""
+def test_load_into_needs_the_same_outputs(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Shapes would not tell these apart."""
     own = {"num_heads": 1, "head_dim": 8, "stages": 2}
     hvt.save(tiny(**own), tmp_path / "own.safetensors")
     name = next(iter(fields))
@@ -347,7 +346,7 @@ def test_load_into_keeps_the_models_precision(saved: Path) -> None:
         ({"mlp_ratio": 2.0}, "it has another shape of blocks.0.mlp.fc1.weight"),
     ],
 )
-def test_another_architecture_is_refused(saved: Path, fields: dict[str, Any], words: str) -> None:
+def test_another_architecture_is_an_error(saved: Path, fields: dict[str, Any], words: str) -> None:
     for use in (
         lambda: load_into(tiny(**fields), saved),
         lambda: hvt.load(saved, **fields),
@@ -358,7 +357,7 @@ def test_another_architecture_is_refused(saved: Path, fields: dict[str, Any], wo
         assert str(saved) in str(caught.value)
 
 
-def test_a_refused_file_leaves_the_model_as_it_was(saved: Path) -> None:
+def test_a_file_that_does_not_fit_leaves_the_model_unchanged(saved: Path) -> None:
     model = tiny(depth=4)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(CheckpointError):
@@ -369,13 +368,6 @@ def test_a_refused_file_leaves_the_model_as_it_was(saved: Path) -> None:
 def test_an_unknown_override_offers_the_nearest(saved: Path) -> None:
     with pytest.raises(HVTError, match="did you mean img_size"):
         hvt.load(saved, image_size=32)
-
-
-@pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS.keys())
-def test_the_shapes_to_expect_are_those_of_the_model(fields: dict[str, Any]) -> None:
-    config = TINY.replace(**fields)
-    state = HVT(config).state_dict()
-    assert parameter_shapes(config) == {name: tuple(t.shape) for name, t in state.items()}
 
 
 # ── files that cannot be loaded ─────────────────────────────────────────────────────────────────
@@ -395,10 +387,6 @@ def description(path: Path) -> dict[str, str]:
     """A file's metadata without the checksum, for a file of other tensors."""
     with safe_open(path, "pt") as file:
         return {key: value for key, value in file.metadata().items() if key != "crc32"}
-
-
-def test_the_unchanged_description_loads(tmp_path: Path) -> None:
-    hvt.load(written(tmp_path / "m.safetensors", lambda described: None))
 
 
 def config(**fields: Any) -> Callable[[dict[str, Any]], None]:
@@ -460,9 +448,7 @@ PREPROCESSING: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "words"), PREPROCESSING)
-def test_wrong_preprocessing_is_refused_by_name(
-    tmp_path: Path, key: str, value: Any, words: str
-) -> None:
+def test_wrong_preprocessing_is_named(tmp_path: Path, key: str, value: Any, words: str) -> None:
     path = written(tmp_path / "m.safetensors", lambda d: d["preprocessing"].update({key: value}))
     with pytest.raises(CheckpointError) as caught:
         hvt.load(path)
@@ -479,10 +465,9 @@ def test_wrong_preprocessing_is_refused_by_name(
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("crop_pct", [0.1, 0.875, 1, 1.15, 2.0])
-def test_sane_crops_are_read(tmp_path: Path, crop_pct: float) -> None:
-    hvt.save(tiny(), tmp_path / "m.safetensors", preprocessing={"crop_pct": crop_pct})
-    assert hvt.load(tmp_path / "m.safetensors").pretrained_cfg["crop_pct"] == crop_pct
+def test_a_field_that_a_file_does_not_have_takes_its_default(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.safetensors", lambda d: d["config"].pop("merge"))
+    assert hvt.load(path).config == TINY
 
 
 @pytest.mark.parametrize("case", DESCRIPTIONS)
@@ -513,7 +498,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path, saved: Path, name: str) -> No
         hvt.load(path, img_size=32)
 
 
-def test_whole_numbers_are_no_weights(tmp_path: Path, saved: Path) -> None:
+def test_integers_are_not_weights(tmp_path: Path, saved: Path) -> None:
     path = tmp_path / "int.safetensors"
     tensors = {name: t.int() for name, t in load_file(saved).items()}
     save_file(tensors, path, metadata=description(saved))
@@ -528,7 +513,7 @@ def pth(model: HVT, path: Path) -> None:
 @pytest.mark.parametrize("write", [hvt.save, pth])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("use", [hvt.load, lambda path: load_into(tiny(head_dim=64), path)])
-def test_weights_that_are_no_numbers_are_named(
+def test_weights_that_are_not_finite_are_named(
     tmp_path: Path,
     write: Callable[[HVT, Path], None],
     value: float,
@@ -634,7 +619,7 @@ def test_a_truncated_file_is_one_clear_error(
         assert "damaged" in str(caught.value)
 
 
-def assert_loads_or_is_refused(path: Path) -> None:
+def assert_loads_or_is_one_error(path: Path) -> None:
     try:
         outcome: object = hvt.load(path)
     except HVTError as error:
@@ -658,7 +643,7 @@ def test_damage_never_raises_anything_else(
     end = data.draw(st.one_of(st.none(), st.integers(0, last)), label="end")
     path = tmp_path / "damaged"
     path.write_bytes(content[:end])
-    assert_loads_or_is_refused(path)
+    assert_loads_or_is_one_error(path)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -673,7 +658,7 @@ def test_a_damaged_description_never_raises_anything_else(
         content[at] = data.draw(st.sampled_from(b'0123456789eE-.,:[]{}" abn'), label="byte")
     path = tmp_path / "damaged.safetensors"
     path.write_bytes(content)
-    assert_loads_or_is_refused(path)
+    assert_loads_or_is_one_error(path)
 
 
 def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path, whole: dict[str, bytes]) -> None:
