@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -162,7 +163,10 @@ def test_it_can_be_pooled_and_resized(name: str) -> None:
 
 
 def test_preprocessing_comes_along() -> None:
-    ours = from_timm(small("vit_base_patch32_clip_quickgelu_224"))
+    theirs = copy.deepcopy(small("vit_base_patch32_clip_quickgelu_224"))
+    theirs.pretrained_cfg |= {"label_names": [f"class {i}" for i in range(10)]}
+    ours = from_timm(theirs)
+    assert ours.class_names == tuple(f"class {i}" for i in range(10))
     assert ours.pretrained_cfg["mean"] == pytest.approx((0.4814, 0.4578, 0.4082), abs=1e-3)
     assert ours.pretrained_cfg["crop_pct"] == 0.9
 
@@ -178,11 +182,26 @@ def test_preprocessing_comes_along() -> None:
         ("vit_giant_patch14_dinov2", "its MLP is a GluMlp"),
         ("vit_base_patch16_rpn_224", "its blocks are ResPostBlock"),
         ("resnet18", "it is a ResNet"),
+        ("vit_tiny_r_s16_p8_224", "its patches are made by a HybridEmbed"),
     ],
 )
 def test_what_does_not_fit_is_named(name: str, reason: str) -> None:
     with pytest.raises(hvt.HVTError, match=f"{name} does not fit: {reason}"):
         named_config(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"act_layer": "relu"}, "its activation is ReLU"),
+        ({"qk_norm": True}, r"it is not .* plain ViT checkpoint: it has blocks\.0\.attn\.q_norm"),
+        ({"proj_bias": False}, r"it is not a plain ViT: it lacks blocks\.0\.attn\.proj\.bias"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(hvt.HVTError, match=f"vit_tiny_patch16_224 does not fit: {reason}"):
+        named_config("vit_tiny_patch16_224", **arguments)
 
 
 def test_names_of_timm_s_are_told_from_ours() -> None:
