@@ -92,28 +92,7 @@ def test_models_lists_every_model_on_a_line_of_its_own(capsys: Captured) -> None
     assert note.startswith("deit_ti_power, deit_s_power: the paper prints")
     assert "hvt.power.retention_for" in note
     (row,) = [line for line in lines if line.split()[0] == "hvt_s_4"]
-    assert row.split() == [
-        "hvt_s_4",
-        "196",
-        "→",
-        "97",
-        "→",
-        "48",
-        "→",
-        "23",
-        "→",
-        "11",
-        "1.39",
-        "22.12",
-        "3.28×",
-    ]
-
-
-def test_models_takes_a_pattern(capsys: Captured) -> None:
-    lines = run(capsys, "models", "hvt_s_?").splitlines()
-    assert [line.split()[0] for line in lines if " hvt_s" in line] == [
-        f"hvt_s_{m}" for m in range(5)
-    ]
+    assert " ".join(row.split()) == "hvt_s_4 196 → 97 → 48 → 23 → 11 1.39 22.12 3.28×"
 
 
 def test_models_as_json(capsys: Captured) -> None:
@@ -135,18 +114,11 @@ def test_models_as_json(capsys: Captured) -> None:
         }
 
 
-def test_models_as_json_takes_a_pattern(capsys: Captured) -> None:
-    assert [row["name"] for row in run_json(capsys, "models", "deit_*")] == [
-        "deit_ti",
-        "deit_s",
-        "deit_b",
-        "deit_ti_power",
-        "deit_s_power",
-    ]
-
-
-def test_a_pattern_without_a_match_offers_the_nearest(capsys: Captured) -> None:
-    assert "no model matches 'hvt_s_9': did you mean hvt_s_" in refused(capsys, "models", "hvt_s_9")
+def test_models_takes_a_pattern(capsys: Captured) -> None:
+    names = [f"hvt_s_{stages}" for stages in range(5)]
+    assert [row["name"] for row in run_json(capsys, "models", "hvt_s_?")] == names
+    lines = run(capsys, "models", "hvt_s_?", "--csv").splitlines()
+    assert [line.split(",")[0] for line in lines] == ["name", *names]
 
 
 # ── hvt cost ────────────────────────────────────────────────────────────────────────────────────
@@ -167,15 +139,20 @@ def test_cost_prints_totals_and_a_bar_per_block(capsys: Captured) -> None:
     assert lengths[0] > 2 * lengths[1] - 2 > lengths[-1] > 0
 
 
-def test_no_line_is_wider_than_a_terminal(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize(
+    "line", ["models", "cost deit_s_power", "cost hvt_s_4", "cost hvt_s_4 --layers"]
+)
+def test_a_terminal_shows_whole_names_and_no_longer_lines(
+    line: str, width: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    costs = (("cost", "deit_s_power"), ("cost", "hvt_s_4"), ("cost", "hvt_s_4", "--layers"))
-    for command in (("models",), *costs):
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", run(capsys, *command))  # without colours
-        assert max(map(len, plain.splitlines())) <= 80
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", run(capsys, *line.split()))  # without colours
+    assert max(map(len, plain.splitlines())) <= width
+    assert not re.search(r"[\w█]…", plain)
+    if line == "models":
+        assert all(f" {name} " in plain for name in hvt.list_models())
 
 
 def test_an_unpooled_model_says_nothing_of_pooling(capsys: Captured) -> None:
@@ -225,14 +202,6 @@ def test_cost_as_json(capsys: Captured) -> None:
     assert report["params_m"] == priced.params_m
     assert report["tokens"] == [196, 97, 48, 23, 11]
     assert [layer["name"] for layer in report["layers"]] == [row.name for row in priced.layers]
-    assert set(report["layers"][0]) == {
-        "name",
-        "tokens_in",
-        "tokens_out",
-        "macs",
-        "params",
-        "activation_bytes",
-    }
     assert sum(layer["macs"] for layer in report["layers"]) == priced.macs
     assert report["ratio"] == priced.ratio
     assert hvt.HVTConfig.from_dict(report["config"]) == hvt.get_config("hvt_s_4")
@@ -242,26 +211,18 @@ def test_cost_as_json(capsys: Captured) -> None:
     ("words", "overrides"),
     [
         (["--depth", "24"], {"depth": 24}),
-        (["--depth=24"], {"depth": 24}),
         (["depth=24"], {"depth": 24}),
         (["--num-classes", "100"], {"num_classes": 100}),
-        (["--num_classes", "100"], {"num_classes": 100}),
         (["num-classes=100"], {"num_classes": 100}),
-        (["--img-size", "384"], {"img_size": 384}),
         (["--img-size", "192x256"], {"img_size": (192, 256)}),
-        (["img_size=192,256"], {"img_size": (192, 256)}),
         (["--pool-after", "0,6"], {"pool_after": (0, 6)}),
-        (["pool_after=0,6"], {"pool_after": (0, 6)}),
         (["pool_after=5"], {"pool_after": (5,)}),
-        (["pool_after=(5,)"], {"pool_after": (5,)}),
         (["pool_after=[0, 6]"], {"pool_after": (0, 6)}),
         (["pool_after="], {"pool_after": ()}),
         (["--stages", "none"], {"stages": None}),
         (["--class-token"], {"class_token": True}),
-        (["--class_token"], {"class_token": True}),
         (["class_token=yes"], {"class_token": True}),
         (["--no-class-token"], {"class_token": False}),
-        (["class_token=false"], {"class_token": False}),
         (["--mlp-ratio", "2.5"], {"mlp_ratio": 2.5}),
         (["--pool", "conv"], {"pool": "conv"}),
         (["--global-pool", ""], {"global_pool": ""}),
@@ -294,7 +255,6 @@ def test_every_field_has_a_flag_with_help(capsys: Captured) -> None:
     ("line", "words"),
     [
         ("cst", "unknown command 'cst': did you mean cost?"),
-        ("model", "unknown command 'model': did you mean models?"),
         ("zzzzzz", "unknown command 'zzzzzz': known: "),
         ("--versoin", "unknown flag '--versoin': did you mean --version?"),
         ("models --jsn", "unknown flag '--jsn': did you mean --json"),
@@ -302,26 +262,19 @@ def test_every_field_has_a_flag_with_help(capsys: Captured) -> None:
         ("models 'hvt_x_*'", "no model matches 'hvt_x_*'"),
         ("cost", "required: NAME ("),
         ("cost hvt_s1", "unknown model 'hvt_s1': did you mean hvt_s_1"),
-        ("cost resnet50", "unknown model 'resnet50': known: deit_b"),
-        ("cost hvt_s_1 --depht 24", "unknown flag '--depht': did you mean --depth?"),
+        ("cost hvt_s_1 --depht 24", "hvt cost: unknown flag '--depht': did you mean --depth?"),
+        ("cost hvt_s_1 --nothing", "(see hvt cost --help)"),
         ("cost hvt_s_1 --num_clases=3", "unknown flag '--num_clases': did you mean --num-classes"),
-        ("cost hvt_s_1 --dep 24", "unknown flag '--dep'"),
         ("cost hvt_s_1 depht=24", "unknown override 'depht': did you mean depth?"),
         ("cost hvt_s_1 24", "'24' is not understood: write name=value, such as depth=24"),
-        ("cost hvt_s_1 --depth 24 25", "'25' is not understood: write name=value"),
         ("cost hvt_s_1 --depth", "--depth: expected one argument"),
         ("cost hvt_s_1 --depth many", ": depth='many' must be a whole number ("),
         ("cost hvt_s_1 depth=many", ": depth='many' must be a whole number\n"),
-        ("cost hvt_s_1 depth=2.5", "depth='2.5' must be a whole number"),
-        ("cost hvt_s_1 depth=", "depth='' must be a whole number"),
         ("cost hvt_s_1 mlp_ratio=big", "mlp_ratio='big' must be a number"),
         ("cost hvt_s_1 img_size=1x2x3", "img_size='1x2x3' must be a whole number or a pair"),
         ("cost hvt_s_1 stages=few", "stages='few' must be a whole number or none"),
-        ("cost hvt_s_1 img_size=224x", "img_size='224x' must be"),
-        ("cost hvt_s_1 pool_after=0,,6", "pool_after='0,,6' must be whole numbers"),
         ("cost hvt_s_1 pool_after=0,x", "must be whole numbers such as 3,6 or none"),
         ("cost hvt_s_1 class_token=maybe", "class_token='maybe' must be true or false"),
-        ("cost hvt_s_1 --class-token=true", "--class-token"),
         ("cost hvt_s_1 --pool mx", "pool='mx' must be max or avg or conv"),
         ("cost hvt_s_1 --stages 5", "stages=5 does not divide depth=12"),
         ("cost hvt_s_1 --depth -3", "depth=-3 must be a whole number from 1 to 10000"),
@@ -334,24 +287,15 @@ def test_every_field_has_a_flag_with_help(capsys: Captured) -> None:
         ("cost hvt_s_1 --drop-rate nan", "drop_rate=nan must be a number of at least 0"),
     ],
 )
-def test_bad_input_is_one_sentence(capsys: Captured, line: str, words: str) -> None:
+def test_bad_input_is_one_line(capsys: Captured, line: str, words: str) -> None:
     assert words in refused(capsys, *shlex.split(line))
-
-
-def test_the_sentence_names_the_command_and_its_help(capsys: Captured) -> None:
-    err = refused(capsys, "cost", "hvt_s_1", "--nothing")
-    assert err.startswith("hvt cost: ")
-    assert err.endswith("(see hvt cost --help)\n")
 
 
 # ── help ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_no_command_shows_the_help(capsys: Captured) -> None:
-    out = run(capsys)
-    assert out.startswith("usage: hvt")
-    assert "models" in out
-    assert "cost" in out
+    assert run(capsys).startswith("usage: hvt")
 
 
 @pytest.mark.parametrize("command", [(), ("models",), ("cost",)])
@@ -375,18 +319,6 @@ def test_version() -> None:
 
 
 # ── names, recipes, completion ──────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("words", [["models"], ["cost", "hvt_s_4"], ["paper", "costs"]])
-def test_no_name_is_cut_in_a_narrow_terminal(
-    words: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    out = run(capsys, *words)
-    assert not re.search(r"[\w█]…", out)
-    if words == ["models"]:
-        assert all(f" {name} " in out for name in hvt.list_models())
 
 
 def test_recipes_lists_each_with_its_command(capsys: Captured) -> None:
@@ -424,18 +356,10 @@ def test_bash_completes(capsys: Captured, tmp_path: Path) -> None:
     assert done.stdout.split() == hvt.list_models("hvt_b_*"), done.stderr
 
 
-def test_a_cost_is_a_short_table_in_a_session() -> None:
-    shown = repr(hvt.cost("hvt_s_4"))
-    assert shown.startswith("1.39 GFLOPs (MACs), 3.28× cheaper")
-    assert "22.12 M parameters" in shown
-    assert len(shown.splitlines()) == 4 + 12
-    assert "cheaper" not in repr(hvt.cost("deit_s"))
-
-
 @pytest.mark.parametrize(
     "words", [["-m", "hvt", "models"], ["-u", "-m", "hvt", "models"], ["-u", "-m", "hvt", "--help"]]
 )
-def test_a_full_disk_is_told_of(words: list[str]) -> None:
+def test_a_full_disk_is_an_error(words: list[str]) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("only Linux has a disk that is always full")

@@ -26,7 +26,7 @@ def test_each_merged_token_is_the_mean_of_what_it_stands_for(
     y, size = Merge(merged, prefix)(x, torch.randn(2, prefix + n, 4), sizes(x))
     assert y.shape == (2, prefix + n - merged, 8)
     assert torch.equal(y[:, :prefix], x[:, :prefix])
-    # Nothing is lost: the weighted sum over all tokens stays as it was, and so does their number.
+    # Nothing is lost: the weighted sum over all tokens is unchanged, and so is their number.
     assert torch.allclose((y * size.unsqueeze(2)).sum(1), x.sum(1), atol=1e-4)
     assert torch.equal(size.sum(1), torch.full((2,), float(prefix + n)))
 
@@ -97,7 +97,7 @@ def test_equal_tokens_merge_without_a_trace() -> None:
         ({"merge": 2, "retention": (17, 9, 9, 9)}, "merge and retention exclude each other"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict[str, object], says: str) -> None:
+def test_errors(fields: dict[str, object], says: str) -> None:
     with pytest.raises(hvt.HVTError, match=says):
         small(**fields)
 
@@ -110,7 +110,7 @@ def test_it_can_be_trained() -> None:
     model(torch.randn(2, 3, 64, 64)).sum().backward()
 
 
-def test_a_merged_grid_is_refused() -> None:
+def test_a_merged_grid_is_an_error() -> None:
     model = hvt.HVT(small(merge=3)).eval()
     with pytest.raises(hvt.HVTError, match="merged and have no place on the grid"):
         model.forward_intermediates(torch.randn(1, 3, 64, 64), interpolate=True)

@@ -119,14 +119,11 @@ def test_the_precision_stays(dtype: torch.dtype, stage: int) -> None:
 # ── patch filters ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_filters_of_the_same_size_are_the_same() -> None:
-    weight = torch.randn(4, 3, 8, 8)
-    assert resize_patches(weight, 8) is weight
-
-
 @pytest.mark.parametrize("size", [4, 12, 16])
 def test_filters_take_the_new_shape(size: int) -> None:
-    assert resize_patches(torch.randn(4, 3, 8, 8), size).shape == (4, 3, size, size)
+    weight = torch.randn(4, 3, 8, 8)
+    assert resize_patches(weight, size).shape == (4, 3, size, size)
+    assert resize_patches(weight, 8) is weight
 
 
 @pytest.mark.parametrize("size", [12, 16])

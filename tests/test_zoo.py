@@ -43,14 +43,7 @@ def test_all_models_of_the_paper_have_names() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "names"),
-    [
-        ("deit_*", ["deit_ti", "deit_s", "deit_b", "deit_ti_power", "deit_s_power"]),
-        ("hvt_s_?", ["hvt_s_0", "hvt_s_1", "hvt_s_2", "hvt_s_3", "hvt_s_4"]),
-        ("*_4", ["hvt_ti_4", "hvt_s_4", "hvt_b_4", "scale_hvt_ti_4"]),
-        ("*2d", ["hvt_s_2_2d"]),
-        ("hvt_s_1", ["hvt_s_1"]),
-        ("resnet*", []),
-    ],
+    [("*_4", ["hvt_ti_4", "hvt_s_4", "hvt_b_4", "scale_hvt_ti_4"]), ("resnet*", [])],
 )
 def test_patterns_keep_the_order(pattern: str, names: list[str]) -> None:
     assert hvt.list_models(pattern) == names
@@ -68,10 +61,6 @@ def test_a_name_says_the_size_and_the_stages(name: str) -> None:
     assert (config.head_dim, config.depth, config.image) == (64, 12, (224, 224))
 
 
-def test_the_scaled_tiny_model_is_hvt_s_4() -> None:
-    assert hvt.get_config("scale_hvt_ti_4") == hvt.get_config("hvt_s_4")
-
-
 def test_overrides_reach_every_field() -> None:
     with torch.device("meta"):
         model = hvt.create_model("hvt_s_4", depth=24, num_classes=100)
@@ -82,23 +71,19 @@ def test_overrides_reach_every_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "offer"),
-    [("hvt_s_9", "hvt_s_"), ("hvt_s1", "hvt_s_1"), ("deit_tiny", "deit_ti"), ("xyz", "known: ")],
+    ("name", "offer"), [("hvt_s1", "hvt_s_1"), ("deit_tiny", "deit_ti"), ("xyz", "known: ")]
 )
-def test_an_unknown_model_is_answered_with_the_nearest(name: str, offer: str) -> None:
-    with pytest.raises(HVTError, match=f"^unknown model '{name}': .*{offer}") as caught:
+def test_an_unknown_model_suggests_the_nearest(name: str, offer: str) -> None:
+    with pytest.raises(HVTError, match=f"^unknown model '{name}': .*{offer}"):
         hvt.create_model(name)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("create", [hvt.create_model, timm.create_model], ids=["hvt", "timm"])
-def test_an_unknown_override_is_answered_with_the_nearest(create: Callable) -> None:
+def test_an_unknown_override_suggests_the_nearest(create: Callable) -> None:
     with pytest.raises(HVTError, match="unknown override 'num_class': did you mean num_classes"):
         create("hvt_s_1", num_class=10)
     with pytest.raises(HVTError, match="stages=5 does not divide depth=12"):
         create("hvt_s_1", stages=5)
-    with pytest.raises(HVTError, match="depth='12' must be a whole number"):
-        create("hvt_s_1", depth="12")
 
 
 # ── timm's registry ─────────────────────────────────────────────────────────────────────────────
@@ -176,8 +161,12 @@ def test_forward_is_head_of_features(name: str, build: Build, images: Tensor) ->
 
 def test_reset_classifier(build: Build, images: Tensor) -> None:
     model = build("hvt_s_2", depth=2)
+    model.pretrained_cfg["label_names"] = tuple("abcdefghij")
+    assert model.class_names == tuple("abcdefghij")
     with torch.no_grad():
         features = model.forward_features(images)
+        model.reset_classifier(10)
+        assert model.class_names is None  # they went with the old head
         model.reset_classifier(5)
         assert isinstance(model.get_classifier(), nn.Linear)
         assert model(images).shape == (2, 5)
@@ -193,17 +182,6 @@ def test_reset_classifier(build: Build, images: Tensor) -> None:
         with pytest.raises(HVTError, match="global_pool='token' needs class_token=True"):
             model.reset_classifier(5, global_pool="token")
         assert torch.equal(model(images), features)
-
-
-@pytest.mark.parametrize("num_classes", [10, 5, 0])
-def test_reset_classifier_forgets_the_class_names(num_classes: int, build: Build) -> None:
-    model = build("hvt_s_2", depth=2)
-    model.pretrained_cfg["label_names"] = tuple("abcdefghij")
-    assert model.class_names == tuple("abcdefghij")
-    model.reset_classifier(num_classes)
-    assert model.class_names is None
-    model.reset_classifier(10)
-    assert model.class_names is None
 
 
 def test_reset_classifier_moves_deit_to_the_mean(build: Build, images: Tensor) -> None:
@@ -225,9 +203,7 @@ LENGTHS = [31] * 3 + [15] * 3 + [7] * 3 + [3] * 3
     ("indices", "blocks"),
     [
         (None, list(range(12))),
-        (1, [11]),
         (3, [9, 10, 11]),
-        ([0, 3, 11], [0, 3, 11]),
         ((2, -1), [2, 11]),
         ([5, 1], [1, 5]),
         ([4, 4], [4]),
@@ -261,17 +237,6 @@ def test_stop_early_runs_no_further_block(build: Build, images: Tensor) -> None:
     torch.testing.assert_close(early, late, rtol=0, atol=0)
 
 
-def test_output_dict(build: Build, images: Tensor) -> None:
-    model = build("hvt_s_4")
-    final, outputs = model.forward_intermediates(images, 2)
-    named = model.forward_intermediates(images, 2, output_dict=True)
-    assert set(named) == {"image_features", "image_intermediates"}
-    assert torch.equal(named["image_features"], final)
-    torch.testing.assert_close(named["image_intermediates"], outputs, rtol=0, atol=0)
-    only = model.forward_intermediates(images, 2, output_dict=True, intermediates_only=True)
-    assert set(only) == {"image_intermediates"}
-
-
 def test_a_pooled_sequence_is_one_row_or_stretched_to_the_grid(
     build: Build, images: Tensor
 ) -> None:
@@ -300,7 +265,7 @@ def test_a_pooled_grid_stays_a_grid(build: Build, images: Tensor) -> None:
     assert stretched[0].shape == (2, 24, 8, 4)
 
 
-def test_unknown_formats_are_refused(build: Build, images: Tensor) -> None:
+def test_an_unknown_format_is_an_error(build: Build, images: Tensor) -> None:
     with pytest.raises(HVTError, match="output_fmt='NHWC' must be 'NCHW' or 'NLC'"):
         build("hvt_s_1", depth=1).forward_intermediates(images, output_fmt="NHWC")
 
@@ -357,26 +322,24 @@ def test_features_only_gives_a_level_per_stage_as_large_as_it_says(
     assert resolve_model_data_config(net)["input_size"] == (3, 64, 64)
 
 
-def test_a_2d_pooled_model_is_a_pyramid() -> None:
-    options = {"features_only": True, "feature_cls": "getter"}  # the default, in timm's word
-    net = timm.create_model("hvt_s_2_2d", num_heads=1, head_dim=4, **options)
-    assert net.feature_info.out_indices == (5, 11)
-    assert net.feature_info.reduction() == [16, 32]
-    assert [y.shape[2:] for y in net(torch.randn(1, 3, 224, 224))] == [(14, 14), (7, 7)]
-
-
-def test_blocks_before_the_first_pooling_are_a_level(small: dict, images: Tensor) -> None:
-    net = timm.create_model("hvt_s_2_2d", features_only=True, pool_after=(2, 6), **small)
-    assert net.feature_info.out_indices == (1, 5, 11)
-    assert net.feature_info.reduction() == [8, 16, 32]
-    assert [y.shape[2:] for y in net(images)] == [(8, 8), (4, 4), (2, 2)]
-
-
-def test_levels_come_in_the_order_of_their_description(small: dict, images: Tensor) -> None:
-    net = timm.create_model("hvt_s_2_2d", features_only=True, out_indices=(-1, 2, 2), **small)
-    assert net.feature_info.out_indices == (2, 11)
-    assert [64 // y.shape[2] for y in net(images)] == net.feature_info.reduction() == [16, 32]
-    assert timm.create_model("hvt_s_4", features_only=True, out_indices=2, **small)(images)
+@pytest.mark.parametrize(
+    ("name", "options", "blocks", "reductions"),
+    [
+        ("hvt_s_2_2d", {"feature_cls": "getter"}, (5, 11), [16, 32]),  # the default, in timm's word
+        ("hvt_s_2_2d", {"pool_after": (2, 6)}, (1, 5, 11), [8, 16, 32]),
+        ("hvt_s_2_2d", {"out_indices": (-1, 2, 2)}, (2, 11), [16, 32]),
+        ("hvt_s_4", {"out_indices": 2}, (10, 11), [8, 8]),
+        ("hvt_s_2", {"depth": 2}, (0, 1), [8, 8]),
+        ("hvt_s_2", {"depth": 24}, (11, 23), [8, 8]),
+    ],
+)
+def test_levels_of_features_only(
+    name: str, options: dict, blocks: tuple, reductions: list, small: dict, images: Tensor
+) -> None:
+    net = timm.create_model(name, features_only=True, **small | options)
+    assert net.feature_info.out_indices == blocks
+    assert net.feature_info.reduction() == reductions
+    assert [64 // y.shape[2] for y in net(images)] == reductions
 
 
 @pytest.mark.parametrize("option", [{"output_fmt": "NLC"}, {"return_dict": True}])
@@ -424,12 +387,6 @@ def test_features_only_drops_what_it_does_not_need(small: dict, images: Tensor) 
     assert net.model.load_state_dict(whole.state_dict(), strict=False).missing_keys == []
     want = whole.forward_intermediates(images, [1, 4], intermediates_only=True, interpolate=True)
     torch.testing.assert_close(net(images), want, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("depth", "blocks"), [(2, [0, 1]), (6, [2, 5]), (24, [11, 23])])
-def test_features_only_at_another_depth(depth: int, blocks: list[int], small: dict) -> None:
-    net = timm.create_model("hvt_s_2", features_only=True, depth=depth, **small)
-    assert net.feature_info.module_name() == [f"blocks.{i}" for i in blocks]
 
 
 # ── timm.optim ──────────────────────────────────────────────────────────────────────────────────
@@ -542,34 +499,28 @@ def authors_file(path: Path, model: HVT) -> Path:
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("create", [hvt.create_model, timm.create_model], ids=["hvt", "timm"])
 @pytest.mark.parametrize("name", ["hvt_ti_1", "deit_ti"])
-def test_pretrained_without_a_network_says_so(create: Callable, name: str) -> None:
-    with pytest.raises(HVTError) as caught:
+def test_pretrained_without_a_network_is_an_error(create: Callable, name: str) -> None:
+    with pytest.raises(HVTError, match=r"could not be fetched .* check the network") as caught:
         create(name, pretrained=True)
-    message = str(caught.value)
-    assert message.startswith(f"the pretrained weights of {name} could not be fetched")
-    assert WEIGHT_URLS[name] in message
-    assert "no route to host" in message
-    assert "check the network" in message
-    assert "\n" not in message
+    assert WEIGHT_URLS[name] in str(caught.value)
+    assert "no route to host" in str(caught.value)
 
 
 @pytest.mark.parametrize("create", [hvt.create_model, timm.create_model], ids=["hvt", "timm"])
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(WEIGHT_URLS)))
-def test_pretrained_where_nothing_is_published_says_so(create: Callable, name: str) -> None:
+def test_pretrained_where_nothing_is_published_is_an_error(create: Callable, name: str) -> None:
     with pytest.raises(HVTError, match=f"no weights are published for {name}: .*hvt_ti_1"):
         create(name, pretrained=True)
 
 
-def test_the_published_files() -> None:
-    releases = "https://github.com/zhuang-group/HVT/releases/download"
-    for name in ("hvt_ti_1", "scale_hvt_ti_4", "hvt_s_0", "hvt_s_2", "hvt_s_3"):
-        assert WEIGHT_URLS[name] == f"{releases}/v1.0/{name}.pth"
-    assert WEIGHT_URLS["hvt_s_1"] == f"{releases}/v1.1/hvt_s_1.pth"
-
-
 @pytest.mark.parametrize("name", ["hvt_s_1", "hvt_ti_4"])
 def test_pretrained_from_the_authors_file(
-    name: str, build: Build, small: dict, images: Tensor, tmp_path: Path
+    name: str,
+    build: Build,
+    small: dict,
+    images: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether or not weights are published under the name."""
     trained = build(name, depth=4)
@@ -583,23 +534,12 @@ def test_pretrained_from_the_authors_file(
     assert fewer(images).shape == (2, 3)
     assert torch.equal(fewer.norm.weight, trained.norm.weight)
 
-    larger = timm.create_model(name, depth=4, **source, **small | {"img_size": 96})
+    # The same path as the published addresses take, from an address on this disk.
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    fetched = {"pretrained": True, "pretrained_cfg_overlay": {"url": Path(file).as_uri()}}
+    larger = timm.create_model(name, depth=4, **fetched, **small | {"img_size": 96})
     trained.set_input_size(96)
     torch.testing.assert_close(dict(larger.state_dict()), dict(trained.state_dict()))
-
-
-def test_pretrained_by_timms_download(
-    build: Build, small: dict, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same path as the published addresses take, from an address on this disk."""
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    trained = build("hvt_s_1", depth=4)
-    url = authors_file(tmp_path / "weights.pth", trained).as_uri()
-    model = timm.create_model(
-        "hvt_s_1", pretrained=True, pretrained_cfg_overlay={"url": url}, depth=4, **small
-    )
-    with torch.no_grad():
-        torch.testing.assert_close(model.eval()(images), trained(images))
 
 
 def test_pretrained_from_a_missing_file_names_it(small: dict, tmp_path: Path) -> None:
