@@ -362,7 +362,7 @@ def test_what_is_done_is_skipped(here: Here, capsys: Captured) -> None:
 
 
 def test_other_tables_have_what_they_share(here: Here, capsys: Captured) -> None:
-    budget = ["--budget", "epochs", "--dry-run"]
+    budget = ["--budget", "epochs", "--dry-run", "--shard", "1/1"]
     assert main(["run", "resolution", "patch_size", "num_heads", *budget, *here.flags()]) == 0
     out = capsys.readouterr().out
     assert "1 of 9 trainings are done; the rest takes about" in out

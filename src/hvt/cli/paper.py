@@ -47,9 +47,12 @@ def register(commands: Any) -> None:
         help="print JSON instead of a table",
     )
     parser.set_defaults(run=run_costs, parser=parser)
-    for name in ("run", "report"):  # no part of the package, but where a reader looks first
-        parser = subcommands.add_parser(name, help=f"see python -m reproduction {name}")
-        parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    # Not part of the package, but where a reader looks first. No word after them is a flag.
+    for name in ("run", "report"):
+        parser = subcommands.add_parser(
+            name, help=f"see python -m reproduction {name}", prefix_chars="+", add_help=False
+        )
+        parser.add_argument("rest", nargs="*")
         parser.set_defaults(run=run_elsewhere, parser=parser, subcommand=name)
 
 

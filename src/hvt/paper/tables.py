@@ -72,11 +72,7 @@ class PaperTable:
 
     def row(self, name: str) -> PaperRow:
         """A row by name."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        hint = did_you_mean(name, [row.name for row in self.rows])
-        raise HVTError(f"the table {self.name} has no row {name!r}: {hint}")
+        return next(row for row in self.rows if row.name == name)
 
 
 @functools.cache
