@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import itertools
 import json
 import logging
 import math
@@ -373,7 +374,7 @@ def masks_of_a_step(folder: Path, pieces: int) -> tuple[Tensor, Tensor]:
     last = learner.model.blocks[-1].drop_path2
     last.register_forward_hook(lambda _m, i, y: kept.append((y != i[0]).any(2).any(1)))
     learner.step(trainer.batches.epoch(0), 3)
-    rows = [trainer.batches.rows(piece) for piece in range(pieces)]
+    rows = [batch.rows for batch in itertools.islice(trainer.batches.epoch(0), pieces)]
     whole = torch.empty(240, dtype=torch.bool)
     for piece, part in zip(rows, kept, strict=True):
         whole[slice(None) if piece is None else piece] = part

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -27,10 +28,11 @@ from timm.data import Mixup, create_transform
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from hvt.data import loader
 from hvt.data.arrays import ArrayImages
-from hvt.data.augment import BatchAugment, normalise
+from hvt.data.augment import BatchAugment, SeededDataset, normalise
 from hvt.data.images import FileImages, UnreadableImageError
-from hvt.data.loader import Batch, EvalBatches, TrainBatches, rows_of_share
+from hvt.data.loader import Batch, EvalBatches, TrainBatches, rows_of_shard
 from hvt.data.sources import open_data, open_eval
 from hvt.errors import HVTError
 from hvt.training.engine import train
@@ -153,7 +155,7 @@ def test_copies_of_an_image_differ() -> None:
 @given(st.integers(1, 16), st.integers(1, 8))
 def test_shares_partition_the_batch_in_mirrored_pairs(shares: int, pairs: int) -> None:
     size = 2 * shares * pairs
-    rows = [rows_of_share(size, shares, share) for share in range(shares)]
+    rows = [rows_of_shard(size, shares, share) for share in range(shares)]
     assert sorted(np.concatenate(rows).tolist()) == list(range(size))
     for own in rows:
         assert len(own) == size // shares
@@ -176,7 +178,7 @@ def test_mixup_of_shares_is_mixup_of_the_batch(shares: int, seed: int) -> None:
     if seed == 0:
         assert not torch.equal(whole_images, images)  # something is mixed at all
     for share in range(shares):
-        rows = rows_of_share(24, shares, share)
+        rows = rows_of_shard(24, shares, share)
         own_images, own_targets = mixed(rows)
         assert torch.equal(own_images, whole_images[rows])
         assert torch.equal(own_targets, whole_targets[rows])
@@ -187,14 +189,14 @@ def test_processes_and_pieces_see_what_one_would(processes: int, pieces: int) ->
     images, shares = arrays(30), processes * pieces
     whole = list(TrainBatches(images, lively(), batch_size=12, repeats=3).epoch(1))
     for rank in range(processes):
-        share_of = (rank * pieces, pieces, shares)
-        own = TrainBatches(images, lively(), batch_size=12, repeats=3, share_of=share_of)
+        shard_of = (rank * pieces, pieces, shares)
+        own = TrainBatches(images, lively(), batch_size=12, repeats=3, shard_of=shard_of)
         got = list(own.epoch(1))
         assert own.steps == len(whole) == 2
         assert len(got) == 2 * pieces
         for number, batch in enumerate(got):
             step, piece = divmod(number, pieces)
-            rows = torch.from_numpy(rows_of_share(12, shares, rank * pieces + piece).copy())
+            rows = torch.from_numpy(rows_of_shard(12, shares, rank * pieces + piece).copy())
             assert torch.equal(batch.images, whole[step].images[rows])
             assert torch.equal(batch.labels, whole[step].labels[rows])
 
@@ -202,8 +204,8 @@ def test_processes_and_pieces_see_what_one_would(processes: int, pieces: int) ->
 def test_files_in_shares_too(files: FileImages) -> None:
     whole = list(TrainBatches(files, timm_training(), batch_size=8).epoch(0))
     for rank in range(2):
-        own = TrainBatches(files, timm_training(), batch_size=8, share_of=(rank, 1, 2))
-        rows = torch.from_numpy(rows_of_share(8, 2, rank).copy())
+        own = TrainBatches(files, timm_training(), batch_size=8, shard_of=(rank, 1, 2))
+        rows = torch.from_numpy(rows_of_shard(8, 2, rank).copy())
         for mine, all_of_it in zip(own.epoch(0), whole, strict=True):
             assert torch.equal(mine.images, all_of_it.images[rows])
             assert torch.equal(mine.labels, all_of_it.labels[rows])
@@ -215,7 +217,7 @@ def test_files_in_shares_too(files: FileImages) -> None:
 @pytest.mark.parametrize("start", [0, 1, 3, 4])
 def test_the_middle_of_an_epoch_is_its_tail(files: FileImages, start: int) -> None:
     for images, augment in ((arrays(20), lively()), (files, timm_training())):
-        batches = TrainBatches(images, augment, batch_size=4, share_of=(0, 2, 2))
+        batches = TrainBatches(images, augment, batch_size=4, shard_of=(0, 2, 2))
         whole = list(batches.epoch(3))
         assert len(whole) == 10  # five steps of two pieces
         assert same(list(batches.epoch(3, start)), whole[2 * start :])
@@ -323,21 +325,21 @@ def test_evaluation_leaves_the_generators_alone(files: FileImages) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "batch", "share_of", "message"),
+    ("count", "batch", "shard_of", "message"),
     [
         (10, 7, (0, 1, 1), r"batch_size=7 must be a multiple of 2 \(2 × processes × accumulate\)"),
         (99, 12, (0, 2, 8), r"batch_size=12 must be a multiple of 16"),
         (10, 12, (0, 1, 1), "batch_size=12 is more than the 10 training images: use at most 10"),
         (11, 16, (0, 2, 4), "batch_size=16 is more than the 11 training images: use at most 8"),
-        (7, 16, (0, 1, 4), "7 training images are too few for 4 shares"),
-        (1, 2, (0, 1, 1), "1 training images are too few for 1 shares"),
+        (7, 16, (0, 1, 4), "7 training images are too few for 4 shards"),
+        (1, 2, (0, 1, 1), "1 training images are too few for 1 shards"),
     ],
 )
 def test_batches_that_do_not_fit(
-    count: int, batch: int, share_of: tuple[int, int, int], message: str
+    count: int, batch: int, shard_of: tuple[int, int, int], message: str
 ) -> None:
     with pytest.raises(HVTError, match=message):
-        TrainBatches(arrays(count), lively(), batch_size=batch, share_of=share_of)
+        TrainBatches(arrays(count), lively(), batch_size=batch, shard_of=shard_of)
 
 
 # Broken images
@@ -522,7 +524,7 @@ def test_shards_for_several_processes(shards: Path) -> None:
     images = open_data(f"wds/{shards}").train
     seen = []
     for rank in range(2):
-        own = TrainBatches(images, timm_training(), batch_size=8, share_of=(2 * rank, 2, 4))
+        own = TrainBatches(images, timm_training(), batch_size=8, shard_of=(2 * rank, 2, 4))
         got = list(own.epoch(0))
         assert [len(batch.labels) for batch in got] == [2] * 6  # three steps of two pieces
         seen += labels(got)
@@ -530,7 +532,7 @@ def test_shards_for_several_processes(shards: Path) -> None:
     # The files go round: in another epoch a process gets others.
     assert len({frozenset(labels(own.epoch(epoch))) for epoch in range(5)}) > 1
     for rank in range(8):
-        own = TrainBatches(images, timm_training(), batch_size=16, share_of=(rank, 1, 8))
+        own = TrainBatches(images, timm_training(), batch_size=16, shard_of=(rank, 1, 8))
         if rank < 4:
             assert len(list(own.epoch(0))) == 1
         else:
@@ -592,7 +594,7 @@ def test_a_stream_that_is_shorter_than_it_says() -> None:
 def test_a_stream_in_processes_without_files_of_their_own() -> None:
     seen = []
     for rank in range(2):
-        batches = TrainBatches(Numbers(16), timm_training(), batch_size=8, share_of=(rank, 1, 2))
+        batches = TrainBatches(Numbers(16), timm_training(), batch_size=8, shard_of=(rank, 1, 2))
         seen += labels(batches.epoch(0))
     assert sorted(seen) == list(range(16))
 
@@ -610,3 +612,66 @@ def test_a_broken_image_of_a_stream(workers: int) -> None:
     assert str(caught.value) == (
         "an image of the stream cannot be read as an image: image file is truncated"
     )
+
+
+# Reading processes that have no room, die or get stuck
+
+
+@pytest.mark.parametrize(("free", "room"), [(10**9, 3), (62_000, 2), (60_000, 1), (12_287, 0)])
+@pytest.mark.filterwarnings("ignore:.* reading processes")
+def test_reading_processes_need_room_for_their_batches(
+    files: FileImages, monkeypatch: pytest.MonkeyPatch, free: int, room: int
+) -> None:
+    """Two batches of 12,288 bytes for each, and the one in use."""
+    usage = shutil.disk_usage(".")._replace(free=free)
+    monkeypatch.setattr(loader.shutil, "disk_usage", lambda path: usage)
+    images = SeededDataset(files, timm_training(), skip_broken=False)
+    first = [(index, 0) for index in range(4)]
+    assert loader._workers_with_room(images, 3, first) == room
+
+
+def test_without_shared_memory_images_are_read_without_processes(
+    files: FileImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container has 64 MB of it; a batch that is larger hung a training for ever."""
+    usage = shutil.disk_usage(".")._replace(free=10_000)
+    monkeypatch.setattr(loader.shutil, "disk_usage", lambda path: usage)
+    alone = list(TrainBatches(files, timm_training(), batch_size=4).epoch(0))
+    with pytest.warns(UserWarning, match=r"/dev/shm has 0 MB free, too little for 2 .*: using 0"):
+        got = list(TrainBatches(files, timm_training(), batch_size=4, workers=2).epoch(0))
+    assert same(got, alone)
+
+
+def test_a_reading_process_that_dies_is_an_error(files: FileImages) -> None:
+    before = set(multiprocessing.active_children())
+    reading = TrainBatches(files, timm_training(), batch_size=2, workers=1).epoch(0)
+    next(reading)
+    (worker,) = set(multiprocessing.active_children()) - before
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(HVTError, match="a reading process died, or took more than") as caught:
+        list(reading)
+    assert "\n" not in str(caught.value)
+
+
+class Stuck:
+    """Images that never come."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        threading.Event().wait()
+
+
+def test_a_reading_process_that_is_stuck_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "READ_TIMEOUT", 0.1)
+    monkeypatch.setattr(loader, "_workers_with_room", lambda images, workers, first: workers)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    before = set(multiprocessing.active_children())
+    reading = iter(EvalBatches(Stuck(), timm_eval(), batch_size=2, workers=1))
+    with pytest.raises(HVTError, match="or took more than 0 s for a batch: use fewer workers"):
+        next(reading)
+    for worker in set(multiprocessing.active_children()) - before:
+        worker.join(10)
+        assert not worker.is_alive()  # killed, though deaf to SIGTERM

@@ -11,7 +11,7 @@ from conftest import Command
 from PIL import Image
 from training import tiny
 
-from hvt.data.keyed import SeededDataset
+from hvt.data.augment import SeededDataset
 from hvt.distributed import DistributedContext
 from hvt.training.pipeline import build_model, open_batches
 

@@ -22,7 +22,7 @@ from training import quiet, said
 import hvt
 from hvt.cli import main
 from hvt.config import HVTConfig
-from hvt.data.keyed import transform_by_key
+from hvt.data.augment import transform_by_key
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
 from hvt.training.run_lock import RunLock

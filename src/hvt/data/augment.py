@@ -1,12 +1,15 @@
-"""Random crops and flips of a whole batch of small images, from one 64-bit key per image.
+"""Augmentation from one 64-bit key per image.
 
-timm augments image by image with PIL, which for 32×32 images costs more than the model. Here
-the batch is one array. What happens to an image follows from its key alone: not from the batch
-around it, the number of processes or any global random state. What else a recipe may ask for
-(RandAugment, colour jitter, erasing) is timm's: see `training.pipeline`.
+What happens to an image follows from its key only: not from the batch around it, the number of
+processes or any global random state. timm augments image by image with PIL, which for 32×32 images
+costs more than the model, so their crops and flips are ours: the batch is one array. What else a
+recipe may ask for (RandAugment, colour jitter, erasing) is timm's: see `training.pipeline`.
 """
 
 from __future__ import annotations
+
+import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import HVTError
+from .images import UnreadableImageError
+
+MAX_BROKEN_IN_A_ROW = 100
 
 INTERPOLATIONS = ("bicubic", "bilinear")
 """The resizings that torch has for a batch as Pillow has them for an image."""
@@ -147,3 +153,67 @@ class BatchAugment:
     def _flip(self, images: Images, keys: Keys) -> None:
         chosen = np.flatnonzero(uniform(keys, 1, _FLIP)[:, 0] < self.flip)
         images[chosen] = images[chosen][..., ::-1]
+
+
+# ── what becomes of single images ───────────────────────────────────────────────────────────────
+
+Item = tuple[Tensor | None, int, int] | UnreadableImageError
+"""The image (None where it is passed over), its label, and the broken ones passed over for it.
+
+What cannot be read travels back from a reading process as a value: an exception that crosses
+processes brings its traceback.
+"""
+
+
+def transform_by_key(transform: Any, image: Any, key: int) -> Tensor:
+    """Augment an image: timm's transforms draw from all three generators, which the key seeds."""
+    random.seed(key)
+    np.random.seed(key % 2**32)
+    torch.default_generator.manual_seed(key % 2**63)  # that of the CPU: a tenth of the time
+    return transform(image)
+
+
+class SeededDataset:
+    """An image by (index, key); without a key its transform has nothing random.
+
+    With `skip_broken`, an unreadable image is left out (None) or, with `substitute`, replaced by
+    the next one that can be read.
+    """
+
+    def __init__(
+        self, dataset: Any, transform: Any, *, skip_broken: bool, substitute: bool = False
+    ) -> None:
+        self.dataset, self.transform = dataset, transform
+        self.skip_broken, self.substitute = skip_broken, substitute
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, item: tuple[int, int | None]) -> Item:
+        index, key = item
+        broken = 0
+        while True:
+            try:
+                image, label = self.dataset[index]
+                return self._shown(image, index, key), label, broken
+            except UnreadableImageError as error:
+                broken += 1
+                if not self.skip_broken:
+                    return error
+                if not self.substitute:
+                    return None, 0, 1
+                if broken == min(MAX_BROKEN_IN_A_ROW, len(self)):
+                    return UnreadableImageError(
+                        f"{broken} images in a row are unreadable, lastly {error}"
+                    )
+                index = (index + 1) % len(self)
+
+    def _shown(self, image: Any, index: int, key: int | None) -> Tensor:
+        if key is not None:
+            return transform_by_key(self.transform, image, key)
+        try:
+            return self.transform(image)
+        except UnreadableImageError as error:  # the transform does not know its name
+            path = getattr(self.dataset, "path", None)
+            name = f"image {index} of the data" if path is None else path(index)
+            raise UnreadableImageError.of(name, error.reason) from error

@@ -11,8 +11,8 @@ import numpy as np
 
 from .factory import FactoryImages
 from .images import FileImages
-from .keyed import stream_length
 from .sources import AnyImages, Data, Images
+from .streams import stream_length
 
 
 def identity(data: Data) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""How images reach the device: global batches, cut into shares, augmented by key.
+"""How images reach the device: global batches, cut into shards, augmented by key.
 
-Nothing here has a state. The order of an epoch follows from (seed, epoch), and what happens to a
-image from its key, which follows from (seed, epoch, position). So a run can stop and go on at any
+Nothing here has a state. The order of an epoch follows from (seed, epoch), and what happens to an
+image from its key, which follows from (seed, epoch, position). So a run can stop and resume at any
 step, with any number of reading processes, and several processes see what one would have seen.
 Streams, which have no order to choose from, promise less: see `TrainBatches`.
 """
@@ -11,55 +11,66 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import queue
+import shutil
 import signal
-import threading
+import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import HVTError
-from .augment import keys_for
+from .arrays import ArrayImages
+from .augment import Item, SeededDataset, keys_for
 from .images import UnreadableImageError
-from .keyed import Item, KeyedStream, SeededDataset, stream_length
-from .sources import ArrayImages
+from .streams import SeededStream, stream_length
+
+READ_TIMEOUT = 600.0  # seconds for a batch, after which a reading process counts as stuck
+_PREFETCH = 2  # batches that each reading process is ahead, as is usual in torch
+_SHARED_MEMORY = "/dev/shm"  # where reading processes put batches; 64 MB in a container
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A process's piece of a global batch."""
+    """A microbatch: what a process computes of a global batch at a time."""
 
     images: Tensor  # float (b, C, H, W)
     labels: Tensor  # int64 (b,)
     broken: int = 0
     """Unreadable images that were passed over."""
+    shard: int = 0
+    """Which of the global batch's shards this is."""
+    rows: Tensor | None = None
+    """Which rows of the global batch these are, int64 (b,); None where they are all of them."""
 
     def pin_memory(self) -> Batch:
         """What `DataLoader` calls, so that copies to a GPU need not wait."""
         return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
 
 
-def rows_of_share(batch_size: int, shares: int, share: int) -> np.ndarray:
-    """Which rows of a global batch make one of its shares.
+def rows_of_shard(batch_size: int, shards: int, shard: int) -> np.ndarray:
+    """Which rows of a global batch make one of its shards.
 
-    Mixup pairs row i with row B-1-i. A share is made of whole such pairs, in mirrored order, so
-    that pairing within the share is pairing within the batch, however many shares there are.
+    Mixup pairs row i with row B-1-i. A shard is made of whole such pairs, in mirrored order, so
+    that pairing within the shard is pairing within the batch, however many shards there are.
     """
-    pairs = np.arange(share, batch_size // 2, shares)
+    pairs = np.arange(shard, batch_size // 2, shards)
     return np.concatenate((pairs, (batch_size - 1 - pairs)[::-1]))
 
 
 class TrainBatches:
-    """The training images as global batches, of which this process gets its shares.
+    """The training images as global batches, of which this process gets its shards.
 
-    `share_of` is (first share, number of shares this process takes, shares in all): the processes
-    times the pieces each cuts its part into.
+    `shard_of` is (first shard, number of shards this process takes, shards in all): the processes
+    times the microbatches of each.
 
     A stream (`wds/…`, `hfids/…`) is shuffled by its own reader and divided among the processes by
     files, so other processes or workers see it in another order, and `start` reads and drops what
@@ -74,26 +85,26 @@ class TrainBatches:
         batch_size: int,
         repeats: int = 1,
         seed: int = 0,
-        share_of: tuple[int, int, int] = (0, 1, 1),
+        shard_of: tuple[int, int, int] = (0, 1, 1),
         workers: int = 0,
         skip_broken: bool = False,
         prefetch: bool = False,
         pin_memory: bool = False,
     ) -> None:
         self.dataset, self.augment, self.repeats, self.seed = dataset, augment, repeats, seed
-        self.batch_size, self.share_of = batch_size, share_of
+        self.batch_size, self.shard_of = batch_size, shard_of
         self.workers, self.skip_broken = workers, skip_broken
         self.prefetch, self.pin_memory = prefetch, pin_memory
         self.stream = isinstance(dataset, IterableDataset)
         self.num_images = stream_length(dataset) if self.stream else len(dataset)
-        unit = 2 * share_of[2]
+        unit = 2 * shard_of[2]
         if batch_size % unit:
             raise HVTError(
                 f"batch_size={batch_size} must be a multiple of {unit} (2 × processes × accumulate)"
             )
         if self.num_images < unit:
             raise HVTError(
-                f"{self.num_images} training images are too few for {share_of[2]} shares of two or "
+                f"{self.num_images} training images are too few for {shard_of[2]} shards of two or "
                 "more: use more images, fewer processes or less accumulation"
             )
         if self.num_images < batch_size:
@@ -107,18 +118,6 @@ class TrainBatches:
         """Global batches in an epoch; images that do not fill the last one wait for another."""
         return self.num_images // self.batch_size
 
-    def share(self, piece: int) -> int:
-        """Which share of the global batch a piece of this process is."""
-        return self.share_of[0] + piece
-
-    def rows(self, piece: int) -> Tensor | None:
-        """Which rows of the global batch a piece is; None where it is the whole."""
-        shares = self.share_of[2]
-        if shares == 1:
-            return None
-        rows = rows_of_share(self.batch_size, shares, self.share(piece))
-        return torch.from_numpy(np.ascontiguousarray(rows))
-
     def order(self, epoch: int) -> np.ndarray:
         """The images of an epoch. With repeats, each comes so many times in a row and the epoch
         keeps its length, so another part of the data is seen each time."""
@@ -126,26 +125,38 @@ class TrainBatches:
         return np.repeat(shuffled, self.repeats)[: self.num_images]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This process's shares of the global batches from step `start` on, in order."""
+        """This process's shards of the global batches from step `start` on, in order."""
+        first, count, shards = self.shard_of
+        places: list[tuple[int, Tensor | None]] = [(first, None)]
+        if shards > 1:
+            places = [(s, torch.from_numpy(self._rows(s))) for s in range(first, first + count)]
+        for batch, (shard, rows) in zip(
+            self._read(epoch, start), itertools.cycle(places), strict=False
+        ):
+            yield replace(batch, shard=shard, rows=rows)
+
+    def _rows(self, shard: int) -> np.ndarray:
+        return rows_of_shard(self.batch_size, self.shard_of[2], shard)
+
+    def _read(self, epoch: int, start: int) -> Iterator[Batch]:
         if self.stream:
             return self._from_stream(epoch, start)
-        return self.batches(epoch, range(start, self.steps))
-
-    def batches(self, epoch: int, steps: Sequence[int]) -> Iterator[Batch]:
-        """This process's shares of chosen global batches of an epoch; not of a stream."""
-        plan = self._plan(epoch, steps)
+        plan = self._plan(epoch, start)
         if isinstance(self.dataset, ArrayImages):
             batches = (self._from_arrays(indices, keys) for indices, keys in plan)
             return _ahead(batches) if self.prefetch else batches
-        return self._from_files(plan)
+        seeded = SeededDataset(
+            self.dataset, self.augment, skip_broken=self.skip_broken, substitute=True
+        )
+        return _load(seeded, self.workers, batch_sampler=_Sampler(plan), pin_memory=self.pin_memory)
 
-    def _plan(self, epoch: int, steps: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Image indices and keys of each share."""
+    def _plan(self, epoch: int, start: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Image indices and keys of each shard."""
         order, plan = self.order(epoch), []
-        first, count, shares = self.share_of
-        for step in steps:
-            for share in range(first, first + count):
-                rows = rows_of_share(self.batch_size, shares, share) + step * self.batch_size
+        first, count, _ = self.shard_of
+        for step in range(start, self.steps):
+            for shard in range(first, first + count):
+                rows = self._rows(shard) + step * self.batch_size
                 plan.append((order[rows], keys_for(self.seed, epoch, rows)))
         return plan
 
@@ -154,25 +165,19 @@ class TrainBatches:
         images = self.augment(self.dataset.images[chosen], keys)
         return Batch(images, self.dataset.labels[chosen])
 
-    def _from_files(self, plan: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[Batch]:
-        keyed = SeededDataset(
-            self.dataset, self.augment, skip_broken=self.skip_broken, substitute=True
-        )
-        return _load(keyed, self.workers, batch_sampler=_Sampler(plan), pin_memory=self.pin_memory)
-
     def _from_stream(self, epoch: int, start: int) -> Iterator[Batch]:
-        _, count, shares = self.share_of
-        size = self.batch_size // shares
-        pieces = _rechunk(self._passes(epoch, size), size)
-        return itertools.islice(pieces, start * count, self.steps * count)
+        _, count, shards = self.shard_of
+        size = self.batch_size // shards
+        batches = _rechunk(self._passes(epoch, size), size)
+        return itertools.islice(batches, start * count, self.steps * count)
 
     def _passes(self, epoch: int, size: int) -> Iterator[Batch]:
         """A stream over and over: files of unequal length may end before the epoch does."""
-        first, count, shares = self.share_of
-        rank, processes = first // count, shares // count
+        first, count, shards = self.shard_of
+        rank, processes = first // count, shards // count
         seed_of_workers = int(keys_for(self.seed, epoch, np.array([rank]))[0] >> np.uint64(1))
         while True:
-            stream = KeyedStream(
+            stream = SeededStream(
                 self.dataset,
                 self.augment,
                 rank=rank,
@@ -219,7 +224,7 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         if isinstance(self.dataset, IterableDataset):
-            stream = KeyedStream(
+            stream = SeededStream(
                 self.dataset,
                 self.transform,
                 rank=self.rank,
@@ -230,12 +235,12 @@ class EvalBatches:
             return _load(stream, workers, batch_size=self.batch_size)
         indices = np.arange(self.rank, len(self.dataset), self.world_size)
         starts = range(0, len(indices), self.batch_size)
-        pieces = [indices[i : i + self.batch_size] for i in starts]
+        batches = [indices[i : i + self.batch_size] for i in starts]
         if isinstance(self.dataset, ArrayImages):
-            return map(self._from_arrays, pieces)
-        keyed = SeededDataset(self.dataset, self.transform, skip_broken=self.skip_broken)
-        plan = [(piece, None) for piece in pieces]
-        return _load(keyed, self.workers, batch_sampler=_Sampler(plan))
+            return map(self._from_arrays, batches)
+        seeded = SeededDataset(self.dataset, self.transform, skip_broken=self.skip_broken)
+        plan = [(batch, None) for batch in batches]
+        return _load(seeded, self.workers, batch_sampler=_Sampler(plan))
 
     def _from_arrays(self, indices: np.ndarray) -> Batch:
         chosen = torch.from_numpy(indices)
@@ -248,9 +253,6 @@ class _Sampler:
     def __init__(self, plan: Sequence[tuple[np.ndarray, np.ndarray | None]]) -> None:
         self.plan = plan
 
-    def __len__(self) -> int:
-        return len(self.plan)
-
     def __iter__(self) -> Iterator[list[tuple[int, int | None]]]:
         for indices, keys in self.plan:
             listed = [None] * len(indices) if keys is None else keys.tolist()
@@ -258,23 +260,63 @@ class _Sampler:
 
 
 def _load(images: Any, workers: int, **options: Any) -> Iterator[Batch]:
+    if workers and (sampler := options.get("batch_sampler")):
+        workers = _workers_with_room(images, workers, next(iter(sampler), []))
     loader: DataLoader[Any] = DataLoader(
         images,
         num_workers=workers,
         collate_fn=_collate,
         worker_init_fn=_start_worker,
+        timeout=READ_TIMEOUT if workers else 0,
+        prefetch_factor=_PREFETCH if workers else None,
         **options,
     )
-    batches = iter(loader)
+    batches: Any = iter(loader)
     if workers:
         _end_at_exit(batches)
     try:
-        for batch in batches:
+        while (batch := _next(batches)) is not None:
             if isinstance(batch, UnreadableImageError):
                 raise batch
             yield batch
     finally:
-        del batches  # the last hold on the reading processes, whatever becomes of the error
+        if workers:
+            _end(batches)
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    """The next batch, None after the last; an `HVTError` if a reading process died or is stuck."""
+    try:
+        return next(batches, None)
+    except (RuntimeError, EOFError, ConnectionError) as error:  # the latter while it sent a batch
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader "):
+            raise
+        reason = " ".join(str(error).split()) or "it sent half a batch"
+        raise HVTError(
+            f"a reading process died, or took more than {READ_TIMEOUT:.0f} s for a batch: use "
+            f"fewer workers, or --workers 0 ({reason})"
+        ) from error
+
+
+def _workers_with_room(images: Any, workers: int, first: list[Any]) -> int:
+    """As many reading processes as shared memory has room for: more would die or hang."""
+    item = images[first[0]] if first else UnreadableImageError("there is no batch")
+    try:
+        free = shutil.disk_usage(_SHARED_MEMORY).free
+    except OSError:  # other systems have none, or no limit of this kind
+        return workers
+    if isinstance(item, UnreadableImageError) or item[0] is None:
+        return workers
+    batch = len(first) * item[0].nbytes
+    room = max(0, (free // batch - 1) // _PREFETCH)  # one batch is in use
+    if room < workers:
+        warnings.warn(
+            f"{_SHARED_MEMORY} has {free / 1e6:.0f} MB free, too little for {workers} reading "
+            f"processes with batches of {batch / 1e6:.0f} MB: using {room} (in a container, "
+            "--shm-size gives it more)",
+            stacklevel=2,
+        )
+    return min(room, workers)
 
 
 def _collate(items: list[Item]) -> Batch | UnreadableImageError:
@@ -307,29 +349,34 @@ _reading: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _end_at_exit(batches: Any) -> None:
-    """Have the processes of an iterator ended at exit, should it still be there.
-
-    Python asks daemonic processes to end with SIGTERM and waits for them, and ours do not listen.
-    """
+    """Python asks daemonic processes to end by SIGTERM and waits for them, and ours are deaf."""
     _reading.add(batches)
     _register_exit_hook()
 
 
 @functools.cache  # once, and not by importing
 def _register_exit_hook() -> None:
-    atexit.register(_end_readers)
+    atexit.register(_end_all)
 
 
-def _end_readers() -> None:
+def _end_all() -> None:
     for batches in list(_reading):
-        processes = list(batches._workers)
-        batches._shutdown_workers()  # asks, waits a little, and stops torch watching over them
-        for process in processes:
-            process.kill()
+        _end(batches)
+
+
+def _end(batches: Any) -> None:
+    """End the reading processes, also one that is stuck."""
+    if batches._worker_pids_set:  # torch would report an end in the midst of this as a failure
+        _remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
+    processes = list(batches._workers)
+    batches._shutdown_workers()  # asks, and waits a little
+    for process in processes:
+        process.kill()
 
 
 def _rechunk(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
-    """The same images in pieces of equal size; a reading process's last one may be smaller."""
+    """The same images in batches of equal size; a reading process's last one may be smaller."""
     rest: Batch | None = None
     for batch in batches:
         images, labels = batch.images, batch.labels
@@ -343,32 +390,8 @@ def _rechunk(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
 
 def _ahead(batches: Iterator[Batch], depth: int = 3) -> Iterator[Batch]:
     """The same batches, made by a thread while the device works."""
-    ready: queue.Queue[Any] = queue.Queue(depth)
-    done, stop = object(), threading.Event()
-
-    def put(item: Any) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def fill() -> None:
-        try:
-            for batch in batches:
-                if not put(batch):
-                    return
-            put(done)
-        except BaseException as error:
-            put(error)
-
-    threading.Thread(target=fill, daemon=True).start()
-    try:
-        while (item := ready.get()) is not done:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stop.set()
+    with ThreadPoolExecutor(1, thread_name_prefix="hvt-batches") as pool:
+        ready = deque(pool.submit(next, batches, None) for _ in range(depth))
+        while (batch := ready.popleft().result()) is not None:
+            ready.append(pool.submit(next, batches, None))
+            yield batch

@@ -233,8 +233,8 @@ class Searcher(Learner):
         """GFLOPs of the retention that r stands for."""
         return cost(self.model.config, retention=self.retention()).gflops
 
-    def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
-        return super()._loss(batch, piece, update) + self.strength * penalty(self.model)
+    def _loss(self, batch: Batch, update: int) -> Tensor:
+        return super()._loss(batch, update) + self.strength * penalty(self.model)
 
     def _steer(self, done: int) -> None:
         """Raise λ where the cost is on its way to end up above the line, lower it where below."""

@@ -422,7 +422,7 @@ class Trainer:
     # ── what is said ────────────────────────────────────────────────────────────────────────────
 
     def _announce(self) -> None:
-        recipe, shares = self.recipe, self.batches.share_of[2]
+        recipe, shares = self.recipe, self.batches.shard_of[2]
         self._say(self.about)
         self._say(
             f"batch {recipe.batch_size} = {self.processes.world_size} process(es) × "

@@ -106,7 +106,7 @@ class Learner:
             batch = next(batches)
             broken += batch.broken
             with self._sync(last=piece == pieces - 1):
-                part = self._loss(batch, piece, update) / pieces
+                part = self._loss(batch, update) / pieces
                 self.scaler.scale(part).backward()
             losses.append(part.detach())
         self.model.draw_drop_path(None)
@@ -126,18 +126,18 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return Step(loss, not skipped, int(unreadable), tuple(map(bool, raised)))
 
-    def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
+    def _loss(self, batch: Batch, update: int) -> Tensor:
         recipe = self.recipe
         images = batch.images.to(self.device, non_blocking=True)
         target = batch.labels.to(self.device, non_blocking=True)
         # Mixup and stochastic depth: all processes and pieces draw alike, for the whole batch, and
         # each uses its part. Dropout has too many numbers for that: each draws its own.
         seed_all(recipe.seed, update, self.device)
-        rows = self.batches.rows(piece)
+        rows = batch.rows
         self.model.draw_drop_path(recipe.batch_size, None if rows is None else rows.to(self.device))
         if self.mixup:
             images, target = self.mixup(images, target)
-        seed_dropout(recipe.seed, update, self.batches.share(piece), self.device)
+        seed_dropout(recipe.seed, update, batch.shard, self.device)
         with self._autocast():
             logits = self.network(images)
             loss = label_loss(logits, target, recipe.smoothing)
@@ -167,7 +167,7 @@ class Learner:
         for _ in range(2):
             began = time.perf_counter()
             with self._autocast():
-                loss = self._trial(self.recipe.batch_size // self.batches.share_of[2])
+                loss = self._trial(self.recipe.batch_size // self.batches.shard_of[2])
             loss.backward()
             if self.device.type == "cuda":
                 torch.cuda.synchronize()

@@ -180,7 +180,7 @@ def open_batches(
         batch_size=recipe.batch_size,
         repeats=recipe.repeats,
         seed=recipe.seed,
-        share_of=(
+        shard_of=(
             processes.rank * recipe.accumulate,
             recipe.accumulate,
             processes.world_size * recipe.accumulate,

@@ -105,10 +105,10 @@ class Distiller(Learner):
     def _network(self) -> nn.Module:
         return Student(self.model)
 
-    def _loss(self, batch: Batch, piece: int, update: int) -> Tensor:
+    def _loss(self, batch: Batch, update: int) -> Tensor:
         seed_all(self.recipe.seed, update, self.device)
-        kept = self._kept(piece) if self.mixup_share else None
-        seed_dropout(self.recipe.seed, update, self.batches.share(piece), self.device)
+        kept = self._kept(batch.rows) if self.mixup_share else None
+        seed_dropout(self.recipe.seed, update, batch.shard, self.device)
         views = unpack(batch.images, self.model.config.in_chans, self.sizes)
         if kept is not None:
             on_device = [view.to(self.device, non_blocking=True) for view in views]
@@ -119,11 +119,10 @@ class Distiller(Learner):
             target, answer = self.target(theirs), self.network(ours)
         return distillation_loss(answer, target, self.weights, self.model.num_classes > 0)
 
-    def _kept(self, piece: int) -> Tensor:
-        """How much of each crop of this piece stays when crops are mixed, drawn for all pieces."""
+    def _kept(self, rows: Tensor | None) -> Tensor:
+        """How much of each crop of a microbatch stays when crops are mixed, drawn for all."""
         size = self.recipe.batch_size
         kept = torch.where(torch.rand(size) < self.mixup_share, torch.rand(size), 1.0)
-        rows = self.batches.rows(piece)
         return kept if rows is None else kept[rows]
 
     def _trial(self, size: int) -> Tensor:

@@ -85,7 +85,7 @@ def _trainer(work: Work, model: HVT, recipe: Recipe, folder: Path) -> Trainer:
         Crops(work.sizes, settings.scale, interpolation),
         batch_size=recipe.batch_size,
         seed=recipe.seed + 1,  # published weights were trained on these crops
-        share_of=(processes.rank, 1, processes.world_size),
+        shard_of=(processes.rank, 1, processes.world_size),
         workers=work.workers,
         skip_broken=recipe.skip_broken,
         pin_memory=device.type == "cuda",

@@ -1,86 +1,20 @@
-"""Images by key: all that is random about an image follows from its own 64-bit key.
-
-These are what PyTorch's reading processes run. An image that cannot be read travels back as an
-`UnreadableImageError`, because an exception that crosses processes brings its traceback.
-"""
+"""Streams of images, which have no order to choose from: WebDataset, Hugging Face, TensorFlow."""
 
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import HVTError
-from .augment import keys_for
+from .augment import Item, keys_for, transform_by_key
 from .images import UnreadableImageError
 
-MAX_BROKEN_IN_A_ROW = 100
 
-Item = tuple[Tensor | None, int, int] | UnreadableImageError
-"""The image (None where it is passed over), its label, and the broken ones passed over for it."""
-
-
-def transform_by_key(transform: Any, image: Any, key: int) -> Tensor:
-    """Augment an image: timm's transforms draw from all three generators, which the key seeds."""
-    random.seed(key)
-    np.random.seed(key % 2**32)
-    torch.default_generator.manual_seed(key % 2**63)  # that of the CPU: a tenth of the time
-    return transform(image)
-
-
-class SeededDataset(Dataset[Item]):
-    """An image by (index, key); without a key its transform has nothing random.
-
-    With `skip_broken`, an unreadable image is left out (None) or, with `substitute`, replaced by
-    the next one that can be read.
-    """
-
-    def __init__(
-        self, dataset: Any, transform: Any, *, skip_broken: bool, substitute: bool = False
-    ) -> None:
-        self.dataset, self.transform = dataset, transform
-        self.skip_broken, self.substitute = skip_broken, substitute
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, item: tuple[int, int | None]) -> Item:
-        index, key = item
-        broken = 0
-        while True:
-            try:
-                image, label = self.dataset[index]
-                return self._shown(image, index, key), label, broken
-            except UnreadableImageError as error:
-                broken += 1
-                if not self.skip_broken:
-                    return error
-                if not self.substitute:
-                    return None, 0, 1
-                if broken == min(MAX_BROKEN_IN_A_ROW, len(self)):
-                    return UnreadableImageError(
-                        f"{broken} images in a row are unreadable, lastly {error}"
-                    )
-                index = (index + 1) % len(self)
-
-    def _shown(self, image: Any, index: int, key: int | None) -> Tensor:
-        if key is not None:
-            return transform_by_key(self.transform, image, key)
-        try:
-            return self.transform(image)
-        except UnreadableImageError as error:  # the transform does not know its name
-            path = getattr(self.dataset, "path", None)
-            name = f"image {index} of the data" if path is None else path(index)
-            raise UnreadableImageError.of(name, error.reason) from error
-
-
-class KeyedStream(IterableDataset[Item]):
+class SeededStream(IterableDataset[Item]):
     """One process's part of one pass over a stream.
 
     For training, timm's readers give each process and reading process files of its own. Elsewhere
