@@ -146,9 +146,11 @@ def test_names_and_preprocessing_must_fit(tmp_path: Path) -> None:
     assert hvt.load(path, num_classes=4).class_names is None
 
 
-def test_an_empty_name_is_not_a_checkpoint() -> None:
+def test_a_name_that_cannot_be_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="the checkpoint's name is empty"):
         hvt.load("")
+    with pytest.raises(CheckpointError, match=r"cannot read .*: File name too long"):
+        hvt.load(tmp_path / ("n" * 5000))
 
 
 def test_metadata_has_the_config(tmp_path: Path) -> None:
@@ -585,12 +587,18 @@ def test_a_file_of_another_kind_is_one_clear_error(
 # ── damaged files ───────────────────────────────────────────────────────────────────────────────
 
 
-def _formats() -> dict[str, Callable[[HVT, Path], object]]:
-    return {
-        "safetensors": hvt.save,
-        "pth": lambda m, p: torch.save({"model": m.state_dict(), "epoch": 3}, p),
-        "legacy": lambda m, p: torch.save(m.state_dict(), p, _use_new_zipfile_serialization=False),
-    }
+def without_checksum(model: HVT, path: Path) -> None:
+    """As other programs write it, so that what is damaged is read."""
+    hvt.save(model, path)
+    save_file(load_file(path), path, metadata=description(path))
+
+
+FORMATS: dict[str, Callable[[HVT, Path], object]] = {
+    "safetensors": hvt.save,
+    "no checksum": without_checksum,
+    "pth": lambda m, p: torch.save({"model": m.state_dict(), "epoch": 3}, p),
+    "legacy": lambda m, p: torch.save(m.state_dict(), p, _use_new_zipfile_serialization=False),
+}
 
 
 @pytest.fixture(scope="module")
@@ -598,13 +606,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The bytes of a small model in each format; heads of 64 leave nothing to guess."""
     folder = tmp_path_factory.mktemp("whole")
     model = HVT(TINY.replace(num_heads=1, head_dim=64, depth=1, mlp_ratio=0.25))
-    for name, write in _formats().items():
+    for name, write in FORMATS.items():
         write(model, folder / name)
         hvt.load(folder / name)
-    return {name: (folder / name).read_bytes() for name in _formats()}
+    return {name: (folder / name).read_bytes() for name in FORMATS}
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "pth", "legacy"])
+@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("fraction", [0.001, 0.1, 0.9])
 def test_a_truncated_file_is_one_clear_error(
     tmp_path: Path, whole: dict[str, bytes], kind: str, fraction: float
@@ -629,7 +637,7 @@ def assert_loads_or_is_one_error(path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), kind=st.sampled_from(["safetensors", "pth", "legacy"]))
+@given(data=st.data(), kind=st.sampled_from(list(FORMATS)))
 def test_damage_never_raises_anything_else(
     tmp_path: Path, whole: dict[str, bytes], data: st.DataObject, kind: str
 ) -> None:
@@ -651,7 +659,7 @@ def test_damage_never_raises_anything_else(
 def test_a_damaged_description_never_raises_anything_else(
     tmp_path: Path, whole: dict[str, bytes], data: st.DataObject
 ) -> None:
-    content = bytearray(whole["safetensors"])
+    content = bytearray(whole["no checksum"])
     start, end = content.index(b'"hvt"'), content.index(b"preprocessing")
     for _ in range(data.draw(st.integers(1, 3), label="bytes")):
         at = data.draw(st.integers(start, end), label="at")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .description import shown
+from .description import damaged
 from .pth import check_zip
 
 DESCRIPTION = "hvt.json"
@@ -53,9 +53,7 @@ def read_archive(path: Path) -> tuple[dict[str, Tensor], str]:
     except CheckpointError:
         raise
     except Exception as error:  # zipfile's, and whatever a damaged index leads to
-        raise CheckpointError(
-            f"{path} is damaged or cut short and cannot be read ({shown(error)}): export it again"
-        ) from error
+        raise damaged(path, error, "export it again") from error
 
 
 def _tensor(content: bytes, entry: dict[str, Any]) -> Tensor:

@@ -155,6 +155,13 @@ def check_names(names: Any, num_classes: int) -> list[str]:
     return names
 
 
+def damaged(path: Path, error: Exception, fix: str = "fetch or copy it again") -> CheckpointError:
+    """What to raise where a library cannot read a file."""
+    return CheckpointError(
+        f"{path} is damaged or cut short and cannot be read ({shown(error)}): {fix}"
+    )
+
+
 def shown(error: object) -> str:
     """What an error says, in one line of limited length whatever a file makes of it."""
     text = " ".join(str(error).split()) or type(error).__name__

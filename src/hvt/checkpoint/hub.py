@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,9 @@ from ..errors import HVTError
 from ..files import atomic_write
 from ..model import HVT
 from ..zoo import MODELS
-from .description import PREPROCESSING
+from .description import PREPROCESSING, shown
 from .folder import WEIGHTS
 from .save_load import load, save
-
-# Without a network the hub's library lets its HTTP library's own error through, and which library
-# that is (requests, httpx, httpx2) changes between the versions we allow.
-_HUB_ERRORS = Exception
 
 _CARD = """\
 ---
@@ -78,7 +75,7 @@ def from_pretrained(
     **overrides: Any,
 ) -> HVT:
     """The model of a directory or of a repository such as `user/name`; `overrides` as in `load`."""
-    if Path(source).is_dir():
+    if os.path.isdir(source):  # noqa: PTH112 - False for a name that cannot be
         return load(source, **overrides)
     for weights in WEIGHTS:
         try:
@@ -90,10 +87,10 @@ def from_pretrained(
                 local_files_only=local_files_only,
                 allow_patterns=["config.json", "preprocessor_config.json", weights],
             )
-        except _HUB_ERRORS as error:
+        except Exception as error:  # without a network that of an HTTP library, which may change
             raise HVTError(
                 f"{source} is neither a folder here nor a Hugging Face repository that can be "
-                f"reached ({_first_line(error)})"
+                f"reached ({shown(error)})"
             ) from error
         if (Path(folder) / weights).is_file():
             break
@@ -126,8 +123,8 @@ def push_to_hub(
             )
     except HVTError:
         raise
-    except _HUB_ERRORS as error:
-        raise HVTError(f"cannot upload to {repo_id} ({_first_line(error)})") from error
+    except Exception as error:
+        raise HVTError(f"cannot upload to {repo_id} ({shown(error)})") from error
     return str(repo)
 
 
@@ -198,7 +195,3 @@ def nearest_model(config: HVTConfig) -> tuple[str, dict[str, Any]]:
     if MODELS[name].replace(**arguments) != config:
         arguments["retention"] = config.retention  # or it would follow another image size
     return name, arguments
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

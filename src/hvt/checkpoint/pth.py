@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, UnsafeCheckpointError
-from .description import shown
+from .description import damaged
 
 State = dict[str, Tensor]
 
@@ -80,7 +80,4 @@ def _failure(path: Path, error: Exception) -> CheckpointError:
             f"{path} holds {found[1]}, which is not a tensor or a plain value, so it is not "
             "opened: save only its state_dict"
         )
-    return CheckpointError(
-        f"{path} is damaged or cut short and cannot be read ({shown(error)}): "
-        "fetch or copy it again"
-    )
+    return damaged(path, error)

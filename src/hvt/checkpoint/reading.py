@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from .description import (
     Description,
     check_names,
     check_preprocessing,
+    damaged,
     read_description,
     shown,
 )
@@ -43,8 +45,9 @@ class Checkpoint(Description):
 def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     """What a file or directory says; `hints` settle what another's file leaves open."""
     path = find_checkpoint(path)
-    beside = path.name in WEIGHTS and (path.parent / "config.json").is_file()
-    if path.is_dir() or beside:
+    # Not Path's methods, which raise for a name that is too long or a folder that is not ours.
+    beside = path.name in WEIGHTS and os.path.isfile(path.parent / "config.json")  # noqa: PTH113
+    if os.path.isdir(path) or beside:  # noqa: PTH112
         weights = path if beside else _weights(path)
         return _read_folder(weights.parent, weights, hints or {})
     return _read_file(path, {}, hints or {})
@@ -88,10 +91,7 @@ def _read_safetensors(path: Path, arguments: dict[str, Any], hints: dict[str, An
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # SafetensorError, and whatever torch makes of damaged shapes
-        raise CheckpointError(
-            f"{path} is damaged or cut short and cannot be read ({shown(error)}): "
-            "fetch or copy it again"
-        ) from error
+        raise damaged(path, error) from error
     checksum.check(path, metadata, checksum.tensor_parts(metadata, tensors))
     if "hvt" in metadata:
         return _described(path, metadata["hvt"], tensors)
