@@ -14,7 +14,8 @@ from ..errors import HVTError
 from ..evaluation import Score
 from ..evaluation import evaluate as evaluate_batches
 from ..model import HVT
-from .runtime import OnnxModel, is_onnx, open_model
+from ..resolve import resolve
+from .runtime import OnnxModel, open_model
 
 
 def evaluate(
@@ -42,13 +43,9 @@ def evaluate(
     processes, place = distributed.init_process_group(device)
     try:
         what = "the model" if isinstance(model, HVT | OnnxModel) else str(model)
-        if isinstance(model, HVT):
-            opened: HVT | OnnxModel = model.to(place)
-        elif isinstance(model, OnnxModel):
-            opened = model
-        else:
-            # "auto" is for ONNX Runtime to settle: it may know other devices than torch.
-            opened = open_model(model, device if is_onnx(model) else place)
+        # "auto" is for ONNX Runtime to settle: it may know other devices than torch.
+        on_onnx = isinstance(model, str | Path) and resolve(model).kind == "onnx"
+        opened = open_model(model, device if on_onnx else place)
         if not opened.num_classes:
             raise HVTError(f"{what} has no classifier, so there is nothing to measure")
         source = open_eval(

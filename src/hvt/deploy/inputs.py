@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
-import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -12,12 +10,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from ..data.folders import files_below
 from ..data.images import (
     UnreadableImageError,
+    finish,
     image_extensions,
     mode_of,
     read_image,
@@ -33,13 +32,13 @@ ImageInput = str | os.PathLike[str] | InMemory
 
 
 def is_one(images: object) -> bool:
-    """Whether this is one image rather than many; what is neither is refused."""
+    """Whether this is one image rather than many; raises an error for what is neither."""
     if isinstance(images, str | os.PathLike):
         path = _expanded(images)
         return os.path.isfile(path) or not (os.path.isdir(path) or glob.has_magic(path))  # noqa: PTH112, PTH113
     if _is_image(images):
         return True
-    # Of a set or a mapping the order of the answers would say nothing.
+    # The order of a set or a mapping says nothing.
     if isinstance(images, Iterable) and not isinstance(images, Mapping | Set):
         return False
     raise _no_image(images)
@@ -48,7 +47,7 @@ def is_one(images: object) -> bool:
 def each_image(images: Any) -> Iterator[ImageInput]:
     """The images one by one, folders and globs as the files they stand for.
 
-    A list is looked through before the first comes, so that a missing file costs no time.
+    A list is checked before the first is read, so that a missing file costs no time.
     """
     if is_one(images) or isinstance(images, str | os.PathLike):
         images = [images]
@@ -89,8 +88,7 @@ def source_of(image: object) -> str | None:
 def open_image(image: ImageInput, in_chans: int) -> Image.Image:
     """The image upright, as 8-bit RGB (3 channels) or grey (1 channel).
 
-    Damaged content is an `UnreadableImageError`; an array of another kind is the caller's mistake
-    and another `HVTError`.
+    Damaged content raises an `UnreadableImageError`, an array of another kind another `HVTError`.
     """
     mode_of(in_chans)
     if isinstance(image, np.ndarray):
@@ -98,42 +96,17 @@ def open_image(image: ImageInput, in_chans: int) -> Image.Image:
     if isinstance(image, Tensor):
         return to_channels(_from_tensor(image), in_chans)
     name = source_of(image) or "the image"
-    try:
-        if isinstance(image, Image.Image):
-            if 0 in image.size:
-                raise ValueError("it has no pixels")
-            image.load()
-            upright = image
-            with contextlib.suppress(Exception):  # damaged EXIF says nothing about the pixels
-                upright = ImageOps.exif_transpose(image)
-                upright.format = image.format  # which says how many bits a PGM has
-            return to_channels(upright, in_chans)
-        if isinstance(image, str | os.PathLike):
-            return read_image(Path(image), in_chans)
-        return read_image(_stream(image), in_chans, name=name)
-    except HVTError:
-        raise
-    except Exception as error:  # damaged content, a closed file: all sorts
-        raise UnreadableImageError.of(name, why(error)) from error
-
-
-def _stream(image: Any) -> BinaryIO:
-    """Bytes or a file object as a file that can be read from its start."""
-    if isinstance(image, bytes | bytearray | memoryview):
-        return io.BytesIO(image)
-    if isinstance(image, io.TextIOBase):
-        raise HVTError(f"{source_of(image) or 'the file'} is open as text: open it with 'rb'")
-    seekable = getattr(image, "seekable", None)
-    if callable(seekable) and seekable():
-        image.seek(0)  # as Pillow does: a file that was just written is at its end
-        return image
-    content = image.read()  # a pipe or an HTTP response
-    if not isinstance(content, bytes):
-        raise HVTError(
-            f"reading a {type(image).__name__} gives {type(content).__name__}: "
-            "an image's file must give bytes"
-        )
-    return io.BytesIO(content)
+    if isinstance(image, Image.Image):
+        try:
+            copy = image.copy()  # the caller's stays as it is
+            copy.format = image.format  # which says how many bits a PGM has
+            return finish(copy, in_chans)
+        except Exception as error:  # damaged content, a closed file: all sorts
+            raise UnreadableImageError.of(name, why(error)) from error
+    if isinstance(image, str | os.PathLike):
+        return read_image(Path(image), in_chans)
+    content = bytes(image) if isinstance(image, bytearray | memoryview) else image
+    return read_image(content, in_chans, name=name)
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
@@ -172,7 +145,7 @@ def _from_tensor(tensor: Tensor) -> Image.Image:
 
 
 def _check_shape(what: str, shape: tuple[int, ...], wanted: str, channels: int) -> None:
-    """Refuse a shape that is not one image's; `channels` is the place of C."""
+    """Raise an error for a shape that is not one image's; `channels` is the position of C."""
     message = f"{what} of shape {shape} is not an image: give {wanted}"
     if len(shape) == 4:
         raise HVTError(f"{message}, and a batch as list(batch)")
@@ -193,20 +166,19 @@ def find_images(patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         # os.path: a name that is too long, or holds a NUL, is not a file to it; Path would raise.
         path = _expanded(pattern)
+        shown = pattern if len(pattern) <= 300 else f"{pattern[:300]} …"
         if os.path.isdir(path):  # noqa: PTH112
             files = _below(Path(path))
             if not files:
                 raise HVTError(f"the folder {path} has no images in it")
-        elif os.path.isfile(path):  # noqa: PTH113
-            files = [Path(path)]
         elif os.path.exists(path):  # noqa: PTH110
-            raise HVTError(f"{path} is neither a file nor a folder, so it is not read")
+            files = [Path(path)]
         elif not glob.has_magic(path):
-            raise HVTError(f"there is no file {_short(pattern) or repr(pattern)}")
+            raise HVTError(f"there is no file {shown or repr(shown)}")
         else:
             files = _matching(Path(path))
             if not files:
-                raise HVTError(f"no image matches {_short(pattern)}")
+                raise HVTError(f"no image matches {shown}")
         paths += map(str, files)
     return paths
 
@@ -216,10 +188,6 @@ def _expanded(path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str):
         raise HVTError(f"the path {text!r} is bytes: give it as text, by os.fsdecode")
     return os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for an unknown user
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:300]} …"
 
 
 def _below(folder: Path) -> list[Path]:
@@ -233,9 +201,8 @@ def _hidden(path: Path) -> bool:
 
 def _matching(pattern: Path) -> list[Path]:
     """What a glob pattern stands for; of folders it is the images below them."""
-    # Path.glob, since glob.glob follows links in `**`: two links to the folder they are in would
-    # keep it busy for ever. But Path.glob takes no absolute patterns, and hidden files, which no
-    # shell does.
+    # Path.glob, as glob.glob follows links in `**` without end. But Path.glob takes no absolute
+    # patterns, and gives hidden files, which no shell does.
     parts = pattern.parts
     first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
     base, rest = Path(*parts[:first]), parts[first:]

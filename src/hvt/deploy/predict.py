@@ -74,14 +74,8 @@ class Predictor:
     ) -> None:
         self.top = _at_least_1("top", top)
         self.batch_size = _at_least_1("batch_size", batch_size)
-        self.model: HVT | OnnxModel
-        if isinstance(checkpoint, HVT):
-            self.model = checkpoint.to(find_device(device)).eval()
-        elif isinstance(checkpoint, OnnxModel):
-            self.model = checkpoint
-        else:
-            checkpoint = DEFAULT if checkpoint is None else checkpoint
-            self.model = open_model(checkpoint, device, threads)
+        checkpoint = DEFAULT if checkpoint is None else checkpoint
+        self.model = open_model(checkpoint, device, threads)
         # Where images are put; ONNX Runtime takes them from the CPU wherever it runs.
         self.device = find_device(device if isinstance(self.model, HVT) else "cpu")
         named = not isinstance(checkpoint, HVT | OnnxModel)

@@ -163,17 +163,25 @@ def _not_onnx(path: Path, error: Exception) -> CheckpointError:
 
 
 def open_model(
-    path: str | Path, device: str | torch.device = "auto", threads: int = 0
+    model: str | Path | HVT | OnnxModel,
+    device: str | torch.device = "auto",
+    threads: int = 0,
 ) -> HVT | OnnxModel:
-    """The model of a checkpoint or an ONNX file, in float32 and evaluation mode."""
-    source = resolve(path)
-    if source.kind == "onnx":
-        return OnnxModel(source.name, device, threads)
-    if source.kind != "checkpoint":
-        raise HVTError(f"{path} is a model without weights: name a checkpoint, or train it first")
-    model = build(source)
-    assert isinstance(model, HVT)
-    return model.to(find_device(device))
+    """A model on a device; of a path, its checkpoint in float32 or its ONNX file."""
+    if isinstance(model, OnnxModel):
+        return model
+    if not isinstance(model, HVT):
+        source = resolve(model)
+        if source.kind == "onnx":
+            return OnnxModel(source.name, device, threads)
+        if source.kind != "checkpoint":
+            raise HVTError(
+                f"{model} is a model without weights: name a checkpoint, or train it first"
+            )
+        opened = build(source)
+        assert isinstance(opened, HVT)
+        model = opened
+    return model.to(find_device(device)).eval()
 
 
 def check_classifier(model: HVT | OnnxModel, what: str | Path) -> None:
