@@ -15,7 +15,7 @@ from .flags import add_fields, given_fields
 from .weights import add_pretrained, check_pretrained, open_weights
 
 NEEDED = (
-    "fastapi", "uvicorn", "httptools", "python_multipart", "prometheus_client", "onnx", "onnxscript"
+    "fastapi", "uvicorn", "h11", "python_multipart", "prometheus_client", "onnx", "onnxscript"
 )  # fmt: skip
 
 

@@ -8,59 +8,37 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from .engine import Row
-
-Answer = Callable[[Sequence[np.ndarray], int], list[Row]]
-Prediction = Callable[[int], None]
-
-
-class Watchdog:
-    """Knows since when each of some threads has been busy with one thing."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._since: dict[int, float] = {}
-
-    def stuck(self, seconds: float) -> bool:
-        """Whether all of them have been for longer than this."""
-        before = time.monotonic() - seconds
-        since = list(self._since.values())
-        return len(since) == self._threads and all(start < before for start in since)
-
-    def __enter__(self) -> None:
-        self._since[threading.get_ident()] = time.monotonic()
-
-    def __exit__(self, *failure: object) -> None:
-        del self._since[threading.get_ident()]
+from .engine import Scores
 
 
 class Batcher:
-    """Runs prepared images through a model in batches, in `runs` threads side by side.
+    """Runs prepared images through a model in batches, in several threads side by side.
 
-    A batch starts when it is full, or when its first image has waited `max_wait` seconds, and a
-    thread is free. The threads help themselves, so that none is idle while the event loop is busy.
+    `predict` takes a batch of images and how many classes to return for each. A batch starts when
+    it is full, or when its first image has waited `max_wait` seconds, and a thread is free. The
+    threads help themselves, so that none is idle while the event loop is busy.
     """
 
     def __init__(
         self,
-        answer: Answer,
-        max_batch: int,
+        predict: Callable[[Sequence[np.ndarray], int], list[Scores]],
+        max_batch_size: int,
         max_wait: float,
-        runs: int = 1,
-        seen: Prediction = lambda size: None,
+        threads: int = 1,
+        observe: Callable[[int], None] = lambda size: None,
     ) -> None:
-        self._answer, self._seen = answer, seen
-        self._max_batch, self._max_wait = max_batch, max_wait
+        self._predict, self._observe = predict, observe
+        self._max_batch_size, self._max_wait = max_batch_size, max_wait
         self._queue: deque[_Item] = deque()
-        self._more = threading.Condition()
+        self._changed = threading.Condition()
         self._closed = False
-        self.watchdog = Watchdog(runs)
         self._threads = [
-            threading.Thread(target=self._work, name=f"hvt-run-{number}", daemon=True)
-            for number in range(runs)
+            threading.Thread(target=self._run, name=f"hvt-batch-{number}", daemon=True)
+            for number in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -69,76 +47,73 @@ class Batcher:
         """Images in the queue, not yet in a batch."""
         return len(self._queue)
 
-    def submit(self, image: np.ndarray, top: int) -> asyncio.Future[Row]:
-        """The answer to come, for the event loop's thread; who no longer wants it cancels it."""
+    def submit(self, image: np.ndarray, top: int) -> asyncio.Future[Scores]:
+        """The scores to come, for the event loop's thread; cancel it to leave the queue."""
         future = asyncio.get_running_loop().create_future()
-        with self._more:
+        with self._changed:
             self._queue.append(_Item(image, top, future, time.monotonic() + self._max_wait))
-            if len(self._queue) in (1, self._max_batch):
-                self._more.notify()
+            if len(self._queue) in (1, self._max_batch_size):
+                self._changed.notify()
         return future
 
-    def close(self, patience: float = 1.0) -> None:
-        """Give the threads back, once they have run what waits; one that is stuck is left."""
-        with self._more:
+    def close(self, timeout: float = 1.0) -> None:
+        """End the threads once they have run what waits; one that hangs is left behind."""
+        with self._changed:
             self._closed = True
-            self._more.notify_all()
-        end = time.monotonic() + patience
+            self._changed.notify_all()
+        end = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         """What each thread does."""
-        while batch := self._take():
-            self._seen(len(batch))
-            rows: list[Row] = []
+        while batch := self._next_batch():
+            self._observe(len(batch))
+            scores: list[Scores] = []
             error: Exception | None = None
             try:
-                with self.watchdog:
-                    rows = self._answer([one.image for one in batch], max(o.top for o in batch))
+                scores = self._predict([one.image for one in batch], max(one.top for one in batch))
             except Exception as failed:
                 error = failed
             with contextlib.suppress(RuntimeError):  # the loop has ended, and all who asked with it
-                batch[0].future.get_loop().call_soon_threadsafe(_resolve, batch, rows, error)
+                batch[0].future.get_loop().call_soon_threadsafe(_resolve, batch, scores, error)
 
-    def _take(self) -> list[_Item]:
-        """Wait for the next batch; there is none once all is closed."""
-        with self._more:
+    def _next_batch(self) -> list[_Item]:
+        """Wait for the next batch; an empty one once all is closed."""
+        with self._changed:
             while self._queue or not self._closed:
                 if not self._queue:
-                    self._more.wait()
+                    self._changed.wait()
                     continue
                 left = self._queue[0].due - time.monotonic()
-                if len(self._queue) < self._max_batch and left > 0 and not self._closed:
-                    self._more.wait(left)
+                if len(self._queue) < self._max_batch_size and left > 0 and not self._closed:
+                    self._changed.wait(left)
                     continue
                 batch: list[_Item] = []
-                while self._queue and len(batch) < self._max_batch:
+                while self._queue and len(batch) < self._max_batch_size:
                     item = self._queue.popleft()
                     if not item.future.done():
                         batch.append(item)
                 if self._queue:  # for another thread
-                    self._more.notify()
+                    self._changed.notify()
                 if batch:
                     return batch
         return []
 
 
-class _Item:
-    __slots__ = ("due", "future", "image", "top")
-
-    def __init__(
-        self, image: np.ndarray, top: int, future: asyncio.Future[Row], due: float
-    ) -> None:
-        self.image, self.top, self.future, self.due = image, top, future, due
+class _Item(NamedTuple):
+    image: np.ndarray
+    top: int
+    future: asyncio.Future[Scores]
+    due: float
 
 
-def _resolve(batch: Sequence[_Item], rows: Sequence[Row], error: Exception | None) -> None:
+def _resolve(batch: Sequence[_Item], scores: Sequence[Scores], error: Exception | None) -> None:
     for place, item in enumerate(batch):
         if item.future.done():
             continue
         if error is not None:
             item.future.set_exception(error)
         else:
-            values, classes = rows[place]
+            values, classes = scores[place]
             item.future.set_result((values[: item.top], classes[: item.top]))

@@ -1,190 +1,161 @@
-"""The images of a request's body: raw or multipart, in memory only, never above the limit."""
+"""`admitted`: the images of a request, raw or multipart, within the limits of a worker."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NamedTuple, TypeVar
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import NamedTuple
 
 import anyio
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import ClientDisconnect, Request
+from fastapi import HTTPException, Request
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
-from .admission import Admission
-from .refusals import SlowBody, TooLarge, TooSlow, UnprocessableImage, WrongType
 from .settings import Settings
 
 FIELD = "images"
-SMALL = 65_536  # bytes up to which a thread would cost more than it saves
 # What a client sends that does not know the type: the last is what `curl --data-binary` says.
-UNTYPED = (b"", b"application/octet-stream", b"application/x-www-form-urlencoded")
-Result = TypeVar("Result")
+UNTYPED = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 
 
 class Upload(NamedTuple):
-    """One image as it was sent, by its file's name where it has one."""
+    """One image as it was sent."""
 
     name: str | None
+    """Its file's name, where it has one."""
     content: bytes
+    label: str
+    """What errors call it."""
 
 
-Predict = Callable[[list[Upload]], Awaitable[Result]]
+class Admission:
+    """Counts the images and bytes that a worker has accepted and not answered, within limits."""
 
+    def __init__(self, settings: Settings, show: Callable[[int], None] = lambda images: None):
+        self._limits, self._show = (settings.max_queue, settings.max_buffered), show
+        self.images = self.buffered = 0
 
-async def answer_images(request: Request, predict: Predict[Result]) -> tuple[list[Upload], Result]:
-    """The images of a request and what `predict` makes of them, within the service's limits."""
-    state = request.app.state
-    seconds = state.settings.timeout
-    with Admission(state.admission_control) as admission:
-        try:
-            async with _within(seconds):
-                uploads = await receive_images(request, state.settings, admission)
-                return uploads, await predict(uploads)
-        except TimeoutError as error:
-            if admission.complete:
-                raise TooSlow(f"there was no answer within {seconds:g} seconds") from error
-            raise SlowBody(f"the body did not arrive within {seconds:g} seconds") from error
-        finally:
-            if not admission.complete:  # what is still to come must not be taken for a request
-                request.state.unread = True
+    def check(self, images: int = 0, buffered: int = 0) -> None:
+        """Raise a 503 for what would be above a limit."""
+        now = (self.images + images, self.buffered + buffered)
+        for value, limit, what in zip(now, self._limits, ("images", "bytes"), strict=True):
+            if value > limit:
+                detail = f"more than {limit} {what} would be waiting: try again"
+                raise HTTPException(503, detail, {"Retry-After": "1"})
 
+    def acquire(self, images: int = 0, buffered: int = 0) -> None:
+        self.check(images, buffered)
+        self.images += images
+        self.buffered += buffered
+        if images:
+            self._show(self.images)
 
-async def receive_images(
-    request: Request, settings: Settings, admission: Admission
-) -> list[Upload]:
-    """The images of a request; what exceeds a limit is refused as soon as that is known.
-
-    Their places in the queue are taken once all of the body is here.
-    """
-    admission.check(images=1)
-    # Each header once, as HTTP wants these; Starlette's own look-up takes longer.
-    headers = dict(request.scope["headers"])
-    kind, options = parse_options_header(headers.get(b"content-type"))
-    multipart = kind == b"multipart/form-data"
-    if not multipart and not (kind in UNTYPED or kind.startswith(b"image/")):
-        raise WrongType(
-            "the body's type is not understood: send an image as image/* or "
-            f"application/octet-stream, or several as multipart/form-data in the field {FIELD!r}"
-        )
-    body = await read_body(request, headers.get(b"content-length", b""), settings, admission)
-    admission.acquire(images=1)
-    if not multipart:
-        return [Upload(None, body)]
-    boundary = options.get(b"boundary", b"")
-    if not 1 <= len(boundary) <= 70:
-        raise UnprocessableImage(
-            "the multipart body's type does not name a boundary of 1 to 70 characters"
-        )
-    if len(body) <= SMALL:
-        uploads = _parts(body, boundary, settings.max_images)
-    else:
-        parse = functools.partial(_parts, body, boundary, settings.max_images)
-        uploads = await asyncio.get_running_loop().run_in_executor(None, parse)
-    admission.acquire(images=len(uploads) - 1)
-    return uploads
-
-
-async def read_body(
-    request: Request, declared: bytes, settings: Settings, admission: Admission
-) -> bytes:
-    """The whole body, cut off where it passes the limit, with or without a Content-Length."""
-    most = settings.max_body
-    if declared.isdigit() and (len(declared) > 18 or int(declared) > most):
-        raise TooLarge(f"the body has {declared.decode()} bytes, more than the {most} allowed")
-    chunks, size = admission.chunks, 0
-    try:
-        while True:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > most:
-                raise TooLarge(f"the body has more than the {most} bytes allowed")
-            admission.acquire(size=len(chunk))
-            chunks.append(chunk)
-            if not message.get("more_body"):
-                break
-            if len(chunks) == 1:
-                admission.wait_for_more()
-    except asyncio.CancelledError:
-        if not admission.evicted:
-            raise
-        _uncancel()
-        raise SlowBody("the body came slowly, and others needed the room: try again") from None
-    admission.arrived()
-    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    chunks.clear()
-    return body
-
-
-def _uncancel() -> None:
-    """Go on after a cancellation, which Python 3.10 does not count."""
-    task = asyncio.current_task()
-    if task is not None and hasattr(task, "uncancel"):
-        task.uncancel()
+    def release(self, images: int, buffered: int) -> None:
+        self.images -= images
+        self.buffered -= buffered
+        if images:
+            self._show(self.images)
 
 
 @contextlib.asynccontextmanager
-async def _anyio_within(seconds: float) -> AsyncIterator[None]:
-    with anyio.fail_after(seconds):
-        yield
+async def admitted(request: Request) -> AsyncIterator[list[Upload]]:
+    """The images of a request, admitted until the context ends; all within `--timeout`.
 
-
-# asyncio's own is quicker, and came with Python 3.11.
-_within = getattr(asyncio, "timeout", _anyio_within)
-
-
-def _parts(body: bytes, boundary: bytes, most: int) -> list[Upload]:
-    """The files of a multipart body; python-multipart finds the borders, nothing touches a disk."""
-    uploads: list[Upload] = []
-    headers: dict[bytes, bytes] = {}
-    name, value = bytearray(), bytearray()
-    pieces: list[bytes] = []
-    closed: list[bool] = []
-
-    def begin() -> None:
-        if len(uploads) == most:
-            raise TooLarge(f"the request has more than the {most} images allowed")
-        headers.clear()
-        pieces.clear()
-
-    def header_end() -> None:
-        headers[bytes(name).lower()] = bytes(value)
-        name.clear()
-        value.clear()
-
-    def end() -> None:
-        disposition, options = parse_options_header(headers.get(b"content-disposition"))
-        field = options.get(b"name", b"").decode(errors="replace")
-        if disposition != b"form-data" or field != FIELD:
-            raise UnprocessableImage(f"unknown field {field!r}: images come in the field {FIELD!r}")
-        file = options.get(b"filename")
-        content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        uploads.append(Upload(None if file is None else file.decode(errors="replace"), content))
-
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": begin,
-            "on_header_field": lambda data, start, stop: name.extend(data[start:stop]),
-            "on_header_value": lambda data, start, stop: value.extend(data[start:stop]),
-            "on_header_end": header_end,
-            "on_part_data": lambda data, start, stop: pieces.append(data[start:stop]),
-            "on_part_end": end,
-            "on_end": lambda: closed.append(True),
-        },
-    )
+    They join the queue once all of the body has arrived, so that no upload that is half here keeps
+    others out. Raises an `HTTPException` for what is above a limit, too slow or not understood.
+    """
+    settings: Settings = request.app.state.settings
+    body = _Body(request)
+    images = 0
     try:
-        parser.write(body)
-        parser.finalize()
-    except FormParserError as error:
-        raise UnprocessableImage(f"the multipart body is damaged: {error}") from error
-    if not closed:
-        raise UnprocessableImage("the multipart body is cut short: its last boundary is missing")
-    if not uploads:
-        raise UnprocessableImage(f"the request has no image: send some in the field {FIELD!r}")
+        with anyio.fail_after(settings.timeout):
+            body.admission.check(images=1)  # before it is read
+            uploads = await _uploads(request, body)
+            body.admission.acquire(images=len(uploads))
+            images = len(uploads)
+            yield uploads
+    except TimeoutError as error:
+        seconds = f"within {settings.timeout:g} seconds"
+        if body.complete:
+            raise HTTPException(504, f"there was no answer {seconds}") from error
+        # Whatever still comes would be taken for the next request.
+        close = {"Connection": "close"}
+        raise HTTPException(408, f"the body did not arrive {seconds}", close) from error
+    finally:
+        body.admission.release(images, body.size)
+
+
+class _Body:
+    """The body of a request as it arrives, counted and cut off at the limits."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._limit: int = request.app.state.settings.max_body
+        self.admission: Admission = request.app.state.admission
+        self.size, self.complete = 0, False
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        declared = self._request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared[:18]) > self._limit:
+            raise HTTPException(
+                413, f"the body has {declared} bytes, more than the {self._limit} allowed"
+            )
+        async for chunk in self._request.stream():
+            if self.size + len(chunk) > self._limit:
+                raise HTTPException(413, f"the body has more than the {self._limit} bytes allowed")
+            self.admission.acquire(buffered=len(chunk))
+            self.size += len(chunk)
+            yield chunk
+        self.complete = True
+
+
+async def _uploads(request: Request, body: _Body) -> list[Upload]:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        files = await _files(request, body)
+    elif kind in UNTYPED or kind.startswith("image/"):
+        files = [(None, b"".join([chunk async for chunk in body.chunks()]))]
+    else:
+        raise HTTPException(
+            415,
+            "the body's type is not understood: send an image as image/* or "
+            f"application/octet-stream, or several as multipart/form-data in the field {FIELD!r}",
+        )
+    uploads = []
+    for number, (name, content) in enumerate(files, 1):
+        label = f"the image {name!r}" if name else "the image"
+        if not name and len(files) > 1:
+            label = f"image {number} of {len(files)}"
+        if not content:
+            raise HTTPException(422, f"{label} is empty")
+        uploads.append(Upload(name, content, label))
     return uploads
+
+
+class _Form(MultiPartParser):
+    """Starlette's parser without a file on disk; `ended` once the last boundary has come."""
+
+    spool_max_size = sys.maxsize
+    ended = False
+
+    def on_end(self) -> None:
+        self.ended = True
+
+
+async def _files(request: Request, body: _Body) -> list[tuple[str | None, bytes]]:
+    most = request.app.state.settings.max_images
+    parser = _Form(request.headers, body.chunks(), max_files=most)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        if error.message.startswith("Too many files"):
+            detail = f"the request has more than the {most} images allowed"
+            raise HTTPException(413, detail) from error
+        raise HTTPException(422, f"the multipart body is damaged: {error.message}") from error
+    if not parser.ended:
+        raise HTTPException(422, "the multipart body is cut short: its last boundary is missing")
+    files = [part for part in form.getlist(FIELD) if isinstance(part, UploadFile)]
+    if not files:
+        raise HTTPException(422, f"the request has no image: send files in the field {FIELD!r}")
+    return [(file.filename, await file.read()) for file in files]

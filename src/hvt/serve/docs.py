@@ -5,17 +5,17 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-
-from .page import HEADERS
-
-router = APIRouter()
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
 
 
-# FastAPI's own pages load scripts and styles from elsewhere, which a service behind a wall cannot.
-@router.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
-async def docs(request: Request) -> Response:
-    return Response(render(request.app.openapi()), headers=HEADERS, media_type="text/html")
+def add_routes(app: FastAPI) -> None:
+    """Add `/docs`; FastAPI's own pages load scripts from elsewhere, which a firewall may forbid."""
+
+    @app.head("/docs", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(render(app.openapi()))
 
 
 def render(description: dict[str, Any]) -> str:

@@ -1,9 +1,11 @@
-"""The model behind a service: bytes to images, images to inputs, inputs to answers."""
+"""The model behind a service: images to pixels, pixels to inputs, inputs to class scores."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,17 @@ from ..deploy.runtime import OnnxModel, check_classifier, is_onnx
 from ..errors import HVTError
 from ..model import HVT
 from ..zoo import DEFAULT, find_checkpoint
-from .bounds import Bounds
-from .images import finish_safely, known_formats, open_safely, read_safely
+from .decoding import Limits
 from .settings import Settings
 
-Row = tuple[list[float], list[int]]
-"""The probabilities of an image's likeliest classes, best first, and the classes."""
+Scores = tuple[list[float], list[int]]
+"""The probabilities of an image's top classes, best first, and the classes."""
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
-    """A checkpoint or an exported file that answers in ONNX Runtime, from any thread.
+    """A checkpoint or an exported file that runs in ONNX Runtime, from any thread.
 
     A checkpoint is exported first, unless `exported` is its export already. `model` is then the
     PyTorch model too, for those who want to look inside; for an exported file it is None.
@@ -50,57 +53,46 @@ class Engine:
         self.settings = settings = settings or Settings()
         path = find_checkpoint(DEFAULT if source is None else source)
         self.name = valid_text(path.name or path.resolve().name)
-        self.model = None
-        if is_onnx(path):
+        _log.info("loading %s", self.name)
+        self.model = None if is_onnx(path) else _load(path)
+        with contextlib.ExitStack() as stack:
+            if self.model is not None:
+                path = Path(exported or stack.enter_context(_export(self.model)))
             self.session = OnnxModel(path, settings.device, settings.threads)
-        else:
-            self.model = load(path).float().eval()
-            check_classifier(self.model, path)
-            self.session = _session(self.model, settings, exported)
         self.config = self.session.config
         names = self.session.class_names
         numbers = map(str, range(self.session.num_classes))
         self.class_names = tuple(map(valid_text, names or numbers))
-        mode_of(self.config.in_chans)  # refuses what no image has
-        self._place, self._table, self._as_is = _steps(eval_transform(self.session))
-        side = resized_side(self.session)
-        self.bounds = Bounds(settings.max_pixels, settings.decode_timeout, side, known_formats())
-        # The first time sets up what later ones find ready, such as the arenas of a run. A model
-        # that has no finite answer even for black is refused here.
+        mode_of(self.config.in_chans)  # raises an error for what no image has
+        self._crop, self._table, self._as_is = _steps(eval_transform(self.session))
+        self.limits = Limits(
+            self.config.in_chans,
+            settings.max_pixels,
+            resized_side(self.session),
+            settings.decode_timeout,
+        )
+        # The first run sets up what later ones find ready, such as memory arenas. A model whose
+        # outputs are not finite even for black raises an error here.
+        _log.info("warming up")
         self.session(self.inputs([np.zeros((*self.config.image, self.config.in_chans), np.uint8)]))
-
-    def open(self, content: bytes, what: str = "the image") -> Image.Image | None:
-        """The image of some bytes, not decoded yet, or a `RequestError`, which calls it `what`.
-
-        None if `read` would have it decoded elsewhere.
-        """
-        return open_safely(content, self.bounds, what)
-
-    def finish(self, image: Image.Image, what: str = "the image") -> Image.Image:
-        """An opened image, upright and in the model's channels, or a `RequestError`."""
-        return finish_safely(image, self.config.in_chans, what)
-
-    def read(self, content: bytes, what: str = "the image") -> Image.Image:
-        """The image of some bytes, upright and in the model's channels, or a `RequestError`."""
-        return read_safely(content, self.config.in_chans, self.bounds, what)
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """The part of an image that the model sees, in its size: uint8 `(H, W, C)`."""
-        pixels = np.asarray(image if image.size == self._as_is else self._place(image))
+        pixels = np.asarray(image if image.size == self._as_is else self._crop(image))
         return pixels.reshape(*pixels.shape[:2], -1)  # grey ones have no last axis
 
     def inputs(self, pixels: Sequence[np.ndarray]) -> Tensor:
         """A batch for the model, `(B, C, H, W)`, bit for bit as in `hvt predict`."""
-        planes = np.stack(pixels).transpose(3, 0, 1, 2)
+        planes = np.stack(pixels).transpose(3, 0, 1, 2)  # (B, H, W, C) → (C, B, H, W)
         batch = np.empty((planes.shape[1], len(planes), *planes.shape[2:]), np.float32)
         for channel, (plane, row) in enumerate(zip(planes, self._table, strict=True)):
             batch[:, channel] = row.take(plane)
         return torch.from_numpy(batch)
 
-    def answer(self, pixels: Sequence[np.ndarray], top: int) -> list[Row]:
-        """The likeliest classes of some images' pixels, computed as one batch.
+    def predict(self, pixels: Sequence[np.ndarray], top: int) -> list[Scores]:
+        """The top classes of some images' pixels, computed as one batch.
 
-        The probabilities of an image for which the model computes no finite number are NaN.
+        The probabilities of an image whose logits are not finite are NaN.
         """
         logits = self.session.logits(self.inputs(pixels)).numpy()
         # In numpy: torch would wake threads for this, which then spin for a while.
@@ -119,43 +111,38 @@ def valid_text(text: str) -> str:
 def export_to(folder: str | Path, source: str | Path | None) -> Path | None:
     """The export of a checkpoint for many processes to share; None if it is exported already."""
     path = find_checkpoint(DEFAULT if source is None else source)
-    if is_onnx(path):
-        return None
+    return None if is_onnx(path) else _write(_load(path), Path(folder))
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that vanishes with the service; a full disk is one clear error."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="hvt-serve-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise HVTError(
+            f"cannot write to {tempfile.gettempdir()}: {error.strerror or error}; set TMPDIR to a "
+            "folder with room for the exported model, or serve a file that hvt export has written"
+        ) from error
+
+
+def _load(path: Path) -> HVT:
     model = load(path).float().eval()
     check_classifier(model, path)
-    return _write(model, Path(folder))
+    return model
 
 
-def _session(model: HVT, settings: Settings, exported: str | Path | None) -> OnnxModel:
-    if exported is not None:
-        return OnnxModel(exported, settings.device, settings.threads)
+@contextlib.contextmanager
+def _export(model: HVT) -> Iterator[Path]:
     with temporary_folder() as folder:
-        return OnnxModel(_write(model, Path(folder)), settings.device, settings.threads)
-
-
-def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that vanishes with the service."""
-    try:
-        return tempfile.TemporaryDirectory(prefix="hvt-serve-")
-    except OSError as error:
-        raise HVTError(_no_room(error, "a temporary folder")) from error
+        yield _write(model, folder)
 
 
 def _write(model: HVT, folder: Path) -> Path:
-    path = folder / "model.onnx"
-    try:
-        write(model.requires_grad_(False), path, "onnx")
-    except OSError as error:
-        raise HVTError(_no_room(error, str(path))) from error
-    return path
-
-
-def _no_room(error: OSError, what: str) -> str:
-    reason = error.strerror or error
-    return (
-        f"cannot write {what}: {reason}; name a folder with room for the exported model in TMPDIR, "
-        "or serve a file that hvt export has written"
-    )
+    _log.info("exporting to ONNX")
+    write(model.requires_grad_(False), folder / "model.onnx", "onnx")
+    return folder / "model.onnx"
 
 
 def _steps(transform: Any) -> tuple[Any, np.ndarray, tuple[int, int] | None]:
@@ -163,19 +150,19 @@ def _steps(transform: Any) -> tuple[Any, np.ndarray, tuple[int, int] | None]:
 
     Conversion and normalisation look at one value at a time, so that 256 inputs for each channel
     say everything of them: float32 `(C, 256)`. The last is the size of images that the first
-    part leaves as they are, if there is one.
+    part leaves unchanged, if there is one.
     """
-    *first, convert, normalise = transform.transforms
+    _, *resize_and_crop, convert, normalise = transform.transforms  # decoding refuses long strips
     channels = len(normalise.mean)
     ramp = np.arange(256, dtype=np.uint8)[None, :, None].repeat(channels, axis=2)
     table = normalise(convert(Image.fromarray(ramp.squeeze(2) if channels == 1 else ramp)))
 
-    def place(image: Image.Image) -> Image.Image:
-        for step in first:
+    def crop(image: Image.Image) -> Image.Image:
+        for step in resize_and_crop:
             image = step(image)
         return image
 
-    size = place(Image.new("L", (64, 64))).size
+    size = crop(Image.new("L", (64, 64))).size
     probe = Image.effect_noise(size, 100)
-    untouched = np.array_equal(np.asarray(place(probe)), np.asarray(probe))
-    return place, table[:, 0].numpy().copy(), size if untouched else None
+    untouched = np.array_equal(np.asarray(crop(probe)), np.asarray(probe))
+    return crop, table[:, 0].numpy().copy(), size if untouched else None

@@ -1,98 +1,101 @@
-"""Inference for a request: its images are decoded, then batched with those of others."""
+"""From an upload to class scores: decoded beside the event loop, then batched with others."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from fastapi import HTTPException
 from PIL import Image
 
-from .batcher import Batcher, Watchdog
+from ..data.images import why
+from .batcher import Batcher
 from .body import Upload
-from .decoder import Heavy
-from .engine import Engine, Row
+from .decoding import (
+    decode_heavy,
+    decode_light,
+    error_kind,
+    finish_light,
+    known_formats,
+    open_light,
+)
+from .engine import Engine, Scores
 
-SMALL_FILE, SMALL_IMAGE = 16_384, 16_384
+TINY_FILE, TINY_IMAGE = 16_384, 16_384
 """Bytes and pixels up to which a thread would cost more than it saves."""
 LONGEST = 8
-"""Times its shorter side, of a small image: resizing makes a strip as much larger."""
+"""Times its shorter side, of a tiny image: resizing makes a strip as much larger."""
 
 
-class InferencePipeline:
-    """Decodes images in threads beside the event loop, and queues them for the model."""
+class Inference:
+    """Decodes images in threads and submits them to the batcher."""
 
     def __init__(self, engine: Engine, batcher: Batcher, threads: int) -> None:
         self.engine, self.batcher = engine, batcher
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-read")
+        self._light_pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-decode")
         # Threads that wait for a process, so that no light image waits behind a heavy one.
-        self._heavy_pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-wait")
-        self._watchdogs = (Watchdog(threads), Watchdog(threads), batcher.watchdog)
+        self._heavy_pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-decode-heavy")
 
-    async def predict(self, uploads: Sequence[Upload], top: int) -> list[Row]:
-        """The answers to a request's images, in order; one that is refused refuses them all."""
-        answers: list[asyncio.Future[Row]] = []
+    async def predict(self, uploads: Sequence[Upload], top: int) -> list[Scores]:
+        """The top classes of each image, in order; one that cannot be read fails them all."""
+        if len(uploads) == 1:
+            return [await self._predict(uploads[0], top)]
+        tasks = [asyncio.ensure_future(self._predict(upload, top)) for upload in uploads]
         try:
-            for place, upload in enumerate(uploads):
-                answers.append(self._submit(upload.content, _what(place, uploads), top))
-            if len(answers) == 1:
-                return [await answers[0]]
-            return await asyncio.gather(*answers)
-        finally:  # where one is refused, or time is over, nobody wants the others
-            for answer in answers:
-                answer.cancel()
+            return await asyncio.gather(*tasks)
+        finally:  # where one fails, or time is over, nobody wants the others
+            for task in tasks:
+                task.cancel()
 
-    def stuck(self) -> bool:
-        """Whether nobody gets an answer: all threads have been at one thing for too long."""
-        seconds = self.engine.settings.timeout
-        return any(watchdog.stuck(seconds) for watchdog in self._watchdogs)
+    async def _predict(self, upload: Upload, top: int) -> Scores:
+        try:
+            pixels = await self._decode(upload.content)
+        except Exception as error:  # damaged files raise all sorts
+            raise decode_error(error, upload.label) from error
+        return await self.batcher.submit(pixels, top)
+
+    async def _decode(self, content: bytes) -> np.ndarray:
+        engine, limits = self.engine, self.engine.limits
+        if len(content) <= TINY_FILE:
+            opened = open_light(content, limits)
+            if opened is not None and _is_tiny(opened):
+                image = finish_light(opened, limits)
+                if image is not None:
+                    return engine.pixels(image)
+        loop = asyncio.get_running_loop()
+        pixels = await loop.run_in_executor(self._light_pool, self._decode_light, content)
+        if pixels is None:
+            pixels = await loop.run_in_executor(self._heavy_pool, self._decode_heavy, content)
+        return pixels
+
+    def _decode_light(self, content: bytes) -> np.ndarray | None:
+        image = decode_light(content, self.engine.limits)
+        return None if image is None else self.engine.pixels(image)
+
+    def _decode_heavy(self, content: bytes) -> np.ndarray:
+        return self.engine.pixels(decode_heavy(content, self.engine.limits))
 
     def close(self) -> None:
-        """Give the threads back; a decoder that is busy goes on, and nobody waits for it."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the threads; a decoder that is busy is left behind, and nobody waits for it."""
+        self._light_pool.shutdown(wait=False, cancel_futures=True)
         self._heavy_pool.shutdown(wait=False, cancel_futures=True)
         self.batcher.close()
 
-    def _submit(self, content: bytes, what: str, top: int) -> asyncio.Future[Row]:
-        if len(content) <= SMALL_FILE:
-            image = self.engine.open(content, what)
-            if image is not None and _is_small(image):
-                with contextlib.suppress(Heavy):
-                    return self.batcher.submit(self._prepare(image, what), top)
-        return asyncio.ensure_future(self._submit_in_thread(content, what, top))
 
-    async def _submit_in_thread(self, content: bytes, what: str, top: int) -> Row:
-        """The same for a larger image, in a thread that leaves the event loop alone."""
-        loop = asyncio.get_running_loop()
-        image = await loop.run_in_executor(self._pool, self._read_light, content, what)
-        if image is None:
-            image = await loop.run_in_executor(self._heavy_pool, self._read, content, what)
-        return await self.batcher.submit(image, top)
-
-    def _read_light(self, content: bytes, what: str) -> np.ndarray | None:
-        with self._watchdogs[0], contextlib.suppress(Heavy):
-            image = self.engine.open(content, what)
-            return None if image is None else self._prepare(image, what)
-        return None
-
-    def _read(self, content: bytes, what: str) -> np.ndarray:
-        with self._watchdogs[1]:
-            return self.engine.pixels(self.engine.read(content, what))
-
-    def _prepare(self, image: Image.Image, what: str) -> np.ndarray:
-        return self.engine.pixels(self.engine.finish(image, what))
+def decode_error(error: Exception, label: str) -> HTTPException:
+    """What a client is told about an image that cannot be decoded."""
+    kind = error_kind(error)
+    if kind == "format":
+        formats = ", ".join(known_formats())
+        return HTTPException(415, f"{label} is not in a known format: use {formats}")
+    if kind == "too large":
+        return HTTPException(413, f"{label} is too large: {why(error)}")
+    return HTTPException(422, f"{label} is damaged: {why(error)}")
 
 
-def _what(place: int, uploads: Sequence[Upload]) -> str:
-    """What a refusal calls an image."""
-    if uploads[place].name:
-        return f"the image {uploads[place].name!r}"
-    return "the image" if len(uploads) == 1 else f"image {place + 1} of {len(uploads)}"
-
-
-def _is_small(image: Image.Image) -> bool:
-    """Whether it is prepared so soon that the event loop can wait for it."""
-    sides = sorted(image.size)
-    return sides[0] * sides[1] <= SMALL_IMAGE and sides[1] <= LONGEST * sides[0]
+def _is_tiny(image: Image.Image) -> bool:
+    """Whether it is decoded so soon that the event loop can wait for it."""
+    short, long = sorted(image.size)
+    return short * long <= TINY_IMAGE and long <= LONGEST * short

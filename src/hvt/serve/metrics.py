@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder where workers put their counts; set before the import."""
@@ -18,8 +19,7 @@ class Metrics:
 
     def __init__(self) -> None:
         # Those of several processes are gathered from their files, not from a registry.
-        self._registry = None if SHARED in os.environ else CollectorRegistry()
-        to = self._registry
+        self._registry = to = None if SHARED in os.environ else CollectorRegistry()
         self.requests = Counter(
             "hvt_requests", "Requests that were answered", ["path", "status"], registry=to
         )
@@ -28,7 +28,7 @@ class Metrics:
         )
         self.images = Counter("hvt_images", "Images that were classified", registry=to)
         self.batches = Histogram(
-            "hvt_batch_images", "Images that shared a batch", buckets=SIZES, registry=to
+            "hvt_batch_size", "Images that shared a batch", buckets=SIZES, registry=to
         )
         self.queue = Gauge(
             "hvt_queue_images",
@@ -36,21 +36,23 @@ class Metrics:
             multiprocess_mode="livesum",
             registry=to,
         )
-        self._children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-
-    def count(self, path: str, status: int, seconds: float) -> None:
-        """One request that was answered."""
-        children = self._children.get((path, status))
-        if children is None:
-            children = self.requests.labels(path, str(status)), self.seconds.labels(path)
-            self._children[path, status] = children
-        children[0].inc()
-        children[1].observe(seconds)
 
     def text(self) -> bytes:
         """All counts in Prometheus' text format."""
-        registry = self._registry
-        if registry is None:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)
+        if self._registry is not None:
+            return generate_latest(self._registry)
+        for path in Path(os.environ[SHARED]).glob("gauge_live*.db"):
+            pid = int(path.stem.rpartition("_")[2])
+            if not _is_alive(pid):  # a worker that was killed has no images in its queue
+                mark_process_dead(pid)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
         return generate_latest(registry)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

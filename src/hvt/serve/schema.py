@@ -1,4 +1,4 @@
-"""What the service says in JSON, for its OpenAPI description."""
+"""What the service answers in JSON, for its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -7,33 +7,29 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from .body import FIELD
-from .settings import Settings
 
 
 class ClassScore(BaseModel):
-    """A class and how likely it is."""
+    """A class and its probability."""
 
     label: int = Field(ge=0, description="the index of the class among the logits")
-    name: str = Field(description="the class by name")
+    name: str = Field(description="the name of the class")
     probability: float = Field(ge=0, le=1.000001)
 
 
-class Prediction(BaseModel):
-    """What one image shows: the likeliest class, and the `top` of them."""
+class Prediction(ClassScore):
+    """The top-1 class of one image, and its `top` classes."""
 
-    source: str | None = Field(description="the file's name where it was sent")
-    label: int = Field(ge=0, description="the index of the class among the logits")
-    name: str = Field(description="the class by name")
-    probability: float = Field(ge=0, le=1.000001)
-    top: list[ClassScore] = Field(description="the likeliest classes, best first")
+    source: str | None = Field(description="the file's name, where one was sent")
+    top: list[ClassScore] = Field(description="the top classes, best first")
 
 
-class Answers(BaseModel):
-    """What the images of a request show, in their order."""
+class Predictions(BaseModel):
+    """The predictions for the images of a request, in their order."""
 
     model: str
     milliseconds: float = Field(description="from the request's headers to this answer")
-    answers: list[Prediction]
+    predictions: list[Prediction]
 
 
 class Problem(BaseModel):
@@ -45,24 +41,22 @@ class Problem(BaseModel):
 class Health(BaseModel):
     """Whether requests are welcome."""
 
-    status: str = Field(
-        description="ok, draining before the service stops, or stuck if nobody gets an answer"
-    )
+    status: str = Field(description="ok, or draining before the service stops")
 
 
 class ModelInfo(BaseModel):
-    """The model that answers and the limits of its service."""
+    """The model that is served and the limits of the service."""
 
     name: str
     version: str = Field(description="of hvt")
     precision: str = Field(description="float32 or int8")
-    provider: str = Field(description="what ONNX Runtime computes with")
-    image: list[int] = Field(description="channels, height and width of the model's input")
+    provider: str = Field(description="ONNX Runtime's execution provider")
+    input_size: list[int] = Field(description="channels, height and width of the model's input")
     preprocessing: dict[str, Any]
     config: dict[str, Any]
-    gflops: float = Field(description="multiply-adds in 10⁹ for one image")
+    gflops: float = Field(description="GMACs per image")
     params_m: float = Field(description="parameters in millions")
-    class_names: list[str] = Field(description="the classes by label")
+    class_names: list[str] = Field(description="the names of the classes by label")
     limits: dict[str, float]
 
 
@@ -72,36 +66,24 @@ REASONS = {
     415: "Not an image, or not a form in which images can be sent",
     421: "The Host header has a name that is not the service's",
     422: "A damaged image or request, or a value out of its range",
-    500: "The model's answer is not a finite number",
-    503: "Too much is waiting, or the service is about to stop: Retry-After says when to come",
+    500: "The model's outputs are not finite, or it cannot be run",
+    503: "Too much is waiting, or the service is about to stop: Retry-After says when to try again",
     504: "No answer within the time limit",
 }
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": reason} for status, reason in REASONS.items()
+}
+"""The errors of `/predict` and `/explain`, for their description."""
 
 RAW = ("image/jpeg", "image/png", "image/webp", "image/gif", "application/octet-stream")
 """How an image may be named; every other image type does as well."""
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The refusals of an operation, for its description."""
-    responses: dict[int | str, dict[str, Any]] = {}
-    for status in statuses:
-        responses[status] = {"model": Problem, "description": REASONS[status]}
-        if status == 503:
-            wait = {"description": "seconds", "schema": {"type": "integer"}}
-            responses[status]["headers"] = {"Retry-After": wait}
-    return responses
-
-
-def request_body(settings: Settings) -> dict[str, Any]:
+def request_body(max_images: int) -> dict[str, Any]:
     """How images are sent, for the description."""
     binary = {"type": "string", "format": "binary"}
-    images = {"type": "array", "items": binary, "minItems": 1, "maxItems": settings.max_images}
-    form = {
-        "type": "object",
-        "properties": {FIELD: images},
-        "required": [FIELD],
-        "additionalProperties": False,
-    }
+    images = {"type": "array", "items": binary, "minItems": 1, "maxItems": max_images}
+    form = {"type": "object", "properties": {FIELD: images}, "required": [FIELD]}
     content: dict[str, Any] = {kind: {"schema": binary} for kind in RAW}
     encoding = {FIELD: {"contentType": ", ".join(RAW)}}
     content["multipart/form-data"] = {"schema": form, "encoding": encoding}

@@ -1,37 +1,151 @@
-"""How the application is run: one process or several, until they are told to stop."""
+"""How the application is run: by uvicorn, in one process or several, until they are stopped."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
+import uvicorn
 from fastapi import FastAPI
+from uvicorn.supervisors import Multiprocess
 
 from ..errors import HVTError
 from .app import create_app
-from .listening import announce, bind, listen
-from .process import answer
+from .engine import Engine, export_to, temporary_folder
+from .metrics import SHARED
 from .settings import Settings
-from .workers import Supervisor
+
+BACKLOG = 2048  # connections that wait to be accepted
+SWITCH = 5e-4  # seconds; Python's own is ten times that
+STARTUP_FAILURE = 3  # the exit code of a worker that uvicorn does not start again
+WORKER_TIMEOUT = 120  # seconds for a worker to import what it needs, on a busy machine
 
 
 def serve(source: str | Path | None, settings: Settings) -> int:
-    """Answer until told to stop by SIGTERM or SIGINT; then answer what was accepted, and return."""
-    sock = bind(settings)
-    with contextlib.closing(sock):
+    """Answer until stopped by SIGTERM or SIGINT, then what was accepted; returns the exit code."""
+    _log_to_stderr()
+    with contextlib.closing(bind(settings)) as sock:
         if settings.workers > 1:
-            return Supervisor(source, settings, sock).run()
-        app = create_app(settings, source)
-        listen(sock, settings)
-        answer(app, sock, ready=lambda: announce(app.state.engine.name, sock, settings))
-    return 0
+            return _serve_workers(source, settings, sock)
+        return _serve(create_app(settings, source), sock)
 
 
-def run(app: FastAPI) -> None:
-    """Answer by an application of `create_app`, which may have more middleware, in this process."""
+def run(app: FastAPI) -> int:
+    """Serve an application of `create_app`, which may have more middleware, in this process."""
     settings: Settings = app.state.settings
     if settings.workers > 1:
         raise HVTError(f"workers={settings.workers} must be 1 where the application is given")
     with contextlib.closing(bind(settings)) as sock:
-        listen(sock, settings)
-        answer(app, sock, ready=lambda: announce(app.state.engine.name, sock, settings))
+        return _serve(app, sock)
+
+
+def _serve(app: FastAPI, sock: socket.socket) -> int:
+    _listen(sock, app.state.settings)
+    _tune()
+    # uvicorn raises the signal again once it has shut down, which would then end the process.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(_config(app, app.state.settings)).run([sock])
+    signal.signal(signal.SIGTERM, before)
+    return int(app.state.answered < app.state.accepted)
+
+
+def _serve_workers(source: str | Path | None, settings: Settings, sock: socket.socket) -> int:
+    """uvicorn's own supervisor; workers share a socket, an exported file and a metrics folder."""
+    with temporary_folder() as folder:
+        os.environ[SHARED] = str(folder)
+        exported = export_to(folder, source)
+        _listen(sock, settings)
+        factory = functools.partial(_worker_app, source, settings, exported)
+        supervisor = Multiprocess(_config(factory, settings, factory=True), [sock])
+        supervisor.run()
+    failed = any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes)
+    return 2 if failed else 0
+
+
+def _worker_app(source: str | Path | None, settings: Settings, exported: Path | None) -> FastAPI:
+    _log_to_stderr()
+    _tune()
+    try:
+        return create_app(engine=Engine(source, settings, exported))
+    except HVTError as error:
+        print(f"hvt: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(STARTUP_FAILURE) from None
+
+
+def _config(app: Any, settings: Settings, factory: bool = False) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        factory=factory,
+        workers=settings.workers,
+        # Its headers are bounded, and it reads the body of a request that asks for an upgrade.
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        limit_concurrency=settings.limit_concurrency,
+        timeout_keep_alive=settings.timeout_keep_alive,
+        timeout_graceful_shutdown=math.ceil(settings.timeout) + 1,
+        timeout_worker_healthcheck=WORKER_TIMEOUT,
+    )
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A socket at the address of the settings, which refuses connections until `_listen`."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name != "nt":  # there it would let two programs share a port
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.host, settings.port))
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(settings, error) from error
+    return sock
+
+
+def _listen(sock: socket.socket, settings: Settings) -> None:
+    """Let connections come, and print where, on standard output for whoever chose port 0."""
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:  # another program has bound the same port and was quicker
+        raise _cannot_listen(settings, error) from error
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    notes = [f"{settings.workers} workers"] if settings.workers > 1 else []
+    if not settings.allow_host and host in ("0.0.0.0", "::"):
+        notes.append("called by its address only: --allow-host NAME allows a name")
+    notes.append("Ctrl-C stops")
+    print(f"listening on http://{shown}:{port} ({', '.join(notes)})", flush=True)
+
+
+def _cannot_listen(settings: Settings, error: OSError) -> HVTError:
+    where = f"{settings.host}:{settings.port}"
+    reason = error.strerror or str(error)
+    return HVTError(f"cannot listen on {where}: {reason}; choose another --host or --port")
+
+
+def _log_to_stderr() -> None:
+    """Show what is being done until the service listens."""
+    logger = logging.getLogger("hvt.serve")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [logging.StreamHandler()]
+
+
+def _tune() -> None:
+    # A batch that has ended waits this long for a busy event loop before the next can start.
+    sys.setswitchinterval(SWITCH)
+    warnings.filterwarnings("ignore", module="PIL")  # about untrusted images

@@ -1,4 +1,4 @@
-"""What a service may be told: where it listens, how it batches, and what it refuses."""
+"""What a service may be told: where it listens, how it batches, and its limits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..errors import HVTError
 from ..fields import check_values, field
 from .bounds import MOST_PIXELS
 
+MAX_PIXELS = 178_956_970  # Pillow itself raises an error above
 NAME = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+")  # any, a host's name, an IPv6 address
 
 _count = functools.partial(field, ge=1)
@@ -29,37 +30,35 @@ class Settings:
     )
     port: int = field(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
     workers: int = _count(1, "processes that answer")
-    max_batch: int = _count(16, "images that the model sees at once, at most")
+    max_batch_size: int = _count(16, "images in a batch, at most")
     max_wait_ms: float = field(
         2.0, "milliseconds that an image waits for others to share its batch", ge=0, le=1000
     )
     threads: int = _count(1, "threads of ONNX Runtime for one batch")
-    runs: int = field(0, "batches at once in a worker; 0 is one for each core", ge=0)
+    concurrent_batches: int = field(
+        0, "batches at once in a worker; 0 is one for each core", ge=0
+    )
     decoders: int = _count(2, "images that a worker decodes at once")
     device: str = field("auto", "where the model runs: auto, cpu or cuda")
-    max_body: int = _count(20_000_000, "bytes of a request, at most")
-    max_pixels: int = _count(50_000_000, "pixels of an image, at most", le=MOST_PIXELS)
+    max_body: int = _count(20_000_000, "bytes of a request's body, at most")
+    max_pixels: int = _count(50_000_000, "pixels of an image, at most", le=MAX_PIXELS)
     max_images: int = _count(64, "images of a request, at most")
-    max_header_bytes: int = _count(32_768, "bytes of a request's line and headers, at most")
-    max_header_count: int = _count(100, "headers of a request, at most")
-    max_connections: int = _count(
-        1000, "connections of a worker; then the one that waits longest for its client is closed"
+    max_queue: int = _count(256, "images that a worker has accepted and not answered, at most")
+    max_buffered: int = _count(
+        500_000_000, "bytes of bodies that a worker has accepted and not answered, at most"
     )
-    queue: int = _count(256, "images that a worker has accepted and not answered, at most")
-    max_buffered_bytes: int = _count(
-        500_000_000, "bytes of requests that a worker has accepted and not answered, at most"
-    )
-    header_timeout: float = field(
-        10.0, "seconds for the headers of a request to arrive", ge=0.001, le=86400
+    limit_concurrency: int = _count(
+        1000, "connections of a worker; requests on more are answered with 503"
     )
     timeout: float = field(
         30.0, "seconds for a request, from its headers to its answer", ge=0.001, le=86400
     )
+    timeout_keep_alive: int = _count(75, "seconds after which an idle connection is closed")
     decode_timeout: float = field(
         10.0, "seconds for decoding an image, which is then given up", ge=0.001, le=86400
     )
     drain: float = field(
-        0.5, "seconds of still taking requests after being told to stop", ge=0, le=3600
+        0.5, "seconds of still accepting requests after SIGTERM or Ctrl-C", ge=0, le=3600
     )
 
     def __post_init__(self) -> None:
@@ -75,22 +74,17 @@ class Settings:
                 )
         if self.workers > 1 and os.name == "nt":
             raise HVTError(f"workers={self.workers} must be 1 on Windows")
-        if self.max_images > self.queue:
-            raise HVTError(
-                f"max_images={self.max_images} must be at most queue={self.queue}, "
-                "or a full request could never be accepted"
-            )
-        if self.max_body > self.max_buffered_bytes:
-            raise HVTError(
-                f"max_body={self.max_body} must be at most "
-                f"max_buffered_bytes={self.max_buffered_bytes}, or a full request could never "
-                "be accepted"
-            )
+        for part, whole in (("max_images", "max_queue"), ("max_body", "max_buffered")):
+            if getattr(self, part) > getattr(self, whole):
+                raise HVTError(
+                    f"{part}={getattr(self, part)} must be at most {whole}="
+                    f"{getattr(self, whole)}, or a full request could never be accepted"
+                )
 
     @property
-    def concurrent_runs(self) -> int:
-        """Batches that a worker has the model look at side by side."""
-        return self.runs or max(1, cores() // (self.workers * self.threads))
+    def batch_threads(self) -> int:
+        """Batches that a worker runs at once."""
+        return self.concurrent_batches or max(1, cores() // (self.workers * self.threads))
 
 
 def cores() -> int:

@@ -1,0 +1,196 @@
+"""Untrusted bytes to images: their cost is bounded, and what takes too long is given up.
+
+A decoder in C cannot be interrupted, and of most formats nobody can say in advance how long it will
+take and how much memory. So light work is done in this process, and all else in a process of its
+own, which may use so much of both and is killed when it needs more. That process imports this
+module, so nothing here needs torch or FastAPI.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from typing import NamedTuple
+
+from PIL import Image, UnidentifiedImageError
+
+from ..data.images import finish, image_formats, mode_of, why
+
+# What people send. The other formats that Pillow reads are rare, and each is code to attack.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+
+# Beginning of a file → its format, and the bytes and pixels up to which its decoding takes some
+# seconds at worst. For the first three that is what libraries need for so many pixels, and Pillow
+# for a header of so many empty segments; parts of the others are loops in Python.
+_LIGHT = {
+    b"\xff\xd8\xff": ("JPEG", 8_000_000, 16_000_000),
+    b"\x89PNG\r\n\x1a\n": ("PNG", 8_000_000, 16_000_000),
+    b"RIFF": ("WEBP", 8_000_000, 16_000_000),
+    b"GIF8": ("GIF", 65_536, 65_536),
+    b"BM": ("BMP", 65_536, 65_536),
+}
+_LIGHT_WORK = 128_000_000
+"""Pixels × scans of a JPEG, each some 1 to 4 nanoseconds. Encoders write 1 to 20 scans; a file may
+repeat its last one every 20 bytes, and each repetition goes over all pixels again."""
+_LIGHT_EXIF = 65_536  # bytes; the tags of more could each claim all of it, in a copy of their own
+
+BYTES_PER_PIXEL = 16
+"""What decoding may use; WebP uses the most: two canvases, a copy and the image itself."""
+BASE_BYTES = 256_000_000  # for the process itself, its threads and the file
+
+_MAIN = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from hvt.serve.decoding import main
+main(*map(float, sys.argv[2:]))
+"""
+
+
+class ImageTooLargeError(ValueError):
+    """An image above a limit."""
+
+
+class Limits(NamedTuple):
+    """What an image may be and use, and the channels it is converted to."""
+
+    in_chans: int
+    pixels: int
+    side: int
+    """What the shorter side will be resized to: of a long strip that is a giant, too."""
+    seconds: float
+    """For decoding in a process of its own."""
+
+
+def decode(content: bytes, limits: Limits) -> Image.Image:
+    """The image of a file's content, upright and in the model's channels.
+
+    Raises `ImageTooLargeError` above a limit, `UnidentifiedImageError` for what is not an image,
+    and whatever Pillow does for what is damaged.
+    """
+    image = decode_light(content, limits)
+    return decode_heavy(content, limits) if image is None else image
+
+
+def decode_light(content: bytes, limits: Limits) -> Image.Image | None:
+    """The image if it is light work, else None."""
+    image = open_light(content, limits)
+    return None if image is None else finish_light(image, limits)
+
+
+def open_light(content: bytes, limits: Limits) -> Image.Image | None:
+    """An image of which only the header was read; None if it is not light work."""
+    for magic, (name, most_bytes, most_pixels) in _LIGHT.items():
+        if content.startswith(magic) and len(content) <= most_bytes:
+            image = Image.open(io.BytesIO(content), formats=(name,))
+            pixels = _checked_pixels(image, limits)
+            scans = content.count(b"\xff\xda") if name == "JPEG" else 1
+            return image if pixels <= most_pixels and pixels * scans <= _LIGHT_WORK else None
+    return None
+
+
+def finish_light(image: Image.Image, limits: Limits) -> Image.Image | None:
+    """An opened image decoded; None if its metadata is not light work."""
+    with image:
+        image.load()
+        exif = image.info.get("exif") or image.info.get("Raw profile type exif") or b""
+        return None if len(exif) > _LIGHT_EXIF else finish(image, limits.in_chans)
+
+
+def decode_heavy(content: bytes, limits: Limits) -> Image.Image:
+    """The image, decoded in a process of its own that is killed after `limits.seconds`."""
+    if not any(Image.OPEN[name][1](content[:16]) for name in known_formats()):  # type: ignore[misc]
+        raise UnidentifiedImageError
+    command = [sys.executable, "-I", "-c", _MAIN, json.dumps(sys.path), *map(str, limits)]
+    try:
+        done = subprocess.run(
+            command,
+            input=content,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=limits.seconds,
+            start_new_session=True,  # Ctrl-C is for the service, which answers what it accepted
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy would start more threads
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ImageTooLargeError(
+            f"decoding it takes more than the {limits.seconds:g} seconds allowed"
+        ) from error
+    if done.returncode or b"\n" not in done.stdout:  # a crash, or no memory left in the machine
+        raise ImageTooLargeError("the process that decoded it was killed by the system")
+    end = done.stdout.index(b"\n")
+    reply = json.loads(done.stdout[:end])
+    if "error" in reply:
+        raise _ERRORS[reply["error"]](reply["reason"])
+    pixels = memoryview(done.stdout)[end + 1 :]
+    return Image.frombuffer(mode_of(limits.in_chans), reply["size"], pixels)
+
+
+_ERRORS = {"format": UnidentifiedImageError, "too large": ImageTooLargeError, "damaged": ValueError}
+
+
+def error_kind(error: Exception) -> str:
+    """Why an image cannot be decoded: `format`, `too large` or `damaged`."""
+    if isinstance(error, UnidentifiedImageError):
+        return "format"
+    if isinstance(error, ImageTooLargeError | MemoryError | Image.DecompressionBombError):
+        return "too large"
+    return "damaged"
+
+
+def main(in_chans: float, pixels: float, side: float, seconds: float) -> None:
+    """What the process does: an image from standard input to pixels on standard output."""
+    warnings.simplefilter("ignore")
+    if hasattr(signal, "alarm"):  # should nobody be left to kill it
+        signal.alarm(math.ceil(seconds) + 5)
+    _limit_memory(BASE_BYTES + BYTES_PER_PIXEL * int(pixels))
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not get among the pixels
+    limits = Limits(int(in_chans), int(pixels), int(side), seconds)
+    try:
+        content = io.BytesIO(sys.stdin.buffer.read())
+        with Image.open(content, formats=known_formats()) as opened:
+            _checked_pixels(opened, limits)
+            image = finish(opened, limits.in_chans)
+        output.write(json.dumps({"size": image.size}).encode() + b"\n" + image.tobytes())
+    except Exception as error:  # damaged files raise all sorts
+        reply = {"error": error_kind(error), "reason": why(error)}
+        output.write(json.dumps(reply).encode() + b"\n")
+    output.close()
+
+
+def _limit_memory(size: int) -> None:
+    """Of what this process may still allocate; only Linux keeps to it."""
+    if sys.platform == "linux":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (size, hard))
+
+
+def _checked_pixels(image: Image.Image, limits: Limits) -> int:
+    """The pixels of an opened image, which are not above the limit, nor will be when resized."""
+    short, long = sorted(image.size)
+    if short * long > limits.pixels:
+        raise ImageTooLargeError(
+            f"it has {image.width} × {image.height} pixels, more than the {limits.pixels} allowed"
+        )
+    if limits.side**2 * long > limits.pixels * max(1, short):
+        raise ImageTooLargeError(
+            f"it has {image.width} × {image.height} pixels, too long a strip: resized to a "
+            f"shorter side of {limits.side} it would have more than the {limits.pixels} allowed"
+        )
+    return short * long
+
+
+@functools.cache
+def known_formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that this Pillow decodes."""
+    return tuple(name for name in FORMATS if name in image_formats())
