@@ -14,27 +14,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI
 
-from hvt.serve.listening import bind, listen
-from hvt.serve.process import _Server
-from hvt.serve.settings import Settings
+from hvt.serve.server import _config
 
 
 @contextlib.contextmanager
 def live(app: FastAPI) -> Iterator[str]:
     """The application behind a network in a thread, and its address."""
-    started = threading.Event()
-    with contextlib.closing(bind(Settings(port=0))) as sock:
-        listen(sock, Settings())
-        port = sock.getsockname()[1]
-        server = _Server(app, sock, started.set)
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as sock:
+        server = uvicorn.Server(_config(app, app.state.settings))
         thread = threading.Thread(target=server.run, args=[[sock]], daemon=True)
         thread.start()
         try:
-            assert started.wait(60)
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         finally:
+            while not server.started:
+                thread.join(0.01)
             server.should_exit = True
             thread.join()
 
@@ -58,7 +55,7 @@ class Service:
     def ask(self, content: bytes) -> dict[str, Any]:
         request = urllib.request.Request(f"{self.url}/predict?top=3", content, {"content-type": ""})
         with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)["answers"][0]
+            return json.load(response)["predictions"][0]
 
     def memory(self) -> int:
         """Bytes that the process has in memory."""
@@ -99,10 +96,12 @@ class Raw:
                 return 0
             got += data
         head, _, body = got.partition(b"\r\n\r\n")
-        length = int(re.search(rb"content-length: (\d+)", head)[1])  # type: ignore[index]
-        while len(body) < length:
+        length = re.search(rb"content-length: (\d+)", head)
+        while length is None or len(body) < int(length[1]):
             data = self.sock.recv(65536)
-            assert data, "an answer was cut off"
+            assert data or length is None, "an answer was cut off"
+            if not data:
+                break
             body += data
         self.head, self.body = head.decode().lower(), body
         return int(head.split()[1])

@@ -27,7 +27,7 @@ from hvt.serve.settings import Settings
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     path = tmp_path_factory.mktemp("docs") / "small.safetensors"
     hvt.save(hvt.create_model("hvt_ti_1", **SMALL | {"depth": 2}), path)
-    app = create_app(engine=Engine(path, Settings(runs=1)))
+    app = create_app(engine=Engine(path, Settings(concurrent_batches=1)))
     with TestClient(app, base_url="http://localhost") as client:
         yield client
 

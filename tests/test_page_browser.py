@@ -181,7 +181,7 @@ def test_a_sample_is_answered_and_explained(page: Page) -> None:
         ["16 tokens", "after block 0, 4 × 4"],
         ["4 tokens", "after block 3, 2 × 2"],
     ]
-    assert "55.6 M multiply-adds in all" in page.text("costs-note")
+    assert "55.6 M MACs for this image" in page.text("costs-note")
     assert len(page.all("#chart rect.bar")) == len(page.all("#rows tr")) == 6
     assert len(page.all("#chart rect.ghost")) == 5
 

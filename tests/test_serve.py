@@ -1,4 +1,4 @@
-"""The service answers as `hvt predict` does, batches, keeps its limits, and stops politely."""
+"""The service predicts as `hvt predict` does, batches, keeps its limits and stops gracefully."""
 
 import asyncio
 import concurrent.futures
@@ -26,19 +26,23 @@ import torch
 from conftest import FEW, NAMES, SMALL
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from hostile import GOOD, drawn, encoded, hostile, png, repeated_scans, slow_ppm
+from hostile import GOOD, drawn, encoded, hostile, png
 from PIL import Image
 from serving import Service, live
 from training import small_disk
 
 import hvt
+from hvt.checkpoint import checksum
 from hvt.cli import main
 from hvt.data.evaluation import eval_transform
-from hvt.deploy.runtime import NOT_FINITE
+from hvt.deploy.runtime import NOT_FINITE, sealed
 from hvt.errors import HVTError
+from hvt.serve import decoding
 from hvt.serve.app import create_app
 from hvt.serve.batcher import Batcher
-from hvt.serve.engine import Engine, Row, _steps
+from hvt.serve.decoding import decode
+from hvt.serve.engine import Engine, Scores, _steps
+from hvt.serve.middleware import HEADERS
 from hvt.serve.settings import Settings
 
 
@@ -49,7 +53,7 @@ def predictor(onnx: Path) -> hvt.Predictor:
 
 @pytest.fixture
 def engine(onnx: Path) -> Callable[..., Engine]:
-    return lambda **settings: Engine(onnx, Settings(**{"runs": 1, **settings}))
+    return lambda **settings: Engine(onnx, Settings(**{"concurrent_batches": 1, **settings}))
 
 
 @contextlib.asynccontextmanager
@@ -103,12 +107,12 @@ def test_raw_and_multipart_answer_as_predict_does(
                 body = raw.json()
                 assert body["model"] == "model.onnx"
                 assert body["milliseconds"] > 0
-                (answer,) = body["answers"]
+                (answer,) = body["predictions"]
                 assert answer["source"] is None
                 assert len(answer["top"]) == 3
                 assert_same(answer, content, predictor)
             files = [("images", (f"{kind}.é", content)) for kind, content in strange.items()]
-            many = (await to.post("/predict", files=files)).json()["answers"]
+            many = (await to.post("/predict", files=files)).json()["predictions"]
             assert [answer["source"] for answer in many] == [f"{kind}.é" for kind in strange]
             for answer, content in zip(many, strange.values(), strict=True):
                 assert_same(answer, content, predictor)
@@ -124,21 +128,21 @@ def test_images_are_prepared_bit_for_bit_as_by_predict(
     model = hvt.create_model("hvt_ti_1", **SMALL | FEW | {"in_chans": channels})
     transform = eval_transform(model)
     engine = Engine.__new__(Engine)  # the part of it that prepares
-    engine._place, engine._table, engine._as_is = _steps(transform)
+    engine._crop, engine._table, engine._as_is = _steps(transform)
     assert engine._as_is in (None, (32, 32))
     image = drawn(random.Random(1), size).convert("L" if channels == 1 else "RGB")
     assert torch.equal(engine.inputs([engine.pixels(image)])[0], transform(image))
 
 
 def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> None:
-    engine = Engine(checkpoint, Settings(runs=1), exported=onnx)
+    engine = Engine(checkpoint, Settings(concurrent_batches=1), exported=onnx)
     assert isinstance(engine.model, hvt.HVT)
     assert engine.config == engine.model.config
     assert engine.class_names == tuple(NAMES)
-    image = engine.read(encoded_image())
+    image = decode(encoded_image(), engine.limits)
     with torch.inference_mode():
         expected = engine.model(engine.inputs([engine.pixels(image)])).softmax(dim=1).topk(4)
-    ((values, places),) = engine.answer([engine.pixels(image)], 4)
+    ((values, places),) = engine.predict([engine.pixels(image)], 4)
     assert places == expected.indices[0].tolist()
     assert values == pytest.approx(expected.values[0].tolist(), abs=1e-5)
     assert Engine(onnx).model is None
@@ -148,7 +152,7 @@ def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -
     app = create_app(engine=engine(max_images=7))
     result = ask(app, "GET", "/model").json()
     assert result["class_names"] == NAMES
-    assert result["image"] == [3, 32, 32]
+    assert result["input_size"] == [3, 32, 32]
     assert result["limits"]["max_images"] == 7
     assert result["precision"] == "float32"
     assert hvt.HVTConfig.from_dict(result["config"]) == app.state.engine.config
@@ -174,11 +178,9 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="images"\r\n\r\n'
         ({"content": encoded_image()[:60]}, 422, "damaged"),
         ({"content": png(60_000, 60_000)}, 413, "pixels"),
         ({"content": png(1, 500_000)}, 413, "too long a strip"),
-        ({"content": repeated_scans(60, (6928, 6928))}, 413, "69 scans: too much work"),
-        ({"content": repeated_scans(600)}, 413, "more than the 500 scans"),
         ({"content": bytes(200_001)}, 413, "200001 bytes, more than the 200000"),
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "image/*"),
-        ({"files": [("image", encoded_image())]}, 422, "unknown field 'image'"),
+        ({"files": [("image", encoded_image())]}, 422, "in the field 'images'"),
         ({"files": [("images", encoded_image())] * 5}, 413, "more than the 4 images"),
         (
             {"files": [("images", ("a.png", encoded_image())), ("images", ("b.png", b"GIF"))]},
@@ -195,7 +197,7 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="images"\r\n\r\n'
         ({"content": encoded_image(), "params": {"top": "x"}}, 422, "top"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_a_sentence(
+def test_bad_requests_are_answered_with_one_sentence(
     engine: Callable[..., Engine], request_: dict[str, Any], status: int, words: str
 ) -> None:
     app = create_app(engine=engine(max_body=200_000, max_images=4))
@@ -204,7 +206,7 @@ def test_what_cannot_be_answered_is_refused_by_a_sentence(
     detail = response.json()["detail"]
     assert words in detail
     assert "\n" not in detail
-    assert app.state.admission_control.held == 0
+    assert app.state.admission.images == 0
 
 
 def test_a_body_without_a_length_is_cut_off_at_the_limit(engine: Callable[..., Engine]) -> None:
@@ -220,7 +222,7 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(engine: Callable[..., E
     response = ask(app, "POST", "/predict", content=endless())
     assert response.status_code == 413
     assert sent <= 3 * 50_000
-    assert response.headers["connection"] == "close"
+    assert app.state.admission.buffered == 0
 
 
 def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) -> None:
@@ -233,101 +235,78 @@ def test_a_body_that_does_not_come_is_given_up(engine: Callable[..., Engine]) ->
     response = ask(app, "POST", "/predict", content=stuck())
     assert response.status_code == 408
     assert "0.2 seconds" in response.json()["detail"]
-    assert app.state.admission_control.held == 0
+    assert response.headers["connection"] == "close"
+    assert app.state.admission.images == 0
+
+
+HANGS = "import sys, time\nif sys.stdin.buffer.peek(2)[:2] == b'P6': time.sleep(600)\n"
+"""What makes the decoding process hang on a PPM file, however fast the machine is."""
 
 
 def test_an_image_that_takes_too_long_is_given_up_and_others_are_answered(
-    engine: Callable[..., Engine], predictor: hvt.Predictor
+    engine: Callable[..., Engine], predictor: hvt.Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = create_app(engine=engine(decoders=1, decode_timeout=3, timeout=60))
+    monkeypatch.setattr(decoding, "_MAIN", HANGS + decoding._MAIN)
+    app = create_app(engine=engine(decoders=2, decode_timeout=4, timeout=60))
     light, heavy = encoded_image(5, size=(300, 200)), encoded_image(6, "TIFF")
 
     async def call() -> None:
         async with client(app) as to:
-            slow = asyncio.create_task(to.post("/predict", content=slow_ppm(3_000_000)))
-            answered = await to.post("/predict", content=light)
-            assert_same(answered.json()["answers"][0], light, predictor)
-            assert not slow.done()  # light ones do not wait for it
-            answered = await to.post("/predict", content=heavy)  # and heavy ones a while
-            assert_same(answered.json()["answers"][0], heavy, predictor)
+            slow = asyncio.create_task(to.post("/predict", content=encoded_image(0, "PPM")))
+            for content in (light, heavy):  # they do not wait for it
+                answered = await to.post("/predict", content=content)
+                assert_same(answered.json()["predictions"][0], content, predictor)
+                assert not slow.done()
             assert (await slow).status_code == 413
-            assert "more than the 3 seconds allowed" in (await slow).json()["detail"]
-            assert (await to.get("/healthz")).json() == {"status": "ok"}
+            assert "more than the 4 seconds allowed" in (await slow).json()["detail"]
 
     asyncio.run(call())
-    assert app.state.admission_control.held == 0
+    assert app.state.admission.images == 0
 
 
-def test_health_says_when_every_decoder_is_stuck(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(decoders=1, decode_timeout=3, timeout=0.2))
-
-    async def call() -> None:
-        async with client(app) as to:
-            assert (await to.post("/predict", content=slow_ppm(3_000_000))).status_code == 504
-            for _ in range(50):  # the decoder began a moment after the request
-                health = await to.get("/healthz")
-                if health.status_code == 503:
-                    break
-                await asyncio.sleep(0.02)
-            assert (health.status_code, health.json()) == (503, {"status": "stuck"})
-            while (await to.get("/healthz")).status_code == 503:  # until it is given up
-                await asyncio.sleep(0.05)
-            assert (await to.get("/healthz")).json() == {"status": "ok"}
-
-    asyncio.run(call())
-
-
-def test_a_full_temporary_folder_is_a_sentence(
+def test_a_full_temporary_folder_is_a_clear_error(
     checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # a supervisor sets it: undo that
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # the command sets it: undo that
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
-    with small_disk(tmp_path / "disk", "16k") as disk:  # the export takes more
+    with small_disk(tmp_path / "disk", "16k") as disk:  # the export needs more
         monkeypatch.setattr("tempfile.tempdir", str(disk))
         assert main(["serve", str(checkpoint), "--port", "0", "--workers", "2"]) == 2
-        error = capsys.readouterr().err.strip()
+        error = capsys.readouterr().err.strip().splitlines()[-1]
         assert re.fullmatch(
-            r"hvt: cannot write \S+model\.onnx: No space left on device; name a folder with .*",
-            error,
+            r"hvt: cannot write to \S+: No space left on device; set TMPDIR.*", error
         )
         assert list(disk.iterdir()) == []
-
-
-def test_without_a_temporary_folder_there_is_a_sentence(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(checkpoint / "nowhere"))
-    with pytest.raises(
-        HVTError, match=r"cannot write a temporary folder: Not a directory.* TMPDIR"
-    ):
+    with pytest.raises(HVTError, match=r"cannot write to \S+nowhere: Not a directory; set TMPDIR"):
         Engine(checkpoint)
 
 
-def test_a_full_queue_says_when_to_come_back(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(queue=2, max_images=2))
+def test_a_full_queue_says_when_to_try_again(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(max_queue=2, max_images=2))
 
     async def call() -> None:
         async with client(app) as to:
-            app.state.admission_control.acquire(images=1)
+            app.state.admission.acquire(images=1)
             two = await to.post("/predict", files=[("images", encoded_image())] * 2)
-            app.state.admission_control.acquire(images=1)
+            app.state.admission.acquire(images=1)
             one = await to.post("/predict", content=encoded_image())
             for response in (one, two):
                 assert response.status_code == 503
                 assert int(response.headers["retry-after"]) >= 1
-            app.state.admission_control.release(2, 0)
+            app.state.admission.release(2, 0)
             assert (await to.post("/predict", content=encoded_image())).status_code == 200
 
     asyncio.run(call())
-    assert app.state.admission_control.held == 0
+    assert app.state.admission.images == 0
 
 
-def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(max_body=50_000, max_buffered_bytes=80_000))
-    control = app.state.admission_control
+def test_bodies_are_buffered_up_to_a_limit(engine: Callable[..., Engine]) -> None:
+    app = create_app(engine=engine(max_body=50_000, max_buffered=80_000))
+    admission = app.state.admission
 
     async def slow(first: int, rest: asyncio.Event) -> AsyncIterator[bytes]:
         yield bytes(first)
@@ -338,61 +317,18 @@ def test_bodies_are_held_up_to_a_limit(engine: Callable[..., Engine]) -> None:
         rest = asyncio.Event()
         async with client(app) as to:
             one = asyncio.create_task(to.post("/predict", content=slow(45_000, rest)))
-            while control.size < 45_000:
+            while admission.buffered < 45_000:
                 await asyncio.sleep(0.01)
+            assert admission.images == 0  # half an upload takes no place in the queue
             two = await to.post("/predict", content=bytes(40_000))
             assert (two.status_code, two.headers["retry-after"]) == (503, "1")
-            assert "45000 bytes are waiting" in two.json()["detail"]
+            assert "more than 80000 bytes" in two.json()["detail"]
             assert (await to.post("/predict", content=encoded_image())).status_code == 200
             rest.set()
             assert (await one).status_code == 415
 
     asyncio.run(call())
-    assert (control.held, control.size) == (0, 0)
-
-
-def test_slow_uploads_give_way_to_others(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(max_body=50_000, max_buffered_bytes=80_000))
-    control = app.state.admission_control
-    control.patience = 0.0
-
-    async def stalled() -> AsyncIterator[bytes]:
-        yield bytes(45_000)
-        await asyncio.Event().wait()
-
-    async def call() -> None:
-        async with client(app) as to:
-            one = asyncio.create_task(to.post("/predict", content=stalled()))
-            while control.size < 45_000:
-                await asyncio.sleep(0.01)
-            two = await to.post("/predict", content=bytes(40_000))
-            assert two.status_code == 415  # it was read, and is not an image
-            assert (await one).status_code == 408
-            assert "others needed the room" in (await one).json()["detail"]
-
-    asyncio.run(call())
-    assert (control.held, control.size, control.uploads) == (0, 0, {})
-
-
-def test_large_forms_are_parsed_beside_the_event_loop(
-    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hvt.serve import body
-
-    threads = []
-    parse = body._parts
-
-    def watched(*arguments: Any) -> Any:
-        threads.append(threading.current_thread())
-        return parse(*arguments)
-
-    monkeypatch.setattr(body, "_parts", watched)
-    app = create_app(engine=engine())
-    files = [("images", encoded(Image.effect_noise((400, 400), 90), "PNG"))]
-    assert ask(app, "POST", "/predict", files=files).status_code == 200
-    assert ask(app, "POST", "/predict", files=[("images", encoded_image())]).status_code == 200
-    main = threading.main_thread()
-    assert [thread is main for thread in threads] == [False, True]
+    assert (admission.images, admission.buffered) == (0, 0)
 
 
 # ── middleware, hosts, names ────────────────────────────────────────────────────────────────────
@@ -427,7 +363,6 @@ def test_middleware_of_a_user_sees_every_route(engine: Callable[..., Engine]) ->
 
     asyncio.run(call())
     assert seen.count("/predict") == 6
-    assert (app.state.accepted, app.state.answered) == (10, 10)
 
 
 def test_other_names_are_not_served(engine: Callable[..., Engine]) -> None:
@@ -437,6 +372,17 @@ def test_other_names_are_not_served(engine: Callable[..., Engine]) -> None:
         assert evil.status_code == 421
         assert "--allow-host" in evil.json()["detail"]
     assert ask(app, "GET", "/model", headers={"host": "127.0.0.1:8000"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/metrics", "/model", "/docs", "/", "/static/page.js"]
+)
+def test_head_and_the_headers_of_every_response(engine: Callable[..., Engine], path: str) -> None:
+    app = create_app(engine=engine())
+    got, head = ask(app, "GET", path), ask(app, "HEAD", path)
+    assert (got.status_code, head.status_code, head.content) == (200, 200, b"")
+    for response in (got, head):
+        assert {name: response.headers.get(name) for name in HEADERS} == HEADERS
 
 
 def blinded(onnx: Path, path: Path, over_zero: float, grey: float = 1.0) -> Path:
@@ -461,7 +407,15 @@ def blinded(onnx: Path, path: Path, over_zero: float, grey: float = 1.0) -> Path
         ("Where", ["blind", "endless", "seen"], output),  # (B, classes)
     ):
         graph.node.append(helper.make_node(kind, inputs, [made]))
-    onnx_package.save(proto, path)
+    return save_changed(proto, path)
+
+
+def save_changed(proto: Any, path: Path) -> Path:
+    """Save an ONNX model that was changed, with its new checksum."""
+    entries = [entry for entry in proto.metadata_props if entry.key != checksum.KEY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(entries)
+    path.write_bytes(sealed(proto.SerializeToString()))
     return path
 
 
@@ -471,7 +425,9 @@ def test_an_answer_that_is_not_a_number_is_an_error(
 ) -> None:
     """It is one for its own image alone, also where others shared its batch."""
     model = blinded(onnx, tmp_path / "blind.onnx", over_zero)
-    app = create_app(engine=Engine(model, Settings(runs=1, max_batch=2, max_wait_ms=1000)))
+    app = create_app(
+        engine=Engine(model, Settings(concurrent_batches=1, max_batch_size=2, max_wait_ms=1000))
+    )
     dark, bright = (encoded(Image.new("RGB", (32, 32), (level,) * 3), "PNG") for level in (40, 250))
 
     async def call() -> list[httpx.Response]:
@@ -483,7 +439,7 @@ def test_an_answer_that_is_not_a_number_is_an_error(
     assert refused.status_code == 500
     assert refused.json() == {"detail": NOT_FINITE}
     assert answered.status_code == 200
-    assert_same(answered.json()["answers"][0], dark, predictor)
+    assert_same(answered.json()["predictions"][0], dark, predictor)
     # And so it is in Python.
     answers = hvt.Predictor(model, threads=1)([bright, dark])
     assert [answer.error for answer in answers] == [NOT_FINITE, None]
@@ -492,13 +448,11 @@ def test_an_answer_that_is_not_a_number_is_an_error(
 
 def test_a_model_without_any_answer_is_not_served(onnx: Path, tmp_path: Path) -> None:
     model = blinded(onnx, tmp_path / "blind.onnx", 1.0, grey=-100.0)
-    with pytest.raises(HVTError, match=r"blind\.onnx answers 1 images with NaN or infinity: exp"):
-        Engine(model, Settings(runs=1))
+    with pytest.raises(HVTError, match=r"blind\.onnx gives NaN or infinity for 1 images: exp"):
+        Engine(model, Settings(concurrent_batches=1))
 
 
-@pytest.mark.parametrize("path", ["/predict", "/predict?top=03"])  # the short way and the router's
 def test_a_model_that_cannot_be_run_is_an_error_in_json(
-    path: str,
     engine: Callable[..., Engine],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -506,7 +460,7 @@ def test_a_model_that_cannot_be_run_is_an_error_in_json(
     app = create_app(engine=(broken := engine()))
     # ONNX Runtime then fails, as it does where memory is short or a device is gone.
     monkeypatch.setattr(broken.session, "session", None)
-    response = ask(app, "POST", path, content=encoded_image())
+    response = ask(app, "POST", "/predict", content=encoded_image())
     assert response.status_code == 500
     assert response.json()["detail"] == "the model cannot be run: the service's log says why"
     assert str(broken.session.path) in caplog.text
@@ -515,8 +469,10 @@ def test_a_model_that_cannot_be_run_is_an_error_in_json(
 def test_a_model_that_names_tokens_is_not_served(tmp_path: Path) -> None:
     model = hvt.create_model("hvt_ti_1", **SMALL | FEW | {"global_pool": ""})
     hvt.save(model, tmp_path / "tokens.safetensors")
-    with pytest.raises(HVTError, match=r"tokens\.safetensors has global_pool='', so it names each"):
-        Engine(tmp_path / "tokens.safetensors", Settings(runs=1))
+    with pytest.raises(
+        HVTError, match=r"tokens\.safetensors has global_pool='', so it classifies each token"
+    ):
+        Engine(tmp_path / "tokens.safetensors", Settings(concurrent_batches=1))
 
 
 def test_class_names_that_are_not_text_are_written_out(onnx: Path, tmp_path: Path) -> None:
@@ -525,12 +481,12 @@ def test_class_names_that_are_not_text_are_written_out(onnx: Path, tmp_path: Pat
     proto = onnx_package.load(onnx)
     for entry in proto.metadata_props:  # what a folder's name of a lone byte ff becomes
         entry.value = entry.value.replace('"class 3"', r'"\udcff"')
-    onnx_package.save(proto, tmp_path / "odd.onnx")
-    app = create_app(engine=Engine(tmp_path / "odd.onnx", Settings(runs=1)))
+    odd = save_changed(proto, tmp_path / "odd.onnx")
+    app = create_app(engine=Engine(odd, Settings(concurrent_batches=1)))
     labels = [*NAMES[:3], r"\udcff", *NAMES[4:]]
     assert ask(app, "GET", "/model").json()["class_names"] == labels
     answer = ask(app, "POST", "/predict?top=10", content=encoded_image()).json()
-    assert {guess["name"] for guess in answer["answers"][0]["top"]} == set(labels)
+    assert {guess["name"] for guess in answer["predictions"][0]["top"]} == set(labels)
     assert ask(app, "POST", "/explain", content=encoded_image()).status_code == 200
 
 
@@ -553,7 +509,7 @@ def test_requests_that_arrive_together_share_a_batch(
     engine: Callable[..., Engine], predictor: hvt.Predictor
 ) -> None:
     # It starts when it is full, long before the second is over that it might wait.
-    app = create_app(engine=engine(max_batch=6, max_wait_ms=1000))
+    app = create_app(engine=engine(max_batch_size=6, max_wait_ms=1000))
     contents = [encoded_image(seed) for seed in range(4)]
 
     async def call() -> str:
@@ -563,7 +519,7 @@ def test_requests_that_arrive_together_share_a_batch(
                 *[to.post("/predict", content=content) for content in contents],
                 to.post("/predict", files=two),
             )
-            answers = [answer for r in responses for answer in r.json()["answers"]]
+            answers = [answer for r in responses for answer in r.json()["predictions"]]
             order = [*contents, contents[3], contents[0]]
             for answer, content in zip(answers, order, strict=True):
                 assert_same(answer, content, predictor)
@@ -572,8 +528,8 @@ def test_requests_that_arrive_together_share_a_batch(
             return (await to.get("/metrics")).text
 
     text = asyncio.run(call())
-    assert metric(text, "hvt_batch_images_count") == 1
-    assert metric(text, "hvt_batch_images_sum") == 6
+    assert metric(text, "hvt_batch_size_count") == 1
+    assert metric(text, "hvt_batch_size_sum") == 6
     assert metric(text, "hvt_images_total") == 6
     assert metric(text, "hvt_queue_images") == 0
     assert metric(text, 'hvt_requests_total{path="/predict",status="200"}') == 5
@@ -586,7 +542,7 @@ def test_the_batcher_fills_waits_skips_and_passes_errors_on() -> None:
     batches: list[list[float]] = []
     asked = threading.Event()
 
-    def answer(images: Sequence[np.ndarray], top: int) -> list[Row]:
+    def answer(images: Sequence[np.ndarray], top: int) -> list[Scores]:
         asked.wait()
         values = [image.item() for image in images]
         batches.append(values)
@@ -595,7 +551,7 @@ def test_the_batcher_fills_waits_skips_and_passes_errors_on() -> None:
         return [([value] * top, [0] * top) for value in values]
 
     async def call() -> None:
-        batcher = Batcher(answer, max_batch=3, max_wait=0.01)
+        batcher = Batcher(answer, max_batch_size=3, max_wait=0.01)
         send = lambda value, top=1: batcher.submit(np.array(float(value)), top)  # noqa: E731
         # Three at a time while a run is under way; the one that nobody waits for is left out.
         futures = [send(value, top=value % 2 + 1) for value in range(7)]
@@ -633,13 +589,12 @@ def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Eng
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"max_batch": 0}, "max_batch=0 must be a whole number of at least 1"),
+        ({"max_batch_size": 0}, "max_batch_size=0 must be a whole number of at least 1"),
         ({"port": 70_000}, "port=70000 must be a whole number from 0 to 65535"),
         ({"timeout": float("nan")}, "timeout=nan"),
-        ({"timeout": float("inf")}, "timeout=inf"),
         ({"max_pixels": 10**9}, "max_pixels"),
-        ({"queue": 8, "max_images": 9}, "queue=8"),
-        ({"max_body": 8, "max_buffered_bytes": 7}, "max_buffered_bytes=7"),
+        ({"max_queue": 8, "max_images": 9}, "max_queue=8"),
+        ({"max_body": 8, "max_buffered": 7}, "max_buffered=7"),
         ({"allow_host": ("https://a.example",)}, "allow_host='https://a.example'"),
     ],
 )
@@ -648,23 +603,23 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, Any], words: st
         Settings(**values)
 
 
-def test_the_command_refuses_in_one_sentence(
+def test_errors_of_the_command_are_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*words: object) -> str:
         assert main(["serve", *map(str, words)]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        return error
+        return capsys.readouterr().err.splitlines()[-1]
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"cannot listen on 127.0.0.1:{port}: another program" in refused("--port", port)
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in refused(
+            "--port", port
+        )
     assert "No such file" in refused(tmp_path / "absent.onnx", "--port", 0)
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
     assert "is not an ONNX model" in refused(tmp_path / "bad.onnx", "--port", 0)
-    assert "no such address" in refused("--host", "999.1.1.1", "--port", 0)
-    assert "max_batch=0" in refused("--max-batch", 0)
+    assert "cannot listen on 999.1.1.1:0" in refused("--host", "999.1.1.1", "--port", 0)
+    assert "max_batch_size=0" in refused("--max-batch-size", 0)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'hvt[serve]'" in refused()
 
@@ -680,7 +635,9 @@ def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> Non
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent / "src")])
     environment = os.environ | {"SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": path}
-    app = create_app(engine=Engine(onnx, Settings(runs=1, max_images=4, max_wait_ms=0)))
+    app = create_app(
+        engine=Engine(onnx, Settings(concurrent_batches=1, max_images=4, max_wait_ms=0))
+    )
     with live(app) as url:
         command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
         options = [
@@ -703,15 +660,15 @@ def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> Non
 
 
 def test_hostile_images_harm_nothing(onnx: Path, predictor: hvt.Predictor) -> None:
-    app = create_app(engine=Engine(onnx, Settings(runs=1, max_wait_ms=0)))
+    app = create_app(engine=Engine(onnx, Settings(concurrent_batches=1, max_wait_ms=0)))
     with live(app) as url:
         statuses = harass(url, 160)
         assert set(statuses) == {200, 413, 415, 422}
         good = encoded_image(5)
         assert_same(
-            httpx.post(f"{url}/predict", content=good).json()["answers"][0], good, predictor
+            httpx.post(f"{url}/predict", content=good).json()["predictions"][0], good, predictor
         )
-    assert app.state.admission_control.held == 0
+    assert app.state.admission.images == 0
 
 
 def harass(url: str, count: int, seed: int = 0) -> dict[int, int]:
@@ -780,7 +737,7 @@ def test_a_service_told_to_stop_answers_what_it_accepted(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="workers are killed by SIGKILL")
-def test_a_killed_worker_is_replaced_and_the_others_go_on(
+def test_a_killed_worker_is_replaced_and_the_others_continue(
     onnx: Path, predictor: hvt.Predictor
 ) -> None:
     psutil = pytest.importorskip("psutil")
@@ -806,9 +763,8 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(
             time.sleep(0.05)
         assert other in workers()
         assert len(workers()) == 2
-        code, said = service.stop()
+        code, _ = service.stop()
     assert code == 0
-    assert "exit code -9; starting another" in said
 
 
 @pytest.mark.slow

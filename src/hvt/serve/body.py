@@ -139,6 +139,13 @@ class _Form(MultiPartParser):
     spool_max_size = sys.maxsize
     ended = False
 
+    def on_headers_finished(self) -> None:
+        part = self._current_part
+        named = part.content_disposition or b""
+        if b'name="images"' in named and b"filename" not in named:  # it would be taken for text
+            part.content_disposition = named + b'; filename=""'
+        super().on_headers_finished()
+
     def on_end(self) -> None:
         self.ended = True
 

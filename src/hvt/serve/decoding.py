@@ -129,7 +129,7 @@ def decode_heavy(content: bytes, limits: Limits) -> Image.Image:
     if "error" in reply:
         raise _ERRORS[reply["error"]](reply["reason"])
     pixels = memoryview(done.stdout)[end + 1 :]
-    return Image.frombuffer(mode_of(limits.in_chans), reply["size"], pixels)
+    return Image.frombuffer(mode_of(limits.in_chans), reply["size"], pixels)  # type: ignore[arg-type]
 
 
 _ERRORS = {"format": UnidentifiedImageError, "too large": ImageTooLargeError, "damaged": ValueError}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -29,9 +30,9 @@ def drained(state: Any) -> Iterator[None]:
     Entered in uvicorn's lifespan, after it has installed its own handlers; under another server,
     or in a thread, nothing is changed.
     """
-    uvicorns = signal.getsignal(signal.SIGTERM)
+    handler: Any = signal.getsignal(signal.SIGTERM)
     main = threading.current_thread() is threading.main_thread()
-    if not main or not isinstance(getattr(uvicorns, "__self__", None), uvicorn.Server):
+    if not main or not isinstance(getattr(handler, "__self__", None), uvicorn.Server):
         yield
         return
     loop = asyncio.get_running_loop()
@@ -40,18 +41,20 @@ def drained(state: Any) -> Iterator[None]:
         if not state.draining:
             state.draining = True
             _exit_later(state)
-            loop.call_soon_threadsafe(loop.call_later, state.settings.drain, uvicorns, number, None)
+            delay = functools.partial(loop.call_later, state.settings.drain)
+            loop.call_soon_threadsafe(delay, handler, number, None)
         elif number == signal.SIGINT:  # impatience; a worker may get both for one Ctrl-C
-            uvicorns(number, None)  # type: ignore[operator, misc]
+            handler(number, None)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
     parent = parent_process()
     if parent is not None:  # a worker must not outlive the process that started it
         loop.add_reader(parent.sentinel, _orphaned, loop, parent.sentinel)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handler)
         _report(state)
 

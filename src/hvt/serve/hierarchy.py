@@ -49,8 +49,8 @@ class Block(BaseModel):
 
     block: int
     tokens: int = Field(description="that it takes")
-    macs: int = Field(description="multiply-adds, its pooling included")
-    unpooled_macs: int = Field(description="multiply-adds if all tokens had been kept")
+    macs: int = Field(description="MACs, its pooling included")
+    unpooled_macs: int = Field(description="MACs if all tokens had been kept")
 
 
 class Box(BaseModel):
@@ -79,8 +79,8 @@ class Hierarchy(BaseModel):
     stages: list[Stage]
     untraced: str | None = Field(description="why shares and kept tokens are null, where they are")
     blocks: list[Block]
-    macs: int = Field(description="multiply-adds in all, patch embedding and classifier included")
-    unpooled_macs: int = Field(description="multiply-adds in all if all tokens had been kept")
+    macs: int = Field(description="MACs in all, patch embedding and classifier included")
+    unpooled_macs: int = Field(description="MACs in all if all tokens had been kept")
 
 
 def hierarchy(

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ WORKER_TIMEOUT = 120  # seconds for a worker to import what it needs, on a busy 
 
 def serve(source: str | Path | None, settings: Settings) -> int:
     """Answer until stopped by SIGTERM or SIGINT, then what was accepted; returns the exit code."""
-    _log_to_stderr()
-    with contextlib.closing(bind(settings)) as sock:
+    with _logged(), contextlib.closing(bind(settings)) as sock:
         if settings.workers > 1:
             return _serve_workers(source, settings, sock)
         return _serve(create_app(settings, source), sock)
@@ -73,10 +73,10 @@ def _serve_workers(source: str | Path | None, settings: Settings, sock: socket.s
 
 
 def _worker_app(source: str | Path | None, settings: Settings, exported: Path | None) -> FastAPI:
-    _log_to_stderr()
     _tune()
     try:
-        return create_app(engine=Engine(source, settings, exported))
+        with _logged():
+            return create_app(engine=Engine(source, settings, exported))
     except HVTError as error:
         print(f"hvt: {error}", file=sys.stderr, flush=True)
         raise SystemExit(STARTUP_FAILURE) from None
@@ -138,14 +138,21 @@ def _cannot_listen(settings: Settings, error: OSError) -> HVTError:
     return HVTError(f"cannot listen on {where}: {reason}; choose another --host or --port")
 
 
-def _log_to_stderr() -> None:
-    """Show what is being done until the service listens."""
-    logger = logging.getLogger("hvt.serve")
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    """Show on standard error what is being done until the service listens."""
+    logger, handler = logging.getLogger("hvt.serve"), logging.StreamHandler()
     logger.setLevel(logging.INFO)
-    logger.handlers = [logging.StreamHandler()]
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _tune() -> None:
     # A batch that has ended waits this long for a busy event loop before the next can start.
     sys.setswitchinterval(SWITCH)
-    warnings.filterwarnings("ignore", module="PIL")  # about untrusted images
+    # About untrusted images and forms, of which a client may send any number.
+    warnings.filterwarnings("ignore", module="PIL")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from ..errors import HVTError
 from ..fields import check_values, field
-from .bounds import MOST_PIXELS
 
 MAX_PIXELS = 178_956_970  # Pillow itself raises an error above
 NAME = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+")  # any, a host's name, an IPv6 address
@@ -35,9 +34,7 @@ class Settings:
         2.0, "milliseconds that an image waits for others to share its batch", ge=0, le=1000
     )
     threads: int = _count(1, "threads of ONNX Runtime for one batch")
-    concurrent_batches: int = field(
-        0, "batches at once in a worker; 0 is one for each core", ge=0
-    )
+    concurrent_batches: int = field(0, "batches at once in a worker; 0 is one for each core", ge=0)
     decoders: int = _count(2, "images that a worker decodes at once")
     device: str = field("auto", "where the model runs: auto, cpu or cuda")
     max_body: int = _count(20_000_000, "bytes of a request's body, at most")

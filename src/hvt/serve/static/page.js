@@ -51,9 +51,9 @@ async function look(blob, name) {
     showImage(bitmap, name);
     const sent = await lighter(blob, bitmap);
     const start = performance.now();
-    const answers = await ask("predict", sent, signal);
+    const predicted = await ask("predict", sent, signal);
     if (signal.aborted) return; // while the body was read, which is then empty
-    showAnswer(answers, performance.now() - start);
+    showAnswer(predicted, performance.now() - start);
     const explanation = await ask("explain", sent, signal);
     if (signal.aborted) return;
     drawn = { explanation, bitmap, name };
@@ -166,7 +166,7 @@ function scrollToAnswer() {
   at("answer").scrollIntoView({ behavior: still ? "auto" : "smooth", block: "start" });
 }
 
-function showAnswer({ answers: [{ top }], milliseconds }, trip) {
+function showAnswer({ predictions: [{ top }], milliseconds }, trip) {
   say(`${plain(top[0].name)}, ${percent(top[0].probability)}`, true);
   scrollToAnswer();
   at("top").replaceChildren(
@@ -225,7 +225,7 @@ const HOW = {
 };
 // Of a model whose patches only go when the last one has been looked at.
 const ALONE =
-  "All of them go through all blocks. After the last block's attention the class token goes on alone: it has " +
+  "All of them go through all blocks. After the last block's attention only the class token is left: it has " +
   "looked at every patch, and the answer is read from it.";
 const mixes = () => ["avg", "merge"].includes(drawn.explanation.reduction);
 
@@ -465,7 +465,7 @@ function showCosts() {
   const { explanation: { blocks, macs, unpooled_macs: unpooled } } = drawn;
   const times = unpooled / macs;
   at("costs-note").textContent =
-    `${amount(macs)} multiply-adds in all for this image` +
+    `${amount(macs)} MACs for this image` +
     (times > 1.005 ? `, ${times.toFixed(1)} times fewer than ${amount(unpooled)} with all tokens kept.` : ".");
   at("legend").hidden = times <= 1.005;
   at("rows").replaceChildren(
@@ -497,7 +497,7 @@ function drawChart() {
   const last = blocks.at(-1);
   svg.setAttribute(
     "aria-label",
-    `Bars of the ${blocks.length} blocks: ${amount(macs)} multiply-adds in all, block ${first.block} ` +
+    `Bars of the ${blocks.length} blocks: ${amount(macs)} MACs in all, block ${first.block} ` +
       `${amount(first.macs)} with ${first.tokens} tokens, block ${last.block} ${amount(last.macs)} with ` +
       `${last.tokens} tokens. The table below has them all.`,
   );
