@@ -558,6 +558,7 @@ for (const input of [at("file"), at("camera")]) {
 for (const button of document.querySelectorAll("[data-sample]")) {
   button.addEventListener("click", async () => {
     mark(button.dataset.sample);
+    clear(); // at once, while the sample is fetched
     try {
       const response = await fetch(button.querySelector("img").src);
       const blob = await response.blob();
