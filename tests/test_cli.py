@@ -264,7 +264,7 @@ def test_every_field_has_a_flag_with_help(capsys: Captured) -> None:
         ("cost hvt_s1", "unknown model 'hvt_s1': did you mean hvt_s_1"),
         ("cost hvt_s_1 --depht 24", "hvt cost: unknown flag '--depht': did you mean --depth?"),
         ("cost hvt_s_1 --nothing", "(see hvt cost --help)"),
-        ("cost hvt_s_1 --num_clases=3", "unknown flag '--num_clases': did you mean --num-classes"),
+        ("cost hvt_s_1 --num_clases=3", "unknown flag '--num-clases': did you mean --num-classes"),
         ("cost hvt_s_1 depht=24", "unknown override 'depht': did you mean depth?"),
         ("cost hvt_s_1 24", "'24' is not understood: write name=value, such as depth=24"),
         ("cost hvt_s_1 --depth", "--depth: expected one argument"),

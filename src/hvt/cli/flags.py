@@ -24,7 +24,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        known, unknown = self.parse_known_args(args, namespace)
+        # A field's own spelling, --num_classes, works too.
+        dashed = [re.sub("^--[a-z_]+", lambda m: m[0].replace("_", "-"), word) for word in args]
+        known, unknown = self.parse_known_args(dashed, namespace)
         for rest in ("overrides", "others"):  # argparse leaves over those that follow a flag
             if hasattr(known, rest):
                 words = [word for word in unknown if not word.startswith("-")]
@@ -36,8 +38,7 @@ class Parser(argparse.ArgumentParser):
             flag = unknown[0].split("=")[0]
             if not flag.startswith("-"):
                 owner.error(f"{flag!r} is one argument too many")
-            shown = [a for a in owner._actions if a.help != argparse.SUPPRESS]
-            flags = [f for action in shown for f in action.option_strings]
+            flags = [name for action in owner._actions for name in action.option_strings]
             owner.error(f"unknown flag {flag!r}: {_suggested_flags(flag, flags, owner.synonyms)}")
         return known
 
@@ -74,9 +75,6 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
     for field in dataclasses.fields(cls):
         if field.name in skip:
             continue
-        flags = [f"--{field.name.replace('_', '-')}"]
-        if "_" in field.name:
-            flags.append(f"--{field.name}")  # the field's own spelling works too, without help
         default = None if field.default is dataclasses.MISSING else field.default
         shown = "" if default in (None, "", ()) else f" (default: {default})"
         text = field.metadata.get("help", "") + shown
@@ -88,9 +86,7 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
         else:
             options["type"] = converter(field.name, hints[field.name])
             options["metavar"] = _metavar(hints[field.name])
-        parser.add_argument(flags[0], help=text, **options)
-        for alias in flags[1:]:
-            parser.add_argument(alias, help=argparse.SUPPRESS, **options)
+        parser.add_argument(f"--{field.name.replace('_', '-')}", help=text, **options)
 
 
 def add_number(

@@ -108,50 +108,46 @@ def run_models(args: argparse.Namespace) -> None:
     emit(rows, _MODELS, json=args.json, csv=args.csv)
     if args.json or args.csv:
         return
-    console = new_console()
+    lines = []
     for name in built_in:
         role = ", the default where a model may be left out" if name == DEFAULT else ""
-        text = f"\n{name} is built in and knows {BUILT_IN[name]}{role}"
-        console.print(text, highlight=False)
+        lines.append(f"\n{name} is built in and knows {BUILT_IN[name]}{role}")
     for note in dict.fromkeys(NOTES[name] for name in names if name in NOTES):
         noted = [name for name in names if NOTES.get(name) == note]
-        console.print(f"\n{', '.join(noted)}: {note}", highlight=False)
+        lines.append(f"\n{', '.join(noted)}: {note}")
+    if lines:
+        new_console().print("\n".join(lines), highlight=False)
 
 
 def run_cost(args: argparse.Namespace) -> None:
     config = get_config(args.name, **_overrides(args))
     priced = cost(config)
     if args.json:
-        described = {"name": args.name, **priced.to_dict(), "config": config.to_dict()}
-        print_json(described)
+        print_json({"name": args.name, **priced.to_dict(), "config": config.to_dict()})
         return
-    console = new_console()
-    title = Text.assemble((printable(args.name), "bold"), f"  {arrow(priced.tokens)} tokens")
-    console.print(title, highlight=False)
-    console.print(
+    lines = [
         f"{priced.gflops:.2f} GFLOPs (MACs), {priced.params_m:.2f} M parameters, "
-        f"{priced.activation_mb:.1f} MB activations per image",
-        highlight=False,
-    )
-    for c in priced.compression:
-        console.print(
-            f"pooling after block {c.block}: {c.tokens_in} → {c.tokens_out} tokens, "
-            f"{c.measured:.2f}× cheaper blocks (Eq. 8: α = {c.alpha:.2f})",
-            highlight=False,
-        )
+        f"{priced.activation_mb:.1f} MB activations per image"
+    ]
+    lines += [
+        f"pooling after block {c.block}: {c.tokens_in} → {c.tokens_out} tokens, "
+        f"{c.measured:.2f}× cheaper blocks (Eq. 8: α = {c.alpha:.2f})"
+        for c in priced.compression
+    ]
     if config.retention is not None:
-        console.print(
-            f"{priced.ratio:.2f}× cheaper than with all tokens kept in every block", highlight=False
-        )
+        lines.append(f"{priced.ratio:.2f}× cheaper than with all tokens kept in every block")
         if args.name in NOTES and config.retention == MODELS[args.name].retention:
-            console.print(NOTES[args.name], highlight=False)
+            lines.append(NOTES[args.name])
     elif priced.compression:
-        console.print(f"{priced.ratio:.2f}× cheaper than without pooling", highlight=False)
+        lines.append(f"{priced.ratio:.2f}× cheaper than without pooling")
+    console = new_console()
+    console.print(Text.assemble((printable(args.name), "bold"), f"  {arrow(priced.tokens)} tokens"))
+    console.print("\n".join(lines), highlight=False)
     console.print(_layer_table(priced) if args.layers else _block_table(priced, console.width))
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields to replace, as flags and as pairs; one that is both ways must be the same."""
+    """The fields to replace, as flags and as pairs, which must not contradict each other."""
     fields = given_fields(args, HVTConfig)
     for pair in args.overrides:
         for name, value in parse_pairs([pair], HVTConfig).items():
@@ -176,10 +172,8 @@ def _block_table(priced: Cost, width: int) -> Table:
 
 
 def _layer_table(priced: Cost) -> Table:
-    rows = [
-        asdict(layer)
-        | {"mmacs": layer.macs / 1e6, "kparams": layer.params / 1e3}
-        | {"kb": layer.activation_bytes / 1e3}
-        for layer in priced.layers
-    ]
+    rows = []
+    for layer in priced.layers:
+        scaled = {"mmacs": layer.macs / 1e6, "kparams": layer.params / 1e3}
+        rows.append(asdict(layer) | scaled | {"kb": layer.activation_bytes / 1e3})
     return make_table(rows, _LAYERS)
