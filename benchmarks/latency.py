@@ -4,7 +4,7 @@
 
 draws random configs from the space of a plan and times them in turns with the models of the table
 of block timings, so that a busy moment falls on all alike. Each is predicted by the sum over its
-layers. Writes `results/latency.csv`, where rows of other modes are kept, and tells how many are
+layers. Writes `results/latency.csv`, where rows of other modes are kept, and prints how many are
 within 15 per cent.
 """
 
@@ -46,7 +46,7 @@ def main() -> None:
     add("--threads", type=int, help="CPU threads; torch's own choice by default")
     add("--batch", type=int, default=1, help="images of a batch")
     add("--count", type=int, default=24, help="configs")
-    add("--gflops", type=float, nargs=2, default=(0.05, 5.0), help="the least and the most of one")
+    add("--gflops", type=float, nargs=2, default=(0.05, 5.0), help="range of their cost")
     add("--seed", type=int, default=0, help="of the configs")
     add("--rounds", type=int, default=7, help="turns of each config; more where a machine is noisy")
     add("--out", type=Path, default=HERE / "results/latency.csv", help="the results' CSV file")

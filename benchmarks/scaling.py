@@ -105,7 +105,7 @@ def best_name(config: HVTConfig) -> str:
 
 
 def check_jobs() -> list[dict[str, Any]]:
-    """The dear ones first."""
+    """The expensive ones first."""
     jobs = []
     for budget in sorted(OTHERS, reverse=True):
         named = {"plan": planned(budget), "even stages": even_stages(budget)}

@@ -3,7 +3,7 @@
     python benchmarks/scaling_tables.py
 
 reads `results/search`, `results/scaling.csv`, the results of `reproduction` and the fit behind
-`hvt plan`. `--check` tells whether the page is current.
+`hvt plan`. `--check` exits 1 if the page is stale.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROWS = {"deit_w36_l6_m0_n65": "DeiT-Ti", "hvt_w72_l6_m4_n64": "Scale HVT-Ti-4"}
 BEST_SHOWN = {1: 6, 3: 6, 10: 3}
 """How many of the best are shown, by epochs."""
 RULE = tuple(0.002 * 2**n for n in range(5))
-"""Budgets that the rule is derived from: 2 to 32 M multiply-adds."""
+"""Budgets that the rule is derived from: 2 to 32 M MACs."""
 DRAWS, TOP = 1000, 20
 """Configs drawn for each of them, and those with the best scores, which the rule is the mean of."""
 
@@ -94,7 +94,7 @@ def study_table() -> str:
             for row in once
         ]
         heading = f"{epochs} epoch{'s' * (epochs > 1)}: trial"
-        parts.append(pages.table([heading, "top-1", "M multiply-adds", *SHAPE], lines, SHAPE))
+        parts.append(pages.table([heading, "top-1", "M MACs", *SHAPE], lines, SHAPE))
     return "\n\n".join(parts)
 
 
@@ -121,7 +121,7 @@ def best_table(rows: Sequence[dict[str, Any]]) -> str:
         [name, mega(gflops), *(mean(figures.get(epochs, [])) for epochs in RECIPES)]
         for name, (gflops, figures) in models.items()
     ]
-    return pages.table(["model", "M multiply-adds", "1 epoch", "10 epochs"], lines)
+    return pages.table(["model", "M MACs", "1 epoch", "10 epochs"], lines)
 
 
 def mean(figures: Sequence[float]) -> str:
@@ -180,7 +180,7 @@ def check_table(rows: Sequence[dict[str, Any]]) -> str:
     for budget in OTHERS:
         some = [row for row in rows if float(row["budget"]) == budget]
         if not some:
-            parts.append(f"{1e3 * budget:g} M multiply-adds: not run.")
+            parts.append(f"{1e3 * budget:g} M MACs: not run.")
             continue
         some.sort(key=lambda row: -float(row["top1"]))
         configs = [HVTConfig.from_dict(json.loads(row["config"])) for row in some]
@@ -191,9 +191,9 @@ def check_table(rows: Sequence[dict[str, Any]]) -> str:
             for row, config, score in zip(some, configs, expected, strict=True)
         ]  # fmt: skip
         order = spearmanr(expected, [float(row["top1"]) for row in some]).statistic
-        headings = ["config", "top-1", "predicted", "M multiply-adds", *SHAPE]
+        headings = ["config", "top-1", "predicted", "M MACs", *SHAPE]
         parts.append(
-            f"{1e3 * budget:g} M multiply-adds, rank correlation {order:.2f}:\n\n"
+            f"{1e3 * budget:g} M MACs, rank correlation {order:.2f}:\n\n"
             + pages.table(headings, lines, SHAPE)
         )
     return "\n\n".join(parts)

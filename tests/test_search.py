@@ -1,6 +1,7 @@
 """A search trains only what its budget allows, halves its trials, and survives its processes."""
 
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -460,6 +461,22 @@ def test_a_config_that_is_suggested_again_continues_only_if_it_is_promoted(
     # A retry was promoted by the process that began it.
     assert len(objective(params, rungs=[first])["rungs"]) == 2
     assert len(trained) == 2
+
+
+def test_trials_without_a_config_or_a_finite_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(recipe: Recipe, console: Console) -> Any:
+        raise hvt.HVTError("the loss is not finite")
+
+    monkeypatch.setattr("hvt.searching.worker.engine.train", diverge)
+    monkeypatch.setattr("hvt.searching.worker.MAX_EMPTY", 2)
+    worker = worker_in(tmp_path, trials=1)
+    worker.work()
+    assert [row["top1"] for row in rows_of(worker.study)] == [0.0]
+    worker.space, worker.trials = dataclasses.replace(worker.space, gflops=1e-9), 2
+    with pytest.raises(hvt.HVTError, match="2 trials in a row have no config within gflops=1e-09"):
+        worker.work()
 
 
 def test_studies_have_folders_of_their_own(

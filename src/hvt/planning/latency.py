@@ -116,7 +116,7 @@ class LatencyTable:
 
 
 def check_timed(head_dim: int) -> None:
-    """Refuse narrow heads: the timed ones of 32 and 64 do not stand for them.
+    """Raise an error for narrow heads, which the timed ones of 32 and 64 do not represent.
 
     The softmax of many narrow heads takes much longer.
     """

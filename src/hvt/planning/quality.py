@@ -28,7 +28,7 @@ MEASURES = ("width", "depth", "patches", "pooled")
 pooling reduces the patches of a block on average. The square of each is a feature too."""
 EXTRAPOLATION_PENALTY = 5.0
 """Points that a config loses for each factor of e by which it is smaller, or pooled more, than the
-training data: a conservative guess, for clipping alone would make such configs free."""
+training data: a conservative guess, for only clipping them would make such configs free."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Quality:
     high: dict[str, float]
     """The range of each measure in the training data."""
     max_gflops: float
-    """The most of a model in the training data."""
+    """Of the largest model in the training data."""
     intercept: float
     penalty: float
     rank_correlation: float

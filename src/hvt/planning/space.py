@@ -225,7 +225,7 @@ def _images(fixed: dict[str, Any], sizes: Sequence[int]) -> tuple[ImageSpec, ...
         if one[0] % p == 0 and one[1] % p == 0
     ]
     if size and patch:
-        HVTConfig(img_size=size, patch_size=patch)  # refuses what does not fit
+        HVTConfig(img_size=size, patch_size=patch)  # raises an error if it does not fit
         return tuple(images)
     within = [one for one in images if ROWS[0] <= min(one.grid) and max(one.grid) <= ROWS[1]]
     if not within and images:

@@ -118,7 +118,9 @@ def search(
     with FileLock(folder / LOCK):  # one process creates the tables
         opened = open_study(name, url, settings, heartbeat, accept_changed_data)
         _check_folder(folder, opened.user_attrs[ID])
-        enqueue(opened, first, space.promising(min(promising, trials), base.seed))
+        new = not opened.get_trials(deepcopy=False)
+        count = min(promising, trials) if new else 0
+        enqueue(opened, first, space.promising(count, base.seed) if count else [])
     try:
         Worker(base, space, opened, folder, trials, console, epochs).work()
     finally:
@@ -163,9 +165,9 @@ def _recipe(
 
 
 def _check_folder(folder: Path, study: str | None = None) -> None:
-    """Refuse a folder with a best.json of something else, or results that are not of the study.
+    """Raise an error for a folder with a foreign best.json, or with results of another study.
 
-    `study` is its id, once it is known.
+    `study` is the id of ours, once it is known.
     """
     path = folder / "trials.json"
     if not path.exists():

@@ -27,7 +27,7 @@ SETTINGS = "hvt"
 GIVEN = "given"
 """The attribute of a trial whose config was given by the user."""
 ID = "id"
-"""The attribute that tells it from another study of the same name."""
+"""The attribute that distinguishes it from another study of the same name."""
 IMAGES = "images"
 """The setting with the identity of the data."""
 
@@ -96,13 +96,12 @@ def differences(stored: dict[str, Any], ours: dict[str, Any], within: str = "") 
 
 
 def enqueue(study: Any, given: list[dict[str, Any]], promising: list[dict[str, Any]]) -> None:
-    """Queue given configs that were not tried yet and, in a new study, promising parameters."""
-    trials = study.get_trials(deepcopy=False)
-    tried = [trial.user_attrs.get(GIVEN) for trial in trials]
+    """Queue given configs that were not tried yet, and then promising parameters."""
+    tried = [trial.user_attrs.get(GIVEN) for trial in study.get_trials(deepcopy=False)]
     for config in given:
         if config not in tried:
             study.enqueue_trial({}, user_attrs={GIVEN: config})
-    for params in [] if trials else promising:
+    for params in promising:
         study.enqueue_trial(params)
 
 

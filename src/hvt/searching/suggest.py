@@ -112,7 +112,7 @@ class SearchSpace:
         return list(chosen.values())[:count]
 
     def check_budget(self) -> None:
-        """Refuse a budget that no config of the space meets."""
+        """Raise an error for a budget that no config of the space meets."""
         space = self.space
         narrowest = min(space.widths, key=lambda pair: pair[0] * pair[1])
         depths = [depth for depth in space.depths if space.places(depth)][:1]
