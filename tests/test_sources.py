@@ -28,6 +28,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from hvt.data.check import check
 from hvt.data.factory import FactoryImages, check_labels, read_names
+from hvt.data.fingerprint import identity
 from hvt.data.images import UnreadableImageError
 from hvt.data.loader import EvalBatches, TrainBatches
 from hvt.data.sources import (
@@ -847,3 +848,39 @@ def test_a_train_fraction_keeps_every_class_and_the_validation_part() -> None:
     assert len(part.val) == len(whole.val)
     assert len(part.train) == pytest.approx(0.1 * len(whole.train), abs=10)
     assert set(part.train.labels.tolist()) == set(range(10))
+
+
+# Identity
+
+
+def test_a_moved_folder_is_the_same_and_a_replaced_image_is_not(tmp_path: Path) -> None:
+    folder = classes(tmp_path / "here", cat=40, dog=40)
+    before = identity(open_data(folder))
+    names = [f"{what} of {part} images" for part in ("training", "validation")
+             for what in ("number", "list", "content")]  # fmt: skip
+    assert list(before) == names
+    copied = Path(shutil.copytree(folder, tmp_path / "there" / "copy"))
+    assert identity(open_data(copied)) == before
+
+    def changed(path: Path) -> list[str]:
+        after = identity(open_data(folder))
+        return [name for name in names if after[name] != before[name]]
+
+    data = open_data(folder)
+    path = data.train.paths[3]  # type: ignore[union-attr]
+    content = path.read_bytes()
+    path.write_bytes(content + b"\0")
+    assert changed(path) == ["content of training images"]
+    path.write_bytes(content[:-1] + b"\0")  # of the same size, among the files that are read
+    assert changed(path) == ["content of training images"]
+    path.write_bytes(content)
+    assert changed(path) == []
+    path.rename(path.with_name("other.png"))
+    assert "list of training images" in changed(path)
+
+
+def test_a_link_to_nothing_has_an_identity(tmp_path: Path) -> None:
+    folder = classes(tmp_path, cat=4, dog=4)
+    (folder / "cat" / "gone.png").symlink_to("nothing.png")
+    assert identity(open_data(folder))["number of training images"] == "7"
+    assert len(identity(open_data("digits"))) == 6

@@ -1,18 +1,24 @@
-"""Whether a data set is the one that a run began with: its images by name, and their labels."""
+"""Whether a data set is the one that a run began with: its images, and their labels."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import random
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
+from .arrays import ArrayImages
 from .factory import FactoryImages
 from .images import FileImages
 from .sources import AnyImages, Data, Images
 from .streams import stream_length
+
+_SAMPLED = 256
+"""Files of a part whose content is read. Of all of them the size is known, which nearly every
+replaced image changes; modification times would not survive a copy."""
 
 
 def identity(data: Data) -> dict[str, str]:
@@ -20,10 +26,14 @@ def identity(data: Data) -> dict[str, str]:
 
     Others would be split anew, and what was trained on would be measured on.
     """
-    parts = {"training": data.train, "validation": data.val}
-    counts = {f"number of {k} images": str(count_images(v)) for k, v in parts.items()}
-    lists = {f"list of {k} images": fingerprint(v) for k, v in parts.items()}
-    return counts | {name: digest for name, digest in lists.items() if digest is not None}
+    found = {}
+    for part, images in (("training", data.train), ("validation", data.val)):
+        found[f"number of {part} images"] = str(count_images(images))
+        if isinstance(images, Images) and images.labels is not None:
+            files = _files(images)
+            found[f"list of {part} images"] = _list_digest(images.labels, files)
+            found[f"content of {part} images"] = _content_digest(images, files)
+    return found
 
 
 def count_images(images: AnyImages) -> int:
@@ -31,32 +41,47 @@ def count_images(images: AnyImages) -> int:
     return len(images) if isinstance(images, Images) else stream_length(images)
 
 
-def fingerprint(images: AnyImages) -> str | None:
-    """A digest of labels and, of files, their names; None where neither is listed.
+def _list_digest(labels: object, files: Sequence[str]) -> str:
+    """Of labels and, of files, their names.
 
     Names are relative to the folder that all files share, so it may lie anywhere.
     """
-    if not isinstance(images, Images) or images.labels is None:
-        return None
-    digest = hashlib.blake2b(np.asarray(images.labels, dtype="<i8").tobytes(), digest_size=16)
-    for name in _relative(_files(images)):
-        digest.update(name + b"\0")
+    digest = hashlib.blake2b(np.asarray(labels, dtype="<i8").tobytes(), digest_size=16)
+    # What the first and the last by order share, all share.
+    above = os.path.commonpath([Path(min(files)).parent, Path(max(files)).parent]) if files else ""
+    for file in files:
+        digest.update(os.fsencode(os.sep + file[len(above) :].lstrip(os.sep)) + b"\0")
     return digest.hexdigest()
 
 
-def _files(images: Any) -> list[bytes]:
+def _content_digest(images: Images, files: Sequence[str]) -> str:
+    """Of the size of all files and the content of a few hundred, the same for the same number.
+
+    Of what is in memory, all pixels count; of what lies elsewhere, nothing.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    if isinstance(images, ArrayImages):
+        digest.update(images.images.numpy().tobytes())
+    for file in files:
+        digest.update(_size(file).to_bytes(8, "little", signed=True))
+    for file in random.Random(len(files)).sample(files, min(_SAMPLED, len(files))):
+        if _size(file) >= 0:
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+def _size(file: str) -> int:
+    try:
+        return os.stat(file).st_size  # noqa: PTH116 - twice as fast
+    except OSError:  # reading it says what is wrong
+        return -1
+
+
+def _files(images: Images) -> list[str]:
     if isinstance(images, FileImages):
-        return [os.fsencode(path) for path in images.paths]
+        return list(map(str, images.paths))
     if isinstance(images, FactoryImages):  # torchvision's folders list theirs
         samples = getattr(images.dataset, "samples", None)
         if isinstance(samples, list):
-            return [os.fsencode(samples[index][0]) for index in images.indices]
+            return [samples[index][0] for index in images.indices]
     return []
-
-
-def _relative(files: Sequence[bytes]) -> list[bytes]:
-    # What the first and the last by order share, all share.
-    ends = [os.path.dirname(path) for path in (min(files), max(files))] if files else []  # noqa: PTH120
-    above = os.path.commonpath(ends) if ends else b""
-    separator = os.fsencode(os.sep)
-    return [separator + path[len(above) :].lstrip(separator) for path in files]
