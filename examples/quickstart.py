@@ -26,19 +26,17 @@ def main() -> None:
     import hvt
     from hvt.data.sources import open_data
     from hvt.deploy.predict import Predictor
-    from hvt.training.engine import Result
-    from hvt.training.launch import train
+    from hvt.training.engine import train
     from hvt.training.recipe import load_recipe
+    from hvt.training.trainer import Result
     from hvt.training.watch import clock, draw_curves
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", default="runs/quickstart", help="folder for the results")
     parser.add_argument("--epochs", type=int, help="instead of the recipe's")
-    parser.add_argument("--processes", type=int, help="default: as many as are faster")
     args = parser.parse_args()
     console, folder = Console(), Path(args.output)
     recipe = load_recipe("digits")
-    recipe = recipe.replace(processes=args.processes or "auto")
     if args.epochs:
         recipe = recipe.replace(epochs=args.epochs)
 

@@ -24,9 +24,11 @@ from hvt.device import find_device
 from hvt.errors import HVTError, did_you_mean
 from hvt.paper.tables import PaperRow, PaperTable
 from hvt.power import search
-from hvt.training.engine import Result, read_recipe, resume, train
+from hvt.training.engine import resume, train
 from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
+from hvt.training.run_lock import read_recipe
+from hvt.training.trainer import Result
 
 from . import long, results
 from .protocol import BUDGETS, SEEDS, Protocol, Training, plan

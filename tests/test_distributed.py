@@ -19,9 +19,10 @@ from training import quiet, said, tiny, trainer_of, weights, write_recipe
 import hvt
 from hvt import HVTError
 from hvt.distributed import DistributedContext, init_process_group, restarted
-from hvt.training.engine import Result, resume, train
+from hvt.training.engine import resume, train
 from hvt.training.interrupt import Interrupted
 from hvt.training.state import states
+from hvt.training.trainer import Result
 
 CPU = torch.device("cpu")
 
@@ -135,7 +136,7 @@ def stop_after_an_epoch(folder: Path) -> None:
 
     trainer.console.file = Impatient()
     with pytest.raises(Interrupted):
-        trainer.run(resume=False)
+        trainer.run()
 
 
 @pytest.fixture(scope="module")
@@ -220,9 +221,9 @@ def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "message"),
     [
         ({"WORLD_SIZE": "2"}, "RANK is not set: start several processes by torchrun"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number: .*, or unset WORLD_SIZE"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is not a number: .*, or unset WORLD_SIZE"),
         ({"WORLD_SIZE": ""}, "WORLD_SIZE is not set"),
-        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK='-1' is no number"),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK='-1' is not a number"),
     ],
     ids=str,
 )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from training import PLAIN, run, tiny, trainer_of
 
-from hvt.training.engine import Trainer
 from hvt.training.muon import Muon, orthogonal
+from hvt.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,8 @@ from training import Waits, quiet, tiny
 from hvt import distributed
 from hvt.cli import main
 from hvt.data.loader import Batch
-from hvt.training.engine import Trainer, open_trainer
+from hvt.training.engine import open_trainer
+from hvt.training.trainer import Trainer
 
 
 def spoiled(batches: Iterator[Batch], rank: int) -> Iterator[Batch]:

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hvt.distributed import DistributedContext
-from hvt.training.engine import Result, Trainer, open_trainer, train
+from hvt.training.engine import open_trainer, train
 from hvt.training.recipe import Recipe
+from hvt.training.trainer import Result, Trainer
 
 TINY = {"img_size": 8, "patch_size": 2, "num_heads": 1, "head_dim": 16, "depth": 4}
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from .planning.run import plan as plan
     from .registry import create_model as create_model
     from .searching.run import search as search
-    from .training.engine import Result as Result
     from .training.recipe import Recipe as Recipe
     from .training.run import train as train
+    from .training.trainer import Result as Result
     from .upcycling.run import upcycle as upcycle
     from .zoo import get_config as get_config
     from .zoo import list_models as list_models
@@ -44,7 +44,7 @@ _HOMES = {
     "HVTError": "errors",
     "Predictor": "deploy.predict",
     "Recipe": "training.recipe",
-    "Result": "training.engine",
+    "Result": "training.trainer",
     "Score": "evaluation",
     "cost": "costs",
     "create_model": "registry",

@@ -5,9 +5,11 @@ A single process without torchrun has rank 0 in a world of 1, and the same code 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import time
-import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,8 +24,14 @@ from .errors import HVTError
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """How long processes wait for the main one, which ranks and measures some things alone: torch's ten
 minutes would end that. One that dies is noticed by torchrun, whatever this is."""
-TIMEOUT = 30 * 60
-"""Seconds to wait for the other processes, which is torch's default too."""
+
+
+_groups = itertools.count()
+"""Every process of a training joins its groups in the same order."""
+
+
+class ConnectionLostError(HVTError):
+    """Another process of the group has ended."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,9 @@ def init_process_group(device: str) -> tuple[DistributedContext, torch.device]:
             torch.cuda.set_device(place)
         backend = "nccl" if place.type == "cuda" else "gloo"
         rank = _of_torchrun("RANK")
-        store = _unused_store(rank, world_size)
+        store, *_ = next(rendezvous("env://"))
+        # torch finds the addresses of a group that has ended in the store if it joins another.
+        store = dist.PrefixStore(f"hvt-{next(_groups)}", store)
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
         )
@@ -101,7 +111,7 @@ def _of_torchrun(name: str, default: str = "") -> int:
     """A number that torchrun leaves in the environment."""
     word = os.environ.get(name, default)
     if not word.isdecimal():
-        said = f"{name}={word!r} is no number" if word else f"{name} is not set"
+        said = f"{name}={word!r} is not a number" if word else f"{name} is not set"
         raise HVTError(f"{said}: start several processes by torchrun, or unset WORLD_SIZE")
     return int(word)
 
@@ -115,35 +125,24 @@ def destroy_process_group() -> None:
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def process_group(device: str) -> Iterator[tuple[DistributedContext, torch.device]]:
+    """`init_process_group`, left at the end; the end of another process is one sentence."""
+    try:
+        yield init_process_group(device)
+    except RuntimeError as error:
+        if connection_lost(error):
+            raise ConnectionLostError("another process of the training has ended") from error
+        raise
+    finally:
+        destroy_process_group()
+
+
+def connection_lost(error: BaseException) -> bool:
+    """Whether a collective failed because another process has ended; gloo has no class for it."""
+    return isinstance(error, RuntimeError) and "by peer" in str(error)
+
+
 def restarted() -> bool:
     """Whether torchrun started processes of this machine again after a failure of one of them."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-def _unused_store(rank: int, world_size: int) -> dist.Store:
-    """torchrun's store, under a prefix of this attempt alone.
-
-    torchrun keeps one store over all restarts, in which the addresses of dead processes still stand
-    (pytorch/pytorch#135712), and its count of restarts differs between machines. So rank 0
-    chooses a prefix and answers each rank that greets it, under a name that was never used before.
-    """
-    store, *_ = next(rendezvous("env://"))
-    name = uuid.uuid4().hex
-    if rank:
-        store.set(f"hello/{rank}", name)
-        prefix = store.get(f"answer/{name}").decode()  # waits
-        store.set(f"thanks/{prefix}/{rank}", "")
-        return dist.PrefixStore(prefix, store)
-    waiting, deadline = set(range(1, world_size)), time.monotonic() + TIMEOUT
-    while waiting:
-        if time.monotonic() > deadline:
-            raise HVTError(
-                f"{len(waiting)} of {world_size} processes did not join within half an hour"
-            )
-        time.sleep(0.02)
-        for other in tuple(waiting):
-            if store.check([f"thanks/{name}/{other}"]):
-                waiting.remove(other)
-            elif store.check([f"hello/{other}"]):  # perhaps from an earlier attempt
-                store.set(f"answer/{store.get(f'hello/{other}').decode()}", name)
-    return dist.PrefixStore(name, store)

@@ -36,6 +36,9 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("recipe", nargs="?", help="a recipe's name or file")
     parser.add_argument("--resume", metavar="RUN", help="resume the run in this folder")
+    parser.add_argument(
+        "--allow-changed-data", action="store_true", help="resume although images have changed"
+    )
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=("overrides",))
     add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
     parser.set_defaults(run=run, parser=parser)
@@ -55,9 +58,13 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
-    if args.recipe and not args.resume and load_recipe(args.recipe).processes is None:
-        values.setdefault("processes", "auto")
-    train(args.recipe, resume=args.resume, **values, **overrides)
+    train(
+        args.recipe,
+        resume=args.resume,
+        allow_changed_data=args.allow_changed_data,
+        **values,
+        **overrides,
+    )
 
 
 def run_recipes(args: argparse.Namespace) -> None:

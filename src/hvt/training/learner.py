@@ -25,7 +25,6 @@ from ..data.loader import Batch, TrainBatches
 from ..distributed import DistributedContext, collective_device
 from ..model import HVT
 from .losses import Teacher, find_teacher, label_loss
-from .muon import Muon, is_matrix
 from .optimize import (
     choose_precision,
     make_mixup,
@@ -35,7 +34,6 @@ from .optimize import (
     seed_dropout,
 )
 from .recipe import Recipe
-from .state import StateMismatchError, check_form
 
 Flags = Callable[[], Sequence[bool]]
 
@@ -186,43 +184,15 @@ class Learner:
         return {"val": self.model} | ({"ema": self.ema.module} if self.ema else {})
 
     def state(self) -> dict[str, Any]:
+        """All that is learned, and what the model is."""
         return {
+            "config": self.model.config.to_dict(),
+            "pretrained_cfg": dict(self.model.pretrained_cfg),
             "model": self.model.state_dict(),
             "ema": self.ema.module.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
-
-    def check(self, state: dict[str, Any]) -> None:
-        """Raise `StateMismatchError` for a state of another model or optimizer."""
-        mine = self.state()
-        for part in mine:
-            if part not in state:
-                raise StateMismatchError(f"it has no {part}")
-        for part in ("model", "ema", "scaler"):
-            check_form(part, state[part], mine[part])
-        for part in ("model", "ema"):
-            for name, tensor in (state[part] or {}).items():
-                if not tensor.isfinite().all():
-                    raise StateMismatchError(f"its {part}.{name} has numbers that are not finite")
-        self._check_optimizer(state["optimizer"], mine["optimizer"])
-
-    def _check_optimizer(self, theirs: Any, mine: Any) -> None:
-        if _settings(theirs) != _settings(mine):
-            raise StateMismatchError("its optimizer has other parameter groups, rates or decays")
-        # float16 may have passed over every step so far, and then there are no averages yet.
-        if theirs["state"] == {} and self.scaler.is_enabled():
-            return
-        muon = isinstance(self.optimizer, Muon)
-        expected: dict[int, dict[str, Tensor]] = {}
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                average = torch.empty_like(p, device="meta")
-                entry = {"step": torch.empty((), device="meta"), "exp_avg": average}
-                if not (muon and is_matrix(p)):
-                    entry["exp_avg_sq"] = average
-                expected[len(expected)] = entry
-        check_form("optimizer.state", theirs["state"], expected)
 
     def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -240,9 +210,3 @@ class Learner:
         if isinstance(self.network, DistributedDataParallel) and not last:
             return self.network.no_sync()
         return contextlib.nullcontext()
-
-
-def _settings(optimizer: Any) -> list[dict[str, Any]]:
-    """What an optimizer's state says of its groups, but for the rate and what a device prefers."""
-    names = ("params", "betas", "eps", "weight_decay", "lr_scale", "initial_lr")
-    return [{name: group.get(name) for name in names} for group in optimizer["param_groups"]]

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 from timm.data import create_transform
 from torchvision import transforms
 
 from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
+from ..costs import arrow
 from ..data.augment import INTERPOLATIONS, BatchAugment
 from ..data.evaluation import SMALL, as_files, eval_transform, per_channel
+from ..data.fingerprint import identity
 from ..data.loader import EvalBatches, TrainBatches
 from ..data.sources import ArrayImages, Data, Images, open_data
 from ..distributed import DistributedContext
 from ..errors import HVTError
+from ..evaluation import evaluate
 from ..model import HVT
 from ..registry import create_model
+from ..terminal import print_line
 from ..zoo import MODELS, get_config
+from .learner import Learner
 from .recipe import Recipe
+from .state import weights_digest
 
 
 class Built(NamedTuple):
@@ -29,25 +40,66 @@ class Built(NamedTuple):
 
     model: HVT
     data: Data
-    classifier: str
-    """What became of a checkpoint's, in words; empty for new weights."""
+    weights: str
+    """Where they are from, or what became of a checkpoint's classifier."""
 
 
-def build_model(recipe: Recipe, keep_classifier: bool = False) -> Built:
-    """The data, and the model for its classes: new, or from a checkpoint.
+def build_model(
+    recipe: Recipe,
+    keep_classifier: bool = False,
+    described: dict[str, Any] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Built:
+    """The data, and the model for its classes: new, from a checkpoint, or as a state describes it.
 
-    A checkpoint's classifier is fitted to the data's classes by their names, unless it is to stay
-    as it is.
+    A checkpoint's classifier is fitted to the data's classes by their names, unless it is to be
+    kept.
     """
     if recipe.data is None:
         raise HVTError("no data is given: use --data with digits, cifar100 or a folder")
-    named, checkpoint = _named_model(recipe), recipe.init
-    pretrained = recipe.pretrained or recipe.init == "pretrained"
-    if recipe.init in MODELS or recipe.init == "pretrained":
-        checkpoint = None
-    if checkpoint and recipe.pretrained:
-        raise HVTError(f"{checkpoint} has its own weights: leave --pretrained out, or name a model")
-    config = read(checkpoint, recipe.overrides).config if checkpoint else None
+    named, checkpoint = _named_model(recipe), _checkpoint(recipe)
+    config = None
+    if described is not None:
+        config = HVTConfig.from_dict(described["config"])
+    elif checkpoint is not None:
+        config = read(checkpoint, recipe.overrides).config
+    say(f"reading the data: {recipe.data}")
+    data = _open_data(recipe, config)
+    say(f"building the model: {recipe.model or recipe.init}")
+    if described is not None and config is not None:
+        model = HVT(config)
+        model.pretrained_cfg.update(described["pretrained_cfg"])
+        return Built(model, data, "resumed")
+    overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
+    if config and checkpoint:
+        if recipe.model is not None:
+            _check_architecture(checkpoint, config, recipe.model, overrides)
+        model, weights = load(checkpoint, **overrides).float().train(), checkpoint
+        if not keep_classifier:
+            weights = _fit_classifier(model, config.num_classes, tuple(data.class_names))
+    elif named is not None:
+        pretrained = recipe.pretrained or recipe.init == "pretrained"
+        model = create_model(named, pretrained=pretrained, **overrides)
+        weights = "published weights" if pretrained else "new weights"
+    else:
+        raise HVTError("no model is given: use --model (see hvt models) or --init CHECKPOINT")
+    _describe_data(model, data)
+    return Built(model, data, weights)
+
+
+def _checkpoint(recipe: Recipe) -> str | None:
+    """The checkpoint that `init` names, where it is neither a model's name nor `pretrained`."""
+    if recipe.init is None or recipe.init in MODELS or recipe.init == "pretrained":
+        return None
+    if recipe.pretrained:
+        raise HVTError(
+            f"{recipe.init} has its own weights: leave --pretrained out, or name a model"
+        )
+    return recipe.init
+
+
+def _open_data(recipe: Recipe, config: HVTConfig | None) -> Data:
+    assert recipe.data is not None
     data = open_data(
         recipe.data,
         root=recipe.root,
@@ -63,31 +115,41 @@ def build_model(recipe: Recipe, keep_classifier: bool = False) -> Built:
             f"{data.name} does not name its classes: put their names, one in a line, into a file "
             "classes.txt beside the shards"
         )
-    overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
-    if config and checkpoint:
-        if recipe.model is not None:
-            _check_architecture(checkpoint, config, recipe.model, overrides)
-        model = load(checkpoint, **overrides).float().train()
-    elif named is not None:
-        model = create_model(named, pretrained=pretrained, **overrides)
-    else:
-        raise HVTError("no model is given: use --model (see hvt models) or --init CHECKPOINT")
-    classifier = ""
-    if config and not keep_classifier:
-        classifier = _fit_classifier(model, config.num_classes, tuple(data.class_names))
-    if not model.config.head_pool:
+    return data
+
+
+def _describe_data(model: HVT, data: Data) -> None:
+    """Note the data's classes, and how its images are prepared, in the model."""
+    cfg, config = model.pretrained_cfg, model.config
+    if not config.head_pool:
         raise HVTError(
-            "global_pool='' leaves the tokens as they are, so there is no answer to train: use "
-            "avg, or token with a class token"
+            "global_pool='' leaves the tokens unpooled, so there are no logits to train: use avg, "
+            "or token with a class token"
         )
-    model.pretrained_cfg["label_names"] = data.class_names
-    model.pretrained_cfg["num_classes"] = len(data.class_names)
-    if model.config.image[0] <= SMALL:
-        model.pretrained_cfg["crop_pct"] = 1.0
+    cfg["label_names"], cfg["num_classes"] = data.class_names, len(data.class_names)
+    if config.image[0] <= SMALL:
+        cfg["crop_pct"] = 1.0
     for name in ("mean", "std"):
-        values = tuple(model.pretrained_cfg[name])
-        model.pretrained_cfg[name] = per_channel(values, model.config.in_chans)
-    return Built(model, data, classifier)
+        cfg[name] = per_channel(tuple(cfg[name]), config.in_chans)
+
+
+def summary(recipe: Recipe, built: Built) -> str:
+    """What is trained on what, in a line."""
+    config, data = built.model.config, built.data
+    return (
+        f"{recipe.model or recipe.init} ({built.weights}): {config.image[0]}×{config.image[1]}, "
+        f"tokens {arrow(list(config.tokens))}; {data.name}: {len(data.train)} training and "
+        f"{len(data.val)} validation images, {len(data.class_names)} classes"
+        + (" (held out of the training data)" if data.held_out else "")
+    )
+
+
+def identity_of(learner: Learner, data: Data) -> dict[str, str]:
+    """What makes a run this one beside its recipe: classes, teacher and images."""
+    found = {"classes": json.dumps(data.class_names)}
+    if learner.teacher is not None:
+        found["teacher's weights"] = weights_digest(learner.teacher)
+    return found | identity(data)
 
 
 def _fit_classifier(model: HVT, had: int, names: tuple[str, ...]) -> str:
@@ -200,6 +262,32 @@ def open_batches(
         skip_broken=recipe.skip_broken,
     )
     return train, val
+
+
+class Validation:
+    """Top-1, top-5 and loss on the validation images."""
+
+    def __init__(self, batches: EvalBatches, learner: Learner, console: Console) -> None:
+        self.batches, self.learner, self.console = batches, learner, console
+        self.images = len(batches.dataset) // batches.world_size
+
+    def __call__(self, model: HVT) -> dict[str, float]:
+        learner = self.learner
+        classes, device, processes = model.num_classes, learner.device, learner.processes
+        score = evaluate(model, self.batches, classes, device, processes, learner.amp)
+        if score.skipped and model is learner.model:
+            print_line(self.console, f"{score.skipped} unreadable validation images were skipped")
+        return {"loss": score.loss, "top1": score.top1, "top5": score.top5}
+
+    def seconds(self, model: HVT) -> float:
+        """What an evaluation will take, by the start of its readers and its first batches."""
+        batches, began = iter(self.batches), time.perf_counter()
+        sample = itertools.chain([next(batches)], itertools.islice(batches, 2))
+        started = time.perf_counter() - began
+        score = evaluate(
+            model, sample, model.num_classes, self.learner.device, amp=self.learner.amp
+        )
+        return started + score.seconds * self.images / score.images
 
 
 def reading_processes(workers: int, processes: DistributedContext, device: torch.device) -> int:

@@ -102,13 +102,8 @@ class Recipe:
     grad_checkpointing: bool = field(False, "recompute blocks in the backward pass")
     workers: int = field(-1, "processes that read images; -1 chooses", ge=-1, le=MAX_THREADS)
     threads: int | None = field(None, "CPU threads of each process", ge=1, le=MAX_THREADS)
-    processes: int | str | None = field(
-        None,
-        "local processes that share each batch: a number, or auto, which measures whether several "
-        "are faster (default: auto in hvt train, 1 from Python)",
-        ge=1,
-        le=MAX_THREADS,
-        choices=("auto",),
+    processes: int | None = field(
+        None, "local CPU processes that share each batch (default: 1)", ge=1, le=MAX_THREADS
     )
     seed: int = field(0, "seed of weights, order, augmentation and splits", ge=0)
     eval_every: int = field(1, "epochs between evaluations; the last is always evaluated", ge=1)

@@ -14,13 +14,14 @@ from ..zoo import is_config_file
 from .recipe import RECIPE_FIELDS, Recipe, list_recipes, load_recipe
 
 if TYPE_CHECKING:
-    from .engine import Result
+    from .trainer import Result
 
 
 def train(
     recipe: str | Path | Recipe | None = None,
     *,
     resume: str | Path | None = None,
+    allow_changed_data: bool = False,
     quiet: bool = False,
     **values: Any,
 ) -> Result:
@@ -30,33 +31,18 @@ def train(
     fields of the recipe (`hvt train --help` lists them) or of `HVTConfig`. The run leaves a folder,
     `output`, with weights, metrics and curves; without one it is `runs/RECIPE-MODEL`, with a number
     if that is taken. `resume` is the folder of a run to resume instead; `epochs` makes it
-    longer. `quiet` prints nothing. Ctrl-C raises `Interrupted` after a checkpoint. `processes`
-    starts so many local processes, which need no `if __name__ == "__main__"` and print to the
-    standard output of this one.
+    longer, and `allow_changed_data` resumes although the images have changed. `quiet` prints
+    nothing. Ctrl-C raises `Interrupted` after a checkpoint. `processes` makes this process the
+    first of so many local ones; they need no `if __name__ == "__main__"`.
     """
-    name, whole = "run", None
     if resume is None:
-        if recipe is None:
-            raise HVTError(f"no recipe is given: use one of {', '.join(list_recipes())}")
-        if not isinstance(recipe, Recipe):
-            name = Path(recipe).name.removesuffix(".toml")
-            recipe = load_recipe(recipe)
-        for field in values:
-            if field not in RECIPE_FIELDS and field not in FIELDS:
-                hint = did_you_mean(field, [*RECIPE_FIELDS, *FIELDS])
-                raise HVTError(f"unknown field {field!r}: {hint}")
-        overrides = {field: values.pop(field) for field in FIELDS if field in values}
-        if "model" not in values and recipe.model and is_config_file(recipe.model):
-            # Or the run would look for the file again when it is resumed.
-            overrides, values["model"] = recipe.overrides | overrides, recipe.model
-        whole = recipe.replace(overrides, **values)
-        alone = [field for field in values if field.startswith("distill")]
-        if alone and whole.teacher is None:
-            raise HVTError(f"{alone[0]} is of no use without a teacher: name one with teacher=")
+        name, whole = _whole(recipe, values)
+        if allow_changed_data:
+            raise HVTError("allow_changed_data is for resuming a run: it needs resume")
     elif recipe is not None or set(values) - {"epochs", "processes"}:
         raise HVTError(
-            "a resumed run has its own recipe: give it alone, or with epochs to make it longer, "
-            "or processes"
+            "a resumed run has its own recipe: give only the run, and epochs to make it longer or "
+            "processes"
         )
 
     from rich.console import Console
@@ -64,6 +50,29 @@ def train(
     from . import launch
 
     console = Console(quiet=True) if quiet else None
-    if whole is None:
-        return launch.resume(str(resume), console=console, **values)
-    return launch.train(whole, name=name, console=console)
+    if resume is None:
+        return launch.train(whole, name, console)
+    return launch.resume(str(resume), console, allow_changed_data=allow_changed_data, **values)
+
+
+def _whole(recipe: str | Path | Recipe | None, values: dict[str, Any]) -> tuple[str, Recipe]:
+    """A recipe with its fields replaced, and its name."""
+    name = "run"
+    if recipe is None:
+        raise HVTError(f"no recipe is given: use one of {', '.join(list_recipes())}")
+    if not isinstance(recipe, Recipe):
+        name = Path(recipe).name.removesuffix(".toml")
+        recipe = load_recipe(recipe)
+    for field in values:
+        if field not in RECIPE_FIELDS and field not in FIELDS:
+            hint = did_you_mean(field, [*RECIPE_FIELDS, *FIELDS])
+            raise HVTError(f"unknown field {field!r}: {hint}")
+    overrides = {field: values.pop(field) for field in FIELDS if field in values}
+    if "model" not in values and recipe.model and is_config_file(recipe.model):
+        # Or the run would look for the file again when it is resumed.
+        overrides, values["model"] = recipe.overrides | overrides, recipe.model
+    whole = recipe.replace(overrides, **values)
+    alone = [field for field in values if field.startswith("distill")]
+    if alone and whole.teacher is None:
+        raise HVTError(f"{alone[0]} is of no use without a teacher: name one with teacher=")
+    return name, whole

@@ -1,16 +1,21 @@
 """Whose a run's folder is: one training's at a time, and a new name for each that begins.
 
-Two trainings in one folder would mix their weights and figures without a word.
+Two trainings in one folder would mix their weights and figures without an error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from ..distributed import DistributedContext
 from ..errors import HVTError
+from .recipe import Recipe, from_dict
 from .state import states
 
 LOCK = ".lock"
@@ -23,7 +28,7 @@ class RunLock:
         self.folder, self.lock = folder, FileLock(folder / LOCK)
 
     def take(self) -> HVTError | None:
-        """What to say where another process has it; where there are no locks, none has."""
+        """The error where another process has it; where there are no locks, none has."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock.acquire(timeout=0)
@@ -32,7 +37,7 @@ class RunLock:
                 f"{self.folder} is being trained by another process: wait for its end, or choose "
                 "another folder"
             )
-        except (NotImplementedError, OSError):  # what cannot be written is said when it is
+        except (NotImplementedError, OSError):  # a folder that cannot be written fails later
             pass
         return None
 
@@ -43,6 +48,21 @@ class RunLock:
             self.lock.release()
 
 
+@contextlib.contextmanager
+def locked(folder: Path, processes: DistributedContext) -> Iterator[None]:
+    """Hold a run's folder for all processes; one that stays empty is removed at the end."""
+    lock = RunLock(folder)
+    try:
+        error = processes.broadcast(lock.take() if processes.is_main_process else None)
+        if error is not None:
+            raise error
+        yield
+    finally:
+        lock.release()
+        if processes.is_main_process:
+            discard_empty(folder)
+
+
 REPLACED = ("config.json", "metrics.csv", "curves.png")
 """What a new run writes beside its recipe; without that it is not a run's."""
 
@@ -51,6 +71,34 @@ def holds_run(folder: Path) -> bool:
     """Whether a run has left something that a new one would replace."""
     results = [folder / f"{name}.safetensors" for name in ("best", "model")]
     return bool(states(folder / "checkpoints")) or any(path.exists() for path in results)
+
+
+def new_folder(recipe: Recipe, name: str, restarted: bool) -> Path:
+    """The folder of a run: the one asked for, or the default one with a number if it is taken.
+
+    A run that torchrun `restarted` is in the newest of these.
+    """
+    if recipe.output is not None:
+        return Path(recipe.output)
+    folder = Path(f"runs/{name}-{recipe.model or Path(recipe.init or 'model').stem}")
+    return newest_folder(folder) if restarted else unused_folder(folder)
+
+
+def read_recipe(folder: str | Path, file: str = "recipe.json") -> Recipe:
+    """The recipe of a run."""
+    if folder == "":
+        raise HVTError("the name of the run's folder is empty")
+    described = Path(folder) / file
+    try:
+        values = dict(json.loads(described.read_bytes()))
+    except (OSError, TypeError, ValueError) as error:
+        raise HVTError(f"{folder} is not the folder of a run: it has no readable {file}") from error
+    return from_dict(values, str(described))
+
+
+def resume_command(folder: Path) -> str:
+    """How to resume a run."""
+    return shlex.join(["hvt", "train", "--resume", str(folder)])
 
 
 def unused_folder(folder: Path) -> Path:
@@ -82,7 +130,7 @@ def _made(folder: Path) -> bool:
         folder.mkdir(parents=True)
     except FileExistsError:
         return False
-    except OSError:  # said by what writes there
+    except OSError:  # whoever writes there raises it again
         return True
     return True
 
@@ -93,8 +141,8 @@ def _left_behind(folder: Path) -> bool:
         return False
     if not (folder / "recipe.json").exists() and any((folder / n).exists() for n in REPLACED):
         return False
-    claim = RunLock(folder)
-    if claim.take() is not None:
+    lock = RunLock(folder)
+    if lock.take() is not None:
         return False
-    claim.release()
+    lock.release()
     return True

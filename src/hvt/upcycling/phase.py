@@ -17,12 +17,12 @@ from rich.console import Console
 from ..data.loader import TrainBatches
 from ..distributed import DistributedContext
 from ..model import HVT
-from ..training.engine import Trainer
 from ..training.interrupt import Interrupted
 from ..training.optimize import seed_all
 from ..training.recipe import Recipe
 from ..training.recipe import from_dict as recipe_from_dict
-from ..training.state import states
+from ..training.state import newest_state
+from ..training.trainer import Trainer
 from .distil import Distiller, HoldoutAgreement, Weights
 from .photos import Crops, Photos, Size
 from .settings import EPOCHS, Settings
@@ -68,8 +68,8 @@ def distil(work: Work, model: HVT) -> Path | None:
             recipe = _recipe(settings, _epochs_for(trial, 60 * settings.minutes))
         else:
             recipe = _recipe(settings, epochs)
-        resumes = processes.broadcast(bool(states(folder / "checkpoints")))
-        if _trainer(work, model, recipe, folder).run(resume=resumes).stop_asked:
+        state = newest_state(folder / "checkpoints", processes, work.console)
+        if _trainer(work, model, recipe, folder).run(state).stop_asked:
             raise Interrupted(f"stopped; resume with: {resume_command(work.folder)}")
         processes.barrier()  # for the main process, which writes
     best = folder / "best.safetensors"
@@ -117,7 +117,7 @@ def _trainer(work: Work, model: HVT, recipe: Recipe, folder: Path) -> Trainer:
         direction="min",
         identity={"photos": work.photos.digest},
         about=f"distilling on {len(work.photos.train)} photos",
-        resume_command=resume_command(work.folder),
+        resume_with=resume_command(work.folder),
         recipe_file=RECIPE,
         allow_nonfinite=True,
     )
