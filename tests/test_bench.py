@@ -22,7 +22,7 @@ from hvt.bench.measure import calls_in_turns, describe, interleaved
 from hvt.bench.models import BenchModel, gflops, modes_of, open_bench_model
 from hvt.bench.peak import in_new_process, peak_memory
 from hvt.bench.plot import draw
-from hvt.bench.run import Row, busy, measure, percentile
+from hvt.bench.run import BenchRow, busy, measure, percentile
 from hvt.deploy.calibrate import Calibration, input_ranges
 from hvt.deploy.export import write
 from hvt.errors import HVTError
@@ -30,6 +30,7 @@ from hvt.zoo import write_config
 
 Build = Callable[..., hvt.HVT]
 CPU = torch.device("cpu")
+ROW = BenchRow("deit_s", "hvt", "eager", 16, "224", 4.6, 22.0, 15.0, 10, 12, 90, 9, 1, 1, 1, None)
 
 
 @pytest.fixture(scope="module")
@@ -286,8 +287,10 @@ def test_the_command_as_a_table(
 
 def test_the_image(tmp_path: Path) -> None:
     rows = [
-        Row("deit_s", "hvt", "eager", 16, "224", 4.6, 22.0, 15.0, 1, 1, 1, 9, 1, 1, 1, None),
-        Row("runs/$a_$b.onnx", "hvt", "int8", 1, "224", 1.4, 22.0, 70.0, 1, 1, 1, 9, 1, 1, 1, None),
+        BenchRow("deit_s", "hvt", "eager", 16, "224", 4.6, 22.0, 15.0, 1, 1, 1, 9, 1, 1, 1, None),
+        BenchRow(
+            "runs/$a_$b.onnx", "hvt", "int8", 1, "224", 1.4, 22.0, 70.0, 1, 1, 1, 9, 1, 1, 1, None
+        ),
     ]
     draw(rows, describe(CPU), tmp_path / "speed.png")
     with Image.open(tmp_path / "speed.png") as image:
@@ -296,10 +299,9 @@ def test_the_image(tmp_path: Path) -> None:
 
 
 def test_a_busy_machine_is_reported() -> None:
-    idle = Row("a", "hvt", "eager", 1, "224", 4.6, 22.0, 15.0, 10, 12, 90, 9, 1, 1, 1, None)
-    assert busy([idle]) is None
-    other = dataclasses.replace(idle, model="b", batch=16, p90_ms=31.0)
-    assert busy([idle, other]) == (
+    assert busy([ROW]) is None
+    other = dataclasses.replace(ROW, model="b", p90_ms=31.0)
+    assert busy([ROW, other]) == (
         "the machine was busy: p90 is 3.1 times p50 for b at batch 16, so measure again when "
         "nothing else runs"
     )

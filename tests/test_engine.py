@@ -503,7 +503,7 @@ def test_a_model_whose_answers_are_no_numbers_is_no_result(tmp_path: Path) -> No
 def test_a_model_without_finite_answers_has_no_score(done: Result) -> None:
     model = hvt.load(done.folder / "model.safetensors")
     torch.nn.init.constant_(model.head.weight, 1e38)
-    with pytest.raises(HVTError, match="the model has no score: its answers are not finite"):
+    with pytest.raises(HVTError, match="the model has no score: its logits are not finite"):
         hvt.evaluate(model, "digits", workers=0)
 
 

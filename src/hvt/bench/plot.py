@@ -11,7 +11,7 @@ from ..files import atomic_write, check_writable
 from ..plot import new_figure
 
 if TYPE_CHECKING:
-    from .run import Row
+    from .run import BenchRow
 
 MARKERS = {"eager": "o", "compiled": "^", "onnx": "s", "int8": "D"}
 COLOURS = {"hvt": "#0969da", "timm": "#9a6700"}
@@ -26,7 +26,7 @@ def check_image(path: str | Path) -> None:
     new_figure()
 
 
-def draw(rows: Sequence[Row], machine: dict[str, Any], path: str | Path) -> None:
+def draw(rows: Sequence[BenchRow], machine: dict[str, Any], path: str | Path) -> None:
     """Both axes logarithmic, a panel for each batch size, the modes of a model on one line.
 
     The dashed line is the speed of the first model at other costs, if speed followed the MACs only.
@@ -46,7 +46,7 @@ def draw(rows: Sequence[Row], machine: dict[str, Any], path: str | Path) -> None
     save(figure, path)
 
 
-def _panel(axes: Any, rows: Sequence[Row]) -> None:
+def _panel(axes: Any, rows: Sequence[BenchRow]) -> None:
     axes.set(xscale="log", yscale="log", xlabel="MACs per image (G)")
     first, costs = rows[0], [row.gflops for row in rows]
     ends = [min(costs), max(costs)]
@@ -87,7 +87,7 @@ def plain_ticks(axes: Any) -> None:
     axes.tick_params(which="both", labelsize=7)
 
 
-def _short(row: Row) -> str:
+def _short(row: BenchRow) -> str:
     return Path(row.model).stem
 
 

@@ -28,7 +28,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One model in one mode at one batch size."""
 
     model: str
@@ -64,7 +64,7 @@ def measure(
     least: float = TURN,
     memory: Mapping[tuple[str, str, int], int] = {},
     note: Note = lambda text: None,
-) -> list[Row]:
+) -> list[BenchRow]:
     """Time every model at every batch size, round after round, each a little at a time.
 
     `memory` has the peak bytes by name, mode and batch, where they are known.
@@ -103,12 +103,12 @@ def _row(
     seconds: list[float],
     peak: float,
     memory: Mapping[tuple[str, str, int], int],
-) -> Row:
+) -> BenchRow:
     median = statistics.median(seconds)
     achieved = 2 * model.gflops * batch / median
     held = memory.get((model.name, model.mode, batch))
     _, height, width = model.input_size
-    return Row(
+    return BenchRow(
         model=model.name,
         library=model.library,
         mode=model.mode,
@@ -128,7 +128,7 @@ def _row(
     )
 
 
-def busy(rows: Sequence[Row]) -> str | None:
+def busy(rows: Sequence[BenchRow]) -> str | None:
     """A warning if calls took so unequally long that something else must have run as well."""
     worst = max(rows, key=lambda row: row.p90_ms / row.p50_ms)
     ratio = worst.p90_ms / worst.p50_ms

@@ -18,7 +18,7 @@ from .output import add_output_flags, emit, print_json
 
 if TYPE_CHECKING:
     from ..bench.models import BenchModel
-    from ..bench.run import Row
+    from ..bench.run import BenchRow
 
 
 def register(commands: Any) -> None:
@@ -160,7 +160,7 @@ def _memory(
     return memory
 
 
-def _print(rows: list[Row], machine: dict[str, Any]) -> None:
+def _print(rows: list[BenchRow], machine: dict[str, Any]) -> None:
     where = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
     libraries = [name for name in ("torch", "timm", "onnxruntime") if machine[name]]
     print(

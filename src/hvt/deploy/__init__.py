@@ -1,1 +1,1 @@
-"""Models at work: exported, in int8, on ONNX Runtime, answering for images."""
+"""Models at work: exported, in int8, on ONNX Runtime, classifying images."""

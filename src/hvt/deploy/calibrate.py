@@ -1,4 +1,4 @@
-"""What int8 takes from images: ranges of activations, balanced channels, layers to spare."""
+"""Calibration of int8 on images: activation ranges, SmoothQuant, layers kept in float32."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..errors import HVTError
 from ..model import HVT, Block
 from .quantise import GELU_LEAST, ZERO, Range, integer_weight, scale_and_zero
 
-CHOOSING = 16  # images that balance channels and decide which layers stay in float32
+CHOOSING = 16  # images for SmoothQuant and for which layers stay in float32
 BATCH = 16  # images at a time
 FLOAT_SHARE = 0.05
-"""The share of the blocks' work and weights that may stay in float32 for accuracy's sake."""
+"""The share of the blocks' MACs and weights that may stay in float32 for accuracy."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A model that is ready to be quantised, and how."""
+    """A model to be quantised, and how."""
 
     model: HVT
-    """It computes what the calibrated one does, from `smoothquant` channels."""
+    """It computes the same as the original, with channels scaled by `smoothquant`."""
     ranges: Mapping[str, Range]
     """Of the inputs of the blocks' linear layers."""
     kept: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Calibration:
 
 
 def calibrate(model: HVT, images: Tensor, share: float = FLOAT_SHARE) -> Calibration:
-    """Balance a model's channels, and find its ranges and which layers to spare, on images."""
+    """Scale a model's channels, and find its ranges and the layers to keep in float32."""
     few = images[evenly(len(images), CHOOSING)]  # their order may be that of the classes
     model = smoothquant(model, few)
     ranges = input_ranges(model, images)
@@ -103,12 +103,12 @@ class Sensitivity:
     error: float
     """Squared error of the logits, over the squared logits."""
     share: float
-    """Of the blocks' linear layers: of their multiply-adds or of their weights, which is more."""
+    """Of the blocks' linear layers: of their MACs or of their weights, whichever is more."""
 
 
 @torch.inference_mode()
 def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> list[Sensitivity]:
-    """Each linear layer of the blocks quantised alone, as `quantise` would, on some images."""
+    """The error of each linear layer of the blocks if only it is quantised, on some images."""
     layers = linear_layers(model)
     macs: dict[str, int] = {}
     inputs: list[Tensor] = []
@@ -134,7 +134,7 @@ def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> li
         )
         layer.weight.data = rounded_weight(weight)
         try:
-            x = inputs[first]  # the blocks before it are as they were
+            x = inputs[first]  # the blocks before it are unchanged
             for block in model.blocks[first:]:
                 x = block(x)
             logits = model.forward_head(model.norm(x))
@@ -153,8 +153,8 @@ def layers_kept_fp32(
 ) -> tuple[str, ...]:
     """The layers to leave in float32: the greatest error for what they save, up to a share."""
     kept, left = [], share
-    alone = sensitivities(model, images, ranges)
-    ranked = sorted(alone, key=lambda one: one.error / one.share, reverse=True)
+    measured = sensitivities(model, images, ranges)
+    ranked = sorted(measured, key=lambda one: one.error / one.share, reverse=True)
     for one in ranked:
         if one.share <= left:
             kept.append(one.layer)

@@ -37,7 +37,7 @@ def evaluate(
     has none all images are, also those that a training on it has learnt from, and the score's
     `validation_part` is False. `root` is where a named data set lies. Classes are matched by name,
     or with `match_by_order` by their order. A broken image is an `HVTError`, or with
-    `skip_broken` passed over and counted. Under torchrun each process evaluates its share and gets
+    `skip_broken` skipped and counted. Under torchrun each process evaluates its share and gets
     the whole score.
     """
     processes, place = distributed.init_process_group(device)
@@ -70,7 +70,7 @@ def evaluate(
         )
         score = evaluate_batches(opened, batches, opened.num_classes, place, processes)
         if not math.isfinite(score.loss):
-            raise HVTError(f"{what} has no score: its answers are not finite")
+            raise HVTError(f"{what} has no score: its logits are not finite")
     finally:
         distributed.destroy_process_group()
     names = source.class_names or tuple(map(str, range(opened.num_classes)))

@@ -47,18 +47,18 @@ class Comparison:
     form: str
     images: int
     real: bool
-    """Whether the images were real, or drawn for want of any."""
+    """Whether the images were real, or drawn because there were none."""
     difference: float
     """The largest difference of a logit, over the largest logit."""
     relative_error: float
     """The differences' norm over the logits' norm."""
     agreement: float
-    """Per cent of the images with the same likeliest class."""
+    """Per cent of the images with the same top-1 class."""
     bytes: int
     torch_bytes: int
     """Of the model's parameters in float32."""
     kept: tuple[str, ...] = ()
-    """The layers that an int8 file has in float32 for accuracy's sake."""
+    """The layers that an int8 file keeps in float32 for accuracy."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -115,7 +115,7 @@ def export(
 
 
 def check_name(path: Path, form: str) -> None:
-    """Refuse an unknown form, a name by which a file would not be known again, and a folder's."""
+    """Raise an error for an unknown form, a suffix that does not fit it, and a folder."""
     if form not in FORMS:
         raise HVTError(f"unknown form {form!r}: use {', '.join(FORMS)}")
     if os.path.isdir(path):  # noqa: PTH112 - False for a name that cannot be
@@ -126,7 +126,7 @@ def check_name(path: Path, form: str) -> None:
 
 
 def _calibrate(model: HVT, images: Tensor | None) -> tuple[Tensor, Calibration]:
-    """The images to compare on, and what int8 takes from the others."""
+    """The images to compare on, and the calibration on the others."""
     count = 0 if images is None else len(images)
     if model.config.merge is not None:
         raise HVTError("a model that merges tokens cannot be calibrated: export it in float32")
@@ -205,9 +205,9 @@ def to_onnx(model: HVT) -> Any:
 
 
 def _attention(head_dim: int) -> Callable[..., Any]:
-    """Attention as ONNX Runtime likes it: turning the keys round is one copy, not two.
+    """Attention in which transposing the keys is one copy for ONNX Runtime, not two.
 
-    The exporter's own way is for shapes that are not known, and turns them in a detour.
+    The exporter's own is for unknown shapes, and transposes them through a reshape.
     """
     op = import_extra("onnxscript").opset20
 
@@ -215,10 +215,10 @@ def _attention(head_dim: int) -> Callable[..., Any]:
         query: Any, key: Any, value: Any, attn_mask: Any = None, *options: Any, **more: Any
     ) -> Any:
         scale = op.Constant(value_float=head_dim**-0.5)
-        likeness = op.Mul(op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2])), scale)
+        scores = op.Mul(op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2])), scale)
         if attn_mask is not None:  # the bias of pooled or merged keys
-            likeness = op.Add(likeness, attn_mask)
-        return op.MatMul(op.Softmax(likeness, axis=-1), value)
+            scores = op.Add(scores, attn_mask)
+        return op.MatMul(op.Softmax(scores, axis=-1), value)
 
     return attention
 
@@ -236,7 +236,7 @@ def _write_program(model: HVT, description: str, path: Path) -> None:
 
 
 def open_exported(path: Path, form: str) -> Callable[[Tensor], Tensor]:
-    """What a file that this process has just written computes; such a program may be unpickled."""
+    """A file that this process has just written, ready to run; a `.pt2` is unpickled."""
     if form != "torch":
         return OnnxModel(path, "cpu", torch.get_num_threads())
     with _quiet(), path.open("rb") as file:
@@ -245,7 +245,7 @@ def open_exported(path: Path, form: str) -> Callable[[Tensor], Tensor]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporters say to those who work on them."""
+    """Without the logs and warnings of torch's exporters."""
     shown = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -5,7 +5,7 @@ in float32, as do the patch embedding and the head, which are cheap, and the lay
 most accuracy for what they save (see `calibrate.layers_kept_fp32`). The copies around attention
 cost as much as its products, so it becomes one operator of ONNX Runtime's.
 
-No value has a scale in common with another image's, so an answer does not depend on its batch.
+No value shares a scale with another image's, so logits do not depend on who shares the batch.
 That is why ONNX Runtime's dynamic quantisation is not used: its scales are those of a whole batch.
 """
 

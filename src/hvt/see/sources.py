@@ -47,7 +47,7 @@ class TokenSources:
     """Sparse `(N', patches)`: the part of each token that came from each patch; a row sums to 1."""
     shares: Tensor
     """`(rows, cols)` of patches: the part of all tokens that came from a patch; sums to 1, or to 0
-    where the class token alone is left."""
+    where only the class token is left."""
     origins: Tensor | None
     """`(N', D)`: the patch, counted row by row, that each channel of each token came from; None
     where tokens are averaged, and no value is that of one patch."""
