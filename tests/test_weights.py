@@ -139,6 +139,10 @@ def test_names_and_preprocessing_must_fit(tmp_path: Path) -> None:
         hvt.save(tiny(), path, preprocessing={"crop_ptc": 1.0})
     with pytest.raises(HVTError, match="2 class names do not fit 3 classes"):
         hvt.save(tiny(), path, ["a", "b"])
+    model = tiny()
+    model.pretrained_cfg["origin"] = {"epochs": 3}
+    with pytest.raises(HVTError, match="origin epochs=3 must be text"):
+        hvt.save(model, path)
     assert names_in(tmp_path) == []
     hvt.save(tiny(), path)
     assert hvt.load(path).class_names is None

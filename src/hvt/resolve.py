@@ -14,7 +14,7 @@ import timm
 import torch
 from torch import nn
 
-from .checkpoint.folder import WEIGHTS
+from .checkpoint.folder import WEIGHT_FILES
 from .checkpoint.save_load import load
 from .errors import HVTError, did_you_mean
 from .registry import create_model
@@ -62,7 +62,7 @@ def is_checkpoint(word: str) -> bool:
     if word in BUILT_IN or Path(word).suffix.lower() in _ENDINGS:
         return True
     # Not Path.is_file, which raises for a name that is too long.
-    return any(os.path.isfile(Path(word) / name) for name in WEIGHTS)  # noqa: PTH113
+    return any(os.path.isfile(Path(word) / name) for name in WEIGHT_FILES)  # noqa: PTH113
 
 
 def build(source: Source, pretrained: bool = False, seed: int = 0, **overrides: Any) -> nn.Module:

@@ -20,7 +20,7 @@ from .description import damaged
 from .pth import check_zip
 
 DESCRIPTION = "hvt.json"
-WEIGHTS, INDEX = "data/weights", "model_weights_config.json"
+_FOLDER, _INDEX = "data/weights", "model_weights_config.json"
 
 
 def is_archive(path: Path) -> bool:
@@ -39,14 +39,14 @@ def read_archive(path: Path) -> tuple[dict[str, Tensor], str]:
         with zipfile.ZipFile(path) as file:
             names = file.namelist()
             root = names[0].partition("/")[0]  # the writer's choice
-            index, description = f"{root}/{WEIGHTS}/{INDEX}", f"{root}/extra/{DESCRIPTION}"
+            index, description = f"{root}/{_FOLDER}/{_INDEX}", f"{root}/extra/{DESCRIPTION}"
             if index not in names or description not in names:
                 raise CheckpointError(
                     f"{path} is not a torch.export program of hvt export and torch 2.9 or later: "
                     "no other can be read, as its weights are pickled"
                 )
             tensors = {
-                name: _tensor(file.read(f"{root}/{WEIGHTS}/{entry['path_name']}"), entry)
+                name: _tensor(file.read(f"{root}/{_FOLDER}/{entry['path_name']}"), entry)
                 for name, entry in json.loads(file.read(index))["config"].items()
             }
             return tensors, file.read(description).decode()

@@ -84,7 +84,7 @@ def describe(
             "class_names": None if names is None else check_names(list(names), model.num_classes),
             "preprocessing": check_preprocessing(known, model.config),
             "dtype": str(model.pos_embed.dtype).removeprefix("torch."),
-            "origin": model.pretrained_cfg.get("origin") or {},
+            "origin": check_origin(model.pretrained_cfg.get("origin") or {}),
         }
     )
 
@@ -98,14 +98,12 @@ def read_description(path: Path, text: str) -> Description:
         config = HVTConfig.from_dict(described["config"])
         names, dtype, origin = (described[key] for key in ("class_names", "dtype", "origin"))
         check_value("dtype", dtype, str, choices=DTYPES)
-        for key, value in origin.items():
-            check_value(f"origin {key}", value, str)
         return Description(
             config,
             check_preprocessing(described["preprocessing"], config),
             check_names(names, config.num_classes) if names else None,
             getattr(torch, dtype),
-            origin,
+            check_origin(origin),
         )
     except CheckpointError:
         raise
@@ -153,6 +151,13 @@ def check_names(names: Any, num_classes: int) -> list[str]:
     if len(names) != num_classes:
         raise HVTError(f"{len(names)} class names do not fit {num_classes} classes")
     return names
+
+
+def check_origin(origin: dict[str, Any]) -> dict[str, str]:
+    """Where weights come from: texts by name."""
+    for key, value in origin.items():
+        check_value(f"origin {key}", value, str)
+    return origin
 
 
 def damaged(path: Path, error: Exception, fix: str = "fetch or copy it again") -> CheckpointError:

@@ -15,7 +15,7 @@ from .description import MAX_TEXT, read_json
 from .timm_vit import is_timm_name, named_config
 from .transformers_vit import transformers_config, transformers_preprocessing
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 """What Hugging Face's directories call them."""
 
 

@@ -18,7 +18,7 @@ from ..files import atomic_write
 from ..model import HVT
 from ..zoo import MODELS
 from .description import PREPROCESSING, shown
-from .folder import WEIGHTS
+from .folder import WEIGHT_FILES
 from .save_load import load, save
 
 _CARD = """\
@@ -77,7 +77,7 @@ def from_pretrained(
     """The model of a directory or of a repository such as `user/name`; `overrides` as in `load`."""
     if os.path.isdir(source):  # noqa: PTH112 - False for a name that cannot be
         return load(source, **overrides)
-    for weights in WEIGHTS:
+    for weights in WEIGHT_FILES:
         try:
             folder = snapshot_download(
                 str(source),

@@ -24,7 +24,7 @@ from .description import (
     shown,
 )
 from .fitting import compare, parameter_shapes
-from .folder import WEIGHTS, read_folder
+from .folder import WEIGHT_FILES, read_folder
 from .foreign import infer_config
 from .pth import read_pth, stripped
 from .transformers_vit import from_transformers
@@ -46,7 +46,7 @@ def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     """What a file or directory says; `hints` settle what another's file leaves open."""
     path = find_checkpoint(path)
     # Not Path's methods, which raise for a name that is too long or a folder that is not ours.
-    beside = path.name in WEIGHTS and os.path.isfile(path.parent / "config.json")  # noqa: PTH113
+    beside = path.name in WEIGHT_FILES and os.path.isfile(path.parent / "config.json")  # noqa: PTH113
     if os.path.isdir(path) or beside:  # noqa: PTH112
         weights = path if beside else _weights(path)
         return _read_folder(weights.parent, weights, hints or {})
@@ -54,10 +54,10 @@ def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
 
 
 def _weights(folder: Path) -> Path:
-    for name in WEIGHTS:
+    for name in WEIGHT_FILES:
         if (folder / name).exists():
             return folder / name
-    raise CheckpointError(f"{folder} has no {' or '.join(WEIGHTS)} in it")
+    raise CheckpointError(f"{folder} has no {' or '.join(WEIGHT_FILES)} in it")
 
 
 def _read_file(path: Path, arguments: dict[str, Any], hints: dict[str, Any]) -> Checkpoint:
