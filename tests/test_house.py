@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,8 @@ def modules() -> dict[str, Path]:
 def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
     """The modules of ours that a module imports anywhere in it, `TYPE_CHECKING` blocks aside."""
     known = modules()
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    if name in TOP:
-        package = []
+    whole = "hvt" if name in TOP else f"hvt.{name}"
+    package = whole if path.name == "__init__.py" or name in TOP else whole.rpartition(".")[0]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     ignored = {
         id(inner)
@@ -50,25 +50,21 @@ def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        if id(node) in ignored:
+        if id(node) in ignored or not isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
-        if isinstance(node, ast.ImportFrom) and node.level:
-            start = package[: len(package) - node.level + 1]
-            base = [*start, *(node.module.split(".") if node.module else [])]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hvt":
-            base = (node.module or "").split(".")[1:]
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] == "hvt":
-                    yield alias.name.partition(".")[2] or "__init__", node.lineno
-            continue
-        else:
-            continue
-        for alias in node.names:
-            if not base and alias.name == "__version__":
-                continue  # a string, set before anything is imported
-            inner = ".".join([*base, alias.name])
-            yield (inner if inner in known else ".".join(base) or "__init__"), node.lineno
+        for imported in targets(node, package):
+            top, _, inner = imported.partition(".")
+            if top == "hvt" and inner != "__version__":  # a string, set before any import
+                module = inner if inner in known else inner.rpartition(".")[0]
+                yield module or "__init__", node.lineno
+
+
+def targets(node: ast.Import | ast.ImportFrom, package: str) -> list[str]:
+    """What a statement imports, as absolute dotted names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = resolve_name("." * node.level + (node.module or ""), package)
+    return [f"{base}.{alias.name}" for alias in node.names]
 
 
 def test_every_module_has_a_room() -> None:

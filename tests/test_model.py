@@ -42,27 +42,29 @@ def random_images(model: HVT, batch: int = 2) -> Tensor:
 # ── the paper ───────────────────────────────────────────────────────────────────────────────────
 
 
-def paper(state: dict[str, Tensor], config: HVTConfig, images: Tensor) -> Tensor:
+class Paper:
     """The forward pass written out from the paper's equations, with plain torch functions."""
 
-    def norm(x: Tensor, name: str) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-6)
+    def __init__(self, state: dict[str, Tensor], config: HVTConfig) -> None:
+        self.state, self.config = state, config
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
+        return F.layer_norm(x, x.shape[-1:], weight, bias, 1e-6)
 
-    def attention(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return x @ self.state[f"{name}.weight"].T + self.state[f"{name}.bias"]
+
+    def attention(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
         heads, matrices = [], []
-        for q, k, v in zip(
-            *(part.split(config.head_dim, 2) for part in linear(x, f"{name}.qkv").chunk(3, 2)),
-            strict=True,
-        ):
-            weights = (q @ k.transpose(1, 2) / config.head_dim**0.5).softmax(dim=2)
+        parts = self.linear(x, f"{name}.qkv").chunk(3, 2)
+        for q, k, v in zip(*(part.split(self.config.head_dim, 2) for part in parts), strict=True):
+            weights = (q @ k.transpose(1, 2) / self.config.head_dim**0.5).softmax(dim=2)
             heads.append(weights @ v)
             matrices.append(weights)
-        return linear(torch.cat(heads, dim=2), f"{name}.proj"), sum(matrices)
+        return self.linear(torch.cat(heads, dim=2), f"{name}.proj"), sum(matrices)
 
-    def extract(x: Tensor, weights: Tensor, keep: int) -> Tensor:
+    def extract(self, x: Tensor, weights: Tensor, keep: int) -> Tensor:
         """PoWER, image by image: the class token and the patches that most is paid to."""
         rows = []
         for tokens, matrix in zip(x, weights, strict=True):
@@ -71,31 +73,37 @@ def paper(state: dict[str, Tensor], config: HVTConfig, images: Tensor) -> Tensor
             rows.append(tokens[[0, *sorted(1 + patch for patch in order[: keep - 1])]])
         return torch.stack(rows)
 
-    filters, bias = state["patch_embed.proj.weight"], state["patch_embed.proj.bias"]
-    grid = F.conv2d(images, filters, bias, stride=config.patch_size)
-    rows, cols = grid.shape[2:]
-    x = grid.flatten(2).transpose(1, 2)
-    if config.class_token:
-        x = torch.cat((state["cls_token"].expand(len(x), 1, -1), x), dim=1)
-    x = x + state["pos_embed"]
-    for i in range(config.depth):
-        branch, weights = attention(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn")
-        x = x + branch
-        if config.retention:
-            x = extract(x, weights, config.retention[i])
-        hidden = F.gelu(linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1"))
-        x = x + linear(hidden, f"blocks.{i}.mlp.fc2")
-        if config.stages and i % (config.depth // config.stages) == 0:  # first of its stage
-            channels = x.transpose(1, 2)
-            if config.pool_dims == 2:
-                image = F.max_pool2d(channels.unflatten(2, (rows, cols)), 3, 2, padding=1)
-                rows, cols = image.shape[2:]
-                channels = image.flatten(2)
-            else:
-                channels = F.max_pool1d(channels, kernel_size=3, stride=2)
-            x = channels.transpose(1, 2) + state[f"blocks.{i}.pos_embed"]
-    x = norm(x, "norm")
-    return linear(x[:, 0] if config.class_token else x.mean(dim=1), "head")
+    def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        filters, bias = (self.state[f"patch_embed.proj.{part}"] for part in ("weight", "bias"))
+        grid = F.conv2d(images, filters, bias, stride=self.config.patch_size)
+        x = grid.flatten(2).transpose(1, 2)
+        if self.config.class_token:
+            x = torch.cat((self.state["cls_token"].expand(len(x), 1, -1), x), dim=1)
+        return x + self.state["pos_embed"], grid.shape[2:]
+
+    def pool(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
+        channels = x.transpose(1, 2)
+        if self.config.pool_dims == 1:
+            return F.max_pool1d(channels, kernel_size=3, stride=2).transpose(1, 2), grid
+        image = F.max_pool2d(channels.unflatten(2, grid), 3, 2, padding=1)
+        return image.flatten(2).transpose(1, 2), image.shape[2:]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        config = self.config
+        x, grid = self.embed(images)
+        for i in range(config.depth):
+            name = f"blocks.{i}"
+            branch, weights = self.attention(self.norm(x, f"{name}.norm1"), f"{name}.attn")
+            x = x + branch
+            if config.retention:
+                x = self.extract(x, weights, config.retention[i])
+            hidden = F.gelu(self.linear(self.norm(x, f"{name}.norm2"), f"{name}.mlp.fc1"))
+            x = x + self.linear(hidden, f"{name}.mlp.fc2")
+            if config.stages and i % (config.depth // config.stages) == 0:  # first of its stage
+                x, grid = self.pool(x, grid)
+                x = x + self.state[f"{name}.pos_embed"]
+        x = self.norm(x, "norm")
+        return self.linear(x[:, 0] if config.class_token else x.mean(dim=1), "head")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +112,7 @@ def test_logits_are_the_papers(name: str, build: Build, images: Tensor) -> None:
     model = build(name)
     with torch.no_grad():
         logits = model(images)
-        want = paper(model.state_dict(), model.config, images)
+        want = Paper(model.state_dict(), model.config)(images)
     assert logits.shape == (2, 10)
     assert logits.std() > 0.1
     torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
