@@ -577,7 +577,7 @@ def test_a_latency_budget(machine: FakeMachine, command: Command) -> None:
     code, out, err = command(*words, "--device", "cpu", "--threads", 1)
     assert code == 0, err
     assert "Latency: timings of 20" in out
-    assert "1 threads, eager at batch 1, spread 0%." in " ".join(out.split())
+    assert "threads 1, eager at batch 1, spread 0%." in " ".join(out.split())
     planned = hvt.plan(latency_ms=50, device="cpu", threads=1, depth=4, img_size=128, gflops=0.2)
     for choice in planned.best:
         assert choice.latency_ms is not None

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import Command
+from PIL import Image
 from rich.console import Console
 
 import hvt
@@ -226,13 +227,13 @@ def test_changed_images_are_named_and_can_be_accepted(found: Any) -> None:
     changed = settings | {"images": settings["images"] | {"list of training images": "another"}}
     with pytest.raises(hvt.HVTError, match=r"list of training images was .*, now 'another'"):
         open_study("digits", storage, changed)
-    with pytest.raises(hvt.HVTError, match="continue all the same by --accept-changed-data"):
+    with pytest.raises(hvt.HVTError, match="continue all the same by --allow-changed-data"):
         open_study("digits", storage, changed)
-    open_study("digits", storage, changed, accept_changed_data=True)
+    open_study("digits", storage, changed, allow_changed_data=True)
     open_study("digits", storage, changed)
     with pytest.raises(hvt.HVTError, match="gflops was"):  # but nothing else may differ
-        open_study("digits", storage, settings | {"gflops": 1}, accept_changed_data=True)
-    open_study("digits", storage, settings, accept_changed_data=True)
+        open_study("digits", storage, settings | {"gflops": 1}, allow_changed_data=True)
+    open_study("digits", storage, settings, allow_changed_data=True)
 
 
 def test_long_values_are_abbreviated() -> None:
@@ -316,6 +317,21 @@ def test_a_config_file_is_a_model(trained: list[Recipe], tmp_path: Path) -> None
     write_config(hvt.get_config("hvt_ti_0", img_size=8, patch_size=2), tmp_path / "plan.json")
     recipe, *_ = _recipe("digits", {"model": tmp_path / "plan.json"})
     assert recipe.overrides["num_heads"] == 3
+
+
+def test_a_replaced_image_is_noticed(trained: list[Recipe], tmp_path: Path) -> None:
+    for number in range(20):
+        path = tmp_path / "images" / f"class{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(path)
+    words = {"data": str(tmp_path / "images"), "output": tmp_path / "out", "quiet": True}
+    words |= {"img_size": 32, "patch_size": 4, "depth": 2, "workers": 0, "device": "cpu"}
+    hvt.search("folder", 0.01, 1, **words)
+    Image.new("RGB", (16, 16)).save(path)
+    with pytest.raises(hvt.HVTError, match=r"images: content of \w+ images was"):
+        hvt.search("folder", 0.01, 1, **words)
+    hvt.search("folder", 0.01, 1, allow_changed_data=True, **words)
+    hvt.search("folder", 0.01, 1, **words)
 
 
 def test_the_seed_is_that_of_the_trainings(trained: list[Recipe], tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def register(commands: Any) -> None:
         help="evaluate on this share of the training images (default: the recipe's, or 0.1)",
     )
     parser.add_argument(
-        "--accept-changed-data",
+        "--allow-changed-data",
         action="store_true",
         help="resume a study though its images have changed",
     )
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     from ..training.interrupt import Interrupted
 
     names = ("trials", "study", "storage", "output", "heartbeat", "promising", "rungs", "configs",
-             "accept_changed_data")  # fmt: skip
+             "allow_changed_data")  # fmt: skip
     options = {name: getattr(args, name) for name in names}
     fixed = given_fields(args, HVTConfig)
     try:

@@ -131,7 +131,7 @@ def provenance(machine: dict[str, Any]) -> str:
     """Which timings a latency comes from, and how much their calls vary."""
     where = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
     return (
-        f"timings of {machine['date']} on {where}, {machine['threads']} threads, "
+        f"timings of {machine['date']} on {where}, threads {machine['threads']}, "
         f"{machine['mode']} at batch {machine['batch']}, spread {machine['spread']:.0%}"
     )
 

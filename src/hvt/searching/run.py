@@ -67,7 +67,7 @@ def search(
     promising: int = PROMISING,
     rungs: int = RUNGS,
     configs: Sequence[str | Path | HVTConfig] = (),
-    accept_changed_data: bool = False,
+    allow_changed_data: bool = False,
     quiet: bool = False,
     **values: Any,
 ) -> StudyResult:
@@ -81,7 +81,7 @@ def search(
     trainings and of the sampler. The first `promising` trials are those with the best scores by
     the regression of `hvt.plan`. With `rungs=1` every trial is trained for all epochs; otherwise
     most are stopped early. `configs` (`.json` files, model names or `HVTConfig`s) are tried
-    before all others. `accept_changed_data` resumes a study though the images have changed.
+    before all others. `allow_changed_data` resumes a study though the images have changed.
     """
     for argument, given in (("study", study), ("storage", storage)):
         check_value(argument, given, str | None)
@@ -116,7 +116,7 @@ def search(
         raise HVTError(f"cannot write {folder}: {error.strerror}") from error
     url = storage or default_storage(folder)
     with FileLock(folder / LOCK):  # one process creates the tables
-        opened = open_study(name, url, settings, heartbeat, accept_changed_data)
+        opened = open_study(name, url, settings, heartbeat, allow_changed_data)
         _check_folder(folder, opened.user_attrs[ID])
         new = not opened.get_trials(deepcopy=False)
         count = min(promising, trials) if new else 0

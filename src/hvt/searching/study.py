@@ -56,7 +56,7 @@ def open_study(
     storage: str,
     settings: dict[str, Any],
     heartbeat: int = HEARTBEAT,
-    accept_changed_data: bool = False,
+    allow_changed_data: bool = False,
 ) -> Any:
     """Create a study, or join it; with other settings its trials would not be comparable."""
     try:
@@ -70,10 +70,10 @@ def open_study(
     stored = study.user_attrs.get(SETTINGS, ours)
     changed = differences(stored, ours)
     images = [text for text in changed if text.startswith(f"{IMAGES}: ")]
-    if changed and not (accept_changed_data and images == changed):
+    if changed and not (allow_changed_data and images == changed):
         advice = "use the same, or another --study"
         if images == changed:
-            advice += ", or continue all the same by --accept-changed-data"
+            advice += ", or continue all the same by --allow-changed-data"
         raise HVTError(
             f"the study {name} was started with other settings ({', '.join(changed)}): {advice}"
         )
