@@ -135,24 +135,6 @@ def numbered() -> tuple[ArrayImages, Any]:
     return ArrayImages(numbers, labels), transform
 
 
-@pytest.mark.parametrize("size", [2, 3, 7])
-def test_ranks_together_count_every_image_once(size: int) -> None:
-    images, transform = numbered()
-    alone = evaluate(Lookup(), EvalBatches(images, transform, batch_size=5), CLASSES)
-    scores = [
-        evaluate(
-            Lookup(),
-            EvalBatches(images, transform, batch_size=5, rank=rank, world_size=size),
-            CLASSES,
-        )
-        for rank in range(size)
-    ]
-    assert sum((score.confusion for score in scores), Counter()) == alone.confusion
-    assert sum(score.images for score in scores) == alone.images == NUMBERED
-    loss = sum(score.loss * score.images for score in scores) / NUMBERED
-    assert loss == pytest.approx(alone.loss, rel=1e-6)
-
-
 def _rank(rank: int, store: Path, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     images, transform = numbered()
