@@ -7,9 +7,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from PIL import Image
 from timm.data import IterableImageDataset, create_dataset
 from torch.utils.data import Dataset
 
-from ..errors import HVTError, did_you_mean
+from ..errors import HVTError
 from .images import UnreadableImageError, mode_of, read_image, to_channels, why
 
 # Prefix → modules that must be there, and how to get them.
@@ -29,9 +27,6 @@ _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     "wds": (("webdataset",), "webdataset"),
 }
 PREFIXES = tuple(_NEEDS)
-
-# Those that timm opens as folders: for a split that is not there it takes the folder above.
-_FOLDERS = ("torch/folder", "torch/image_folder")
 
 # What timm's readers raise for a split that is not there.
 _NO_SPLIT = (AssertionError, KeyError, RuntimeError, ValueError)
@@ -51,9 +46,7 @@ class FactoryImages(Dataset[tuple[Image.Image, int]]):
         self.dataset, self.name, self.in_chans = dataset, name, in_chans
         self.indices = list(range(len(dataset)) if indices is None else indices)
         self.mapping = mapping
-        if callable(
-            getattr(dataset, "loader", None)
-        ):  # torchvision's folders, past its own reading
+        if hasattr(dataset, "loader"):  # torchvision's ImageNet, past its own reading
             dataset.loader = functools.partial(read_image, in_chans=in_chans)
         every = _labels(dataset)
         self.labels = None if every is None else [self._map(every[i]) for i in self.indices]
@@ -98,13 +91,7 @@ class FactoryImages(Dataset[tuple[Image.Image, int]]):
         return int(label) if self.mapping is None else self.mapping[int(label)]
 
 
-@dataclass(frozen=True)
-class FactorySplits:
-    """The two parts of a data set; without a name for its classes, `class_names` is empty."""
-
-    train: FactoryImages | IterableImageDataset | None
-    val: FactoryImages | IterableImageDataset | None
-    class_names: tuple[str, ...]
+FactoryPart = FactoryImages | IterableImageDataset
 
 
 def is_factory_name(name: str) -> bool:
@@ -121,84 +108,50 @@ def open_factory(
     val_split: str | None,
     need_train: bool,
     **options: Any,
-) -> FactorySplits:
-    """Open both splits, by the names given or by those that are usual.
+) -> tuple[FactoryPart | None, FactoryPart | None, tuple[str, ...]]:
+    """Open the training and the validation split, by the names given or by those that are usual.
 
-    `hfds/FOLDER` is a folder that the `datasets` package reads. `wds/FOLDER` is the folder of
-    shards, below `root` if it is there; otherwise that is `root`, whatever the name. A
-    `classes.txt` beside the shards, one name in a line, names the classes. Without `need_train`
-    there is no training split, except of folders that have no other.
+    The names of the classes come with them, or none. `hfds/FOLDER` is a folder that the `datasets`
+    package reads. `wds/FOLDER` is the folder of shards, below `root` if it is there; otherwise that
+    is `root`, whatever the name. A `classes.txt` beside the shards, one name in a line, names the
+    classes. Without `need_train` there is no training split.
     """
+    root = _find_root(name, root)
+    options["root"] = None if root is None else str(root)
+    train = _open_split(name, [train_split or "train"], True, options) if need_train else None
+    val: FactoryPart | None = None
+    try:
+        usual = ["validation", "val", "test"]
+        val = _open_split(name, [val_split] if val_split else usual, False, options)
+    except HVTError as error:
+        # A part of the training split can do for one that does not exist.
+        may_cut = isinstance(train, FactoryImages) and not val_split
+        if not may_cut or not isinstance(error.__cause__, _NO_SPLIT):
+            raise
+    names = _class_names(train if train is not None else val, root)
+    for part in (train, val):
+        if names and part is not None:
+            check_labels(name, part, len(names))
+    return train, val, names
+
+
+def _find_root(name: str, root: Path | None) -> Path | None:
+    """The folder that timm should look into; an error for what it cannot open."""
     prefix, _, rest = name.partition("/")
     modules, package = _NEEDS[prefix.lower()]
     if any(importlib.util.find_spec(module) is None for module in modules):
         raise HVTError(f"{name} needs a package that is not installed: pip install {package}")
     if prefix.lower() in ("hfds", "hfids") and rest != rest.lower() and Path(rest).exists():
         raise HVTError(f"timm would look for {rest.lower()}: {rest} must have no capital letters")
-    if prefix.lower() == "wds":
-        if root is None and not rest:
-            raise HVTError("wds/ needs a folder: give wds/FOLDER, the folder with the shards")
-        if root is None:
-            root = Path(rest)
-        elif os.path.exists(root / rest):  # noqa: PTH110 - else a name alone, as timm takes it
-            root = root / rest
-    if prefix.lower() == "torch" and root is None:
-        root = Path("data")
-    options["root"] = None if root is None else str(root)
-
-    train = val = None
-    if need_train:
-        train = _open_split(name, [train_split] if train_split else ["train"], True, options)
-    try:
-        usual = ["validation", "val", "test"]
-        val = _open_split(name, [val_split] if val_split else usual, False, options)
-    except HVTError as error:
-        # A part of the training split can do for one that does not exist.
-        may_cut = train is not None and not isinstance(train, IterableImageDataset)
-        if val_split or not may_cut or not isinstance(error.__cause__, _NO_SPLIT):
-            raise
-    if isinstance(val, FactoryImages) and name.lower() in _FOLDERS and root is not None:
-        if train is None and _root(val) == root.resolve():
-            train = _open_split(name, [train_split or "train"], True, options)
-        if isinstance(train, FactoryImages) and _overlap(_root(train), _root(val)):
-            if val_split:
-                raise HVTError(
-                    f"{root} has no folder {val_split} apart from its training images: name a "
-                    "split that has one, or none"
-                )
-            val = None
-    one = train if train is not None else val
-    names = _class_names(one, root)
-    if isinstance(train, FactoryImages) and isinstance(val, FactoryImages):
-        val = _by_name(name, val, _class_names(val, None), _class_names(train, None))
-    for part in (train, val):
-        if names and part is not None:
-            check_labels(name, part, len(names))
-    return FactorySplits(train, val, names)
-
-
-def _root(images: FactoryImages) -> Path:
-    return Path(images.dataset.root).resolve()
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    """Whether one folder is the other or lies in it, so that both have the same images."""
-    return one.is_relative_to(other) or other.is_relative_to(one)
-
-
-def _by_name(
-    name: str, val: FactoryImages, names: tuple[str, ...], known: tuple[str, ...]
-) -> FactoryImages:
-    """The validation images with the training classes' labels, by name where both have names."""
-    if not names or not known or names == known:
-        return val
-    unknown = [one for one in names if one not in known]
-    if unknown:
-        raise HVTError(
-            f"the validation part of {name} has the class {unknown[0]!r}, which its training part "
-            f"has not: rename or remove it; {did_you_mean(unknown[0], known)}"
-        )
-    return val.relabel([known.index(one) for one in names])
+    if prefix.lower() == "torch":
+        return root or Path("data")
+    if prefix.lower() != "wds":
+        return root
+    if root is None and not rest:
+        raise HVTError("wds/ needs a folder: give wds/FOLDER, the folder with the shards")
+    if root is None:
+        return Path(rest)
+    return root / rest if (root / rest).exists() else root  # else a name only, as timm takes it
 
 
 class StreamLabels:
@@ -217,7 +170,7 @@ def _nameless(name: str, label: int, classes: int) -> HVTError:
     return HVTError(f"{name} has the label {label} and names {classes} classes: name them all")
 
 
-def check_labels(name: str, images: FactoryImages | IterableImageDataset, classes: int) -> None:
+def check_labels(name: str, images: FactoryPart, classes: int) -> None:
     """Refuse labels that have no name: at once where they are listed, else as they are read."""
     if isinstance(images, IterableImageDataset):
         images.target_transform = StreamLabels(name, range(classes))
@@ -227,7 +180,7 @@ def check_labels(name: str, images: FactoryImages | IterableImageDataset, classe
 
 def _open_split(
     name: str, splits: Sequence[str], training: bool, options: dict[str, Any]
-) -> FactoryImages | IterableImageDataset:
+) -> FactoryPart:
     options = dict(options)
     in_chans = options.pop("in_chans")
     failure: Exception | None = None

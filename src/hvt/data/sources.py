@@ -244,8 +244,10 @@ def open_parts(
         return Splits(*arrays, image_size=32)
     if name == "imagenet":
         return _open_imagenet(base_or_default, in_chans, need_train)
+    if name.lower() in ("torch/folder", "torch/image_folder"):
+        return _open_folder(base_or_default, in_chans, need_train)
     if is_factory_name(name):
-        splits = open_factory(
+        parts = open_factory(
             name,
             root=base,
             train_split=train_split,
@@ -255,7 +257,7 @@ def open_parts(
             seed=seed,
             in_chans=in_chans,
         )
-        return Splits(splits.train, splits.val, splits.class_names)
+        return Splits(*parts)
     folder = expanded(name) if base is None else base / expanded(name)
     exists = os.path.exists(folder)  # noqa: PTH110 - never raises
     if not exists and not any(sign in name for sign in "/\\.~"):
