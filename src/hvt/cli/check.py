@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import track
-from rich.table import Table
 
 from ..terminal import printable
 from .flags import converter
-from .output import new_console
+from .output import add_output_flags, emit, new_console, print_json
 
 if TYPE_CHECKING:
-    from ..data.check import DuplicateGroup, Report
+    from ..data.check import Report
 
 _SHOWN = 20  # classes and repeated images listed without --json
 
@@ -44,7 +42,7 @@ def register(commands: Any) -> None:
         metavar="N",
         help="threads (default: one per core)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a summary")
+    add_output_flags(parser, instead_of="a summary")
     parser.set_defaults(run=run_check, parser=parser)
 
 
@@ -59,27 +57,28 @@ def run_check(args: argparse.Namespace) -> int:
 
     report = check(args.data, args.workers, root=args.root, progress=progress)
     if args.json:
-        print(json.dumps(report.to_dict(), indent=2))
+        print_json(report.to_dict())
     else:
         _print(report)
     return 0 if report.clean else 1
 
 
+_COLUMNS = {
+    "part": "{part}",
+    "images": "{images:d}",
+    "broken": "{broken:d}",
+    "classes": "{classes:d}",
+    "smallest class": "{smallest:d}",
+    "median": "{median:g}",
+    "largest": "{largest:d}",
+}
+
+
 def _print(report: Report) -> None:
     from ..data.check import TINY
 
-    table = Table("part", box=None, header_style="bold")
-    for heading in ("images", "broken", "classes", "smallest class", "median", "largest"):
-        table.add_column(heading, justify="right")
-    for part, images in report.images.items():
-        counts = [c[part] for c in report.classes.values() if c.get(part)]
-        spread = (min(counts), median(counts), max(counts)) if counts else ()
-        broken = sum(one.part == part for one in report.broken)
-        figures = (images, broken, len(counts), *spread)
-        table.add_row(part, *(f"{figure:.10g}" for figure in figures))
-    new_console().print(table)
-
-    # Paths are printed plainly: a table would wrap them, and brackets would be colours.
+    emit([_row(report, part) for part in report.images], _COLUMNS)
+    # Paths are printed plainly: a table would wrap them.
     for side, sizes in (("width", report.width), ("height", report.height)):
         if sizes:
             print(f"{side}: {sizes[0]} to {sizes[2]} pixels, median {sizes[1]:g}")
@@ -87,34 +86,32 @@ def _print(report: Report) -> None:
         print("modes: " + ", ".join(f"{mode} {count}" for mode, count in report.modes.items()))
     if report.ignored:
         print(f"ignored files, not images: {len(report.ignored)}")
-    if report.tiny:
-        few = [f"{printable(name)} {count}" for name, count in report.tiny.items()]
-        print(f"classes with fewer than {TINY} training images ({len(few)}): {_some(few)}")
-    _print_twins("in more than one part", report.shared)
-    _print_twins("in more than one class", report.contradicting)
+    tiny = [f"{name}: {count}" for name, count in report.tiny.items()]
+    _print_list(f"classes with fewer than {TINY} training images", tiny, _SHOWN)
+    for what, groups in (("part", report.shared), ("class", report.contradicting)):
+        paths = [" = ".join(group.paths) for group in groups]
+        _print_list(f"the same image in more than one {what}", paths, _SHOWN)
+    _print_list("training cannot use this", report.problems)
     if not report.broken:
         print("every image can be read")
-    if report.problems:
-        print(f"training cannot use this ({len(report.problems)}):")
-        for problem in report.problems:
-            print(printable(f"  {problem}"))
-    if not report.broken:
+    _print_list("cannot be read", [f"{one.path}: {one.reason}" for one in report.broken])
+
+
+def _row(report: Report, part: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"part": part, "images": report.images[part]}
+    row["broken"] = sum(one.part == part for one in report.broken)
+    counts = [c[part] for c in report.classes.values() if c.get(part)]
+    row["classes"] = len(counts)
+    if counts:
+        row |= {"smallest": min(counts), "median": median(counts), "largest": max(counts)}
+    return row
+
+
+def _print_list(heading: str, lines: list[str], shown: int | None = None) -> None:
+    if not lines:
         return
-    print(f"cannot be read ({len(report.broken)}):")
-    for one in report.broken:
-        print(printable(f"  {one.path}: {one.reason}"))
-
-
-def _print_twins(what: str, twins: list[DuplicateGroup]) -> None:
-    if not twins:
-        return
-    print(f"the same image {what} ({len(twins)}):")
-    for one in twins[:_SHOWN]:
-        print(printable("  " + " = ".join(one.paths)))
-    if len(twins) > _SHOWN:
-        print(f"  and {len(twins) - _SHOWN} more (--json lists all)")
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    print(f"{heading} ({len(lines)}):")
+    for line in lines[:shown]:
+        print(printable(f"  {line}"))
+    if shown is not None and len(lines) > shown:
+        print(f"  and {len(lines) - shown} more (--json lists all)")

@@ -11,15 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
 from ..errors import HVTError
 from ..files import encodable
-from .arrays import ArrayImages
 from .evaluation import RefuseStrips
-from .images import FileImages, UnreadableImageError, image_formats, mode_of, read_image, why
+from .images import FileImages, UnreadableImageError, image_formats, read_image, why
 from .sources import Images, open_parts, why_not_trainable
 
 TINY = 10
@@ -105,127 +104,100 @@ def check(
     if workers is not None and workers < 1:
         raise HVTError(f"workers={workers} is out of range: give 1 or more")
     source = open_parts(name, root=root)
-    parts = {"train": source.train, "val": source.val}
-    if source.val is None:
-        parts = {"all": source.train}
-    work: list[tuple[str, Images, int]] = []
-    problems = why_not_trainable(str(name), source)
-    ignored = sorted(map(encodable, source.ignored))
-    report = Report(encodable(str(name)), ignored=ignored, problems=problems)
-    for part, images in parts.items():
+    report = Report(
+        encodable(str(name)),
+        ignored=sorted(map(encodable, source.ignored)),
+        problems=why_not_trainable(str(name), source),
+    )
+    work: list[_Work] = []
+    for part, images in (("train", source.train), ("val", source.val)):
         if images is None:
             continue
         if not isinstance(images, Images):
             raise HVTError(f"{name} is a stream, which cannot be checked: check it as a folder")
-        work += [(part, images, index) for index in range(len(images))]
+        part = "all" if source.val is None else part
+        work += [_Work(part, images, index, source.class_names) for index in range(len(images))]
         report.images[part] = len(images)
-    _count_classes(report, parts, source.class_names)
-
+    _count_classes(report, work, source.class_names)
     with ThreadPoolExecutor(workers or min(32, os.cpu_count() or 1)) as pool:
-        seen = _ordered(pool, work)
-        _collect(report, work, progress(seen, len(work)), source.class_names)
+        _collect(report, work, list(progress(_ordered(pool, work), len(work))))
     return report
 
 
-def _count_classes(report: Report, parts: dict[str, Any], names: tuple[str, ...]) -> None:
-    for part, images in parts.items():
-        if images is None or images.labels is None:
-            continue
-        counts = Counter(int(label) for label in images.labels)
-        for label in range(max(len(names), max(counts, default=-1) + 1)):
-            name = _class_name(names, label)
-            report.classes.setdefault(name, {})[part] = counts[label]
-    first = next(iter(report.images), "")
-    report.tiny = {
-        name: counts[first]
-        for name, counts in report.classes.items()
-        if first != "val" and first in counts and counts[first] < TINY
-    }
+class _Work(NamedTuple):
+    """An image to look at."""
+
+    part: str
+    images: Images
+    number: int
+    names: tuple[str, ...]
+
+    @property
+    def class_name(self) -> str:
+        if self.images.labels is None:
+            return ""
+        label = int(self.images.labels[self.number])
+        return self.names[label] if 0 <= label < len(self.names) else str(label)
 
 
-def _class_name(names: tuple[str, ...], label: int) -> str:
-    return names[label] if 0 <= label < len(names) else str(label)
+def _count_classes(report: Report, work: list[_Work], names: tuple[str, ...]) -> None:
+    counts = Counter((one.class_name, one.part) for one in work)
+    labelled = [name for name, _ in counts if name]
+    for name in dict.fromkeys((*names, *labelled)) if labelled else ():
+        report.classes[name] = {part: counts[name, part] for part in report.images}
+    first = next(iter(report.images), "val")
+    if first != "val":
+        few = {name: of[first] for name, of in report.classes.items()}
+        report.tiny = {name: count for name, count in few.items() if count < TINY}
 
 
-def _ordered(pool: ThreadPoolExecutor, work: list[tuple[str, Images, int]]) -> Iterator[_Seen]:
+def _ordered(pool: ThreadPoolExecutor, work: list[_Work]) -> Iterator[_Seen]:
     for start in range(0, len(work), _CHUNK):
-        chunk = work[start : start + _CHUNK]
-        # What is in memory takes less time than to hand it to a thread.
-        in_memory = all(isinstance(images, ArrayImages) for _, images, _ in chunk)
-        yield from map(_look, chunk) if in_memory else pool.map(_look, chunk)
+        yield from pool.map(_look, work[start : start + _CHUNK])
 
 
-def _look(item: tuple[str, Images, int]) -> _Seen:
-    part, images, index = item
-    if not isinstance(images, FileImages):
-        return _look_inside(part, images, index)
-    path = images.path(index)
-    name = encodable(path)
+def _look(one: _Work) -> _Seen:
+    """Read an image, from its file where it has one of its own."""
+    name = f"{one.part}[{one.number}]"
+    content, mode = b"", ""
     try:
-        content = path.read_bytes()
-        image = _refuse_strips(read_image(content))
+        if isinstance(one.images, FileImages):
+            path = one.images.path(one.number)
+            name, content = encodable(path), path.read_bytes()
+            image = read_image(content)
+            with Image.open(io.BytesIO(content), formats=image_formats()) as header:
+                mode = header.mode  # that of the file
+        else:
+            image = one.images[one.number][0]
+        image = _refuse_strips(image)
     except UnreadableImageError as broken:
         return _Seen(name, reason=broken.reason)
     except OSError as error:
         return _Seen(name, reason=why(error))
-    with Image.open(io.BytesIO(content), formats=image_formats()) as header:
-        mode = header.mode  # that of the file
-    return _Seen(name, _digest(content), image.size, mode)
+    digest = hashlib.blake2b(content or image.tobytes(), digest_size=16).digest()
+    return _Seen(name, digest, image.size, mode or image.mode)
 
 
-def _look_inside(part: str, images: Images, index: int) -> _Seen:
-    """An image that has no file of its own."""
-    name = f"{part}[{index}]"
-    if isinstance(images, ArrayImages):
-        pixels = images.images[index].numpy()  # (H, W, C)
-        height, width, channels = pixels.shape
-        return _Seen(name, _digest(pixels.tobytes()), (width, height), mode_of(channels))
-    try:
-        image = _refuse_strips(images[index][0])
-    except UnreadableImageError as broken:
-        return _Seen(name, reason=broken.reason)
-    return _Seen(name, _digest(image.tobytes()), image.size, image.mode)
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()
-
-
-def _collect(
-    report: Report,
-    work: list[tuple[str, Images, int]],
-    seen: Iterable[_Seen],
-    names: tuple[str, ...],
-) -> None:
-    widths: list[int] = []
-    heights: list[int] = []
-    modes: Counter[str] = Counter()
-    places: dict[bytes, list[int]] = defaultdict(list)
-    paths: list[str] = []
-    for place, ((part, _, _), one) in enumerate(zip(work, seen, strict=True)):
-        paths.append(one.path)
+def _collect(report: Report, work: list[_Work], seen: list[_Seen]) -> None:
+    good: dict[bytes, list[int]] = defaultdict(list)
+    for place, (item, one) in enumerate(zip(work, seen, strict=True)):
         if one.reason is not None:
-            report.broken.append(Broken(one.path, part, one.reason))
-            continue
-        widths.append(one.size[0])
-        heights.append(one.size[1])
-        modes[one.mode] += 1
-        places[one.digest].append(place)
-    if widths:
+            report.broken.append(Broken(one.path, item.part, one.reason))
+        else:
+            good[one.digest].append(place)
+    read = [one for one in seen if one.reason is None]
+    if read:
+        widths, heights = zip(*(one.size for one in read), strict=True)
         report.width = (min(widths), median(widths), max(widths))
         report.height = (min(heights), median(heights), max(heights))
-    report.modes = dict(modes.most_common())
-    for twins in places.values():
-        if len(twins) == 1:
-            continue
-        parts, classes = [], []
-        for place in twins:
-            part, images, index = work[place]
-            parts.append(part)
-            label = None if images.labels is None else int(images.labels[index])
-            classes.append("" if label is None else _class_name(names, label))
-        group = DuplicateGroup(tuple(paths[place] for place in twins), tuple(parts), tuple(classes))
-        if len(set(parts)) > 1:
+    report.modes = dict(Counter(one.mode for one in read).most_common())
+    for places in (places for places in good.values() if len(places) > 1):
+        group = DuplicateGroup(
+            tuple(seen[place].path for place in places),
+            tuple(work[place].part for place in places),
+            tuple(work[place].class_name for place in places),
+        )
+        if len(set(group.parts)) > 1:
             report.shared.append(group)
-        if len(set(classes)) > 1:
+        if len(set(group.classes)) > 1:
             report.contradicting.append(group)

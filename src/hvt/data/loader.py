@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import os
 import shutil
 import signal
 import warnings
@@ -303,6 +304,9 @@ def _workers_with_room(images: Any, workers: int, first: list[Any]) -> int:
     item = images[first[0]] if first else UnreadableImageError("there is no batch")
     try:
         free = shutil.disk_usage(_SHARED_MEMORY).free
+        free //= int(
+            os.environ.get("LOCAL_WORLD_SIZE", "1")
+        )  # torchrun's: each process has readers
     except OSError:  # other systems have none, or no limit of this kind
         return workers
     if isinstance(item, UnreadableImageError) or item[0] is None:
