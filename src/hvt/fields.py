@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
+import math
+import operator
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from .errors import HVTError
@@ -15,7 +17,12 @@ MAX_THREADS = 1024
 MAX_COUNT = 10**15
 """Of any whole number: with more, costs would have no number in floating point."""
 
-_BOUNDS = ("ge", "gt", "le", "lt", "choices")
+_BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "ge": (" of at least", operator.ge),
+    "gt": (" above", operator.gt),
+    "le": (" at most", operator.le),
+    "lt": (" below", operator.lt),
+}
 
 
 def field(
@@ -24,7 +31,7 @@ def field(
     """A field with its help, and what it may be: `ge`, `gt`, `le` and `lt` bound its numbers,
     `choices` its text. `metavar` is its value's name in the help of a flag.
     """
-    assert set(bounds) <= set(_BOUNDS)
+    assert bounds.keys() <= _BOUNDS.keys()
     limits = {**bounds, "choices": choices} if choices else bounds
     return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar, **limits})
 
@@ -69,8 +76,8 @@ def fits(value: Any, hint: Any, **limits: Any) -> bool:
 def expected(hint: Any, **limits: Any) -> str:
     """What a field takes, for the end of an error: `a whole number of at least 1 or none`."""
     words = {bool: "true or false", str: "text", list: "a list", dict: "a table"}
-    words |= {int: f"a whole number{_bounds(**limits)}", float: f"a number{_bounds(**limits)}"}
-    words[types.NoneType] = "none"
+    bounds = _bounds(limits)
+    words |= {int: f"a whole number{bounds}", float: f"a number{bounds}", types.NoneType: "none"}
     if limits.get("choices"):
         words[str] = " or ".join(choice or "''" for choice in limits["choices"])
     listed = []
@@ -82,7 +89,7 @@ def expected(hint: Any, **limits: Any) -> str:
         elif typing.get_args(option)[0] is str:
             listed.append("a list of text")
         else:
-            listed.append(f"whole numbers{_bounds(**limits)} such as 3,6")
+            listed.append(f"whole numbers{bounds} such as 3,6")
     return " or ".join(dict.fromkeys(listed))
 
 
@@ -104,7 +111,7 @@ def _checks(kind: type) -> list[tuple[str, Any, Any, dict[str, Any]]]:
     """Name, default, type and bounds of each field."""
     hints, checks = hints_of(kind), []
     for one in dataclasses.fields(kind):
-        limits = {name: one.metadata[name] for name in _BOUNDS if name in one.metadata}
+        limits = {k: v for k, v in one.metadata.items() if k in _BOUNDS or k == "choices"}
         checks.append((one.name, one.default, hints[one.name], limits))
     return checks
 
@@ -114,7 +121,7 @@ def _fits(value: Any, option: Any, limits: dict[str, Any]) -> bool:
     if kind is bool or isinstance(value, bool):  # which is an int too
         return kind is bool and isinstance(value, bool)
     if kind in (int, float):
-        return isinstance(value, (int, kind)) and _within(value, **limits)
+        return isinstance(value, (int, kind)) and _within(value, limits)
     if kind is str and limits.get("choices"):
         return value in limits["choices"]
     if kind is tuple and isinstance(value, tuple):
@@ -125,25 +132,13 @@ def _fits(value: Any, option: Any, limits: dict[str, Any]) -> bool:
     return isinstance(value, kind)
 
 
-def _within(
-    value: float,
-    ge: float = -sys.float_info.max,  # which neither infinity nor NaN is within
-    gt: float | None = None,
-    le: float = sys.float_info.max,
-    lt: float | None = None,
-    **_: Any,
-) -> bool:
-    return ge <= value <= le and (gt is None or value > gt) and (lt is None or value < lt)
+def _within(value: float, limits: dict[str, Any]) -> bool:
+    holds = (_BOUNDS[name][1](value, limits[name]) for name in _BOUNDS if name in limits)
+    return abs(value) < math.inf and all(holds)
 
 
-def _bounds(
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    **_: Any,
-) -> str:
-    if ge is not None and le is not None:
-        return f" from {ge:.16g} to {le:.16g}"
-    words = {" of at least": ge, " above": gt, " at most": le, " below": lt}
-    return " and".join(f"{word} {bound:.12g}" for word, bound in words.items() if bound is not None)
+def _bounds(limits: dict[str, Any]) -> str:
+    if {"ge", "le"} <= limits.keys():
+        return f" from {limits['ge']:.16g} to {limits['le']:.16g}"
+    words = (f"{_BOUNDS[name][0]} {limits[name]:.12g}" for name in _BOUNDS if name in limits)
+    return " and".join(words)
