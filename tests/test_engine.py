@@ -7,7 +7,9 @@ import itertools
 import json
 import logging
 import math
+import re
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ from hvt.training.pipeline import build_model
 from hvt.training.recipe import Recipe
 from hvt.training.state import read_state, states
 from hvt.training.trainer import Result, Trainer
-from hvt.training.watch import Watcher
+from hvt.training.watch import Watcher, clock
 
 CPU = torch.device("cpu")
 
@@ -180,6 +182,59 @@ def test_what_is_to_come_is_said_first(tmp_path: Path) -> None:
     assert "5 steps an epoch, 5 to go on cpu" in second
     assert epoch.startswith("epoch 1/1  loss ")
     assert "weights in model.safetensors" in summary
+
+
+def test_the_estimate_counts_evaluations_and_the_start_of_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 1 s, of which the first of an epoch waits 10 s for its readers."""
+    console, seconds = quiet(), [0.0]
+    recipe = tiny(tmp_path, **PLAIN, epochs=3, batch_size=40)
+    trainer = trainer_of(recipe, console)
+    trainer.evaluation_seconds = lambda model: 500.0
+    learn = trainer.learner.step
+
+    def step(batches: Any, update: int, flags: Any) -> Any:
+        seconds[0] += 1.0 + 10.0 * (update % trainer.steps == 0)
+        return learn(batches, update, flags)
+
+    monkeypatch.setattr(trainer.learner, "step", step)
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds[0])
+    trainer.run()
+    # 96 - 20 steps, two more starts, three evaluations
+    assert f"about {clock(76 + 2 * 10 + 3 * 500)} to go: 40 images/s" in said(console)
+    assert "epoch 1/3" not in said(console).split(" to go: ")[0]
+
+
+def test_an_evaluation_is_timed_by_its_first_batches(tmp_path: Path) -> None:
+    trainer = trainer_of(tiny(tmp_path, **PLAIN))
+    assert 0 < trainer.evaluation_seconds(trainer.learner.model) < 60
+
+
+def test_a_step_touches_the_files_that_contributing_lists(
+    folder_of_images: Path, tmp_path: Path
+) -> None:
+    (folder_of_images / "train" / "dark" / "4.png").unlink()
+    trainer = trainer_of(on_images(tmp_path / "run", folder_of_images))
+    trainer.saved = time.monotonic()
+    trainer.watcher = Watcher(quiet(), tmp_path, tensorboard=False, quiet=True)
+    trainer.first_epoch = 0
+    root, touched = Path(hvt.__file__).parent, set()
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(root):
+            touched.add(path.relative_to(root).as_posix())
+
+    sys.setprofile(look)
+    try:
+        trainer._epoch(0)
+    finally:
+        sys.setprofile(None)
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    listed = text.split("<!-- step:begin -->")[1].split("<!-- step:end -->")[0]
+    assert touched == set(re.findall(r"^- `(.+?)`", listed, re.MULTILINE))
+    assert len(touched) <= 11
 
 
 def test_tensorboard_where_it_is_wanted(tmp_path: Path) -> None:
@@ -761,6 +816,20 @@ def test_a_run_knows_its_images_again(trained_on_images: Result, tmp_path: Path)
     with pytest.raises(HVTError, match=changed.format("list of training", "")):
         resume(run, console=quiet(), epochs=3)
     assert {path: path.read_bytes() for path in (run / "checkpoints").iterdir()} == before
+
+
+def test_a_run_continues_with_changed_images_where_that_is_allowed(
+    trained_on_images: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained_on_images.folder
+    draw(tmp_path / "images" / "dark" / "3.png", 200)  # other content under the same name
+    command = ["train", "--resume", str(folder), "--epochs", "3"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "images changed since the run began" in error
+    assert error.endswith("resume all the same with --allow-changed-data\n")
+    assert main([*command, "--allow-changed-data"]) == 0
+    assert "images changed since the run began" in capsys.readouterr().out
 
 
 def test_the_images_of_a_run_may_be_moved(trained_on_images: Result, tmp_path: Path) -> None:

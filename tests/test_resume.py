@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -21,8 +22,10 @@ from training import assert_same_run, quiet, said, tiny, write_recipe
 
 from hvt import HVTError
 from hvt.cli import main
+from hvt.training import interrupt
 from hvt.training.engine import resume, train
 from hvt.training.interrupt import Interrupted
+from hvt.training.learner import Learner
 from hvt.training.recipe import Recipe
 from hvt.training.state import read_state, states
 
@@ -211,6 +214,36 @@ def test_asked_to_stop(unstopped: Path, tmp_path: Path, number: int) -> None:
     assert not (folder / "model.safetensors").exists()
     assert main(["train", "--resume", str(folder)]) == 0
     assert_same_run(folder, unstopped)
+
+
+def train_in_vain(recipe: Recipe, errors: Path) -> None:
+    """Train, but the second step waits for a batch that never comes."""
+    interrupt.GRACE = 0.1
+    learn = Learner.step
+
+    def step(self: Learner, batches: Any, update: int, flags: Any) -> Any:
+        if update:
+            (errors.parent / "hangs").touch()
+            threading.Event().wait()
+        return learn(self, batches, update, flags)
+
+    Learner.step = step  # type: ignore[method-assign]
+    command(["train", write_recipe(recipe, errors.parent / "tiny.toml")], errors)
+
+
+def test_sigterm_ends_a_step_that_hangs(tmp_path: Path) -> None:
+    errors = tmp_path / "errors.txt"
+    process = start(train_in_vain, lively(tmp_path / "run"), errors)
+    while not (tmp_path / "hangs").exists() and process.is_alive():
+        process.join(0.005)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    alive = process.is_alive()
+    process.kill()
+    assert not alive
+    assert process.exitcode == 130
+    assert "hvt: stopped 0.1 s after SIGTERM without a new checkpoint" in errors.read_text()
 
 
 class Impatient(io.StringIO):

@@ -3,7 +3,7 @@
 With several processes the model is wrapped in DistributedDataParallel (DDP).
 
 Nothing random has a state: every step seeds itself from (seed, step), every image from its key,
-and dropout from (seed, step, share of the batch).
+and dropout from (seed, step, shard of the batch).
 So what `Learner.state` gives, and the number of steps done, is all there is to know.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +25,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ..data.loader import Batch, TrainBatches
 from ..distributed import DistributedContext, collective_device
 from ..model import HVT
-from .losses import Teacher, find_teacher, label_loss
 from .optimize import (
     choose_precision,
     make_mixup,
@@ -34,6 +34,7 @@ from .optimize import (
     seed_dropout,
 )
 from .recipe import Recipe
+from .teacher import Teacher, find_teacher
 
 Flags = Callable[[], Sequence[bool]]
 
@@ -46,7 +47,7 @@ class Step:
     taken: bool
     """False where the loss or a gradient was not finite: nothing has changed then."""
     broken: int
-    """Unreadable images that others stood in for."""
+    """Unreadable images that were replaced by others."""
     flags: tuple[bool, ...] = ()
     """For each flag, whether it was raised in any process."""
 
@@ -98,15 +99,15 @@ class Learner:
         if not self.model.training:  # only after an evaluation: it takes a millisecond
             self.network.train()
         self.schedule.step_update(update)
-        pieces = self.recipe.accumulate
+        microbatches = self.recipe.accumulate
         losses, broken = [], 0
-        for piece in range(pieces):
+        for number in range(microbatches):
             batch = next(batches)
             broken += batch.broken
-            with self._sync(last=piece == pieces - 1):
-                part = self._loss(batch, update) / pieces
-                self.scaler.scale(part).backward()
-            losses.append(part.detach())
+            with self._sync(last=number == microbatches - 1):
+                loss = self._loss(batch, update) / microbatches
+                self.scaler.scale(loss).backward()
+            losses.append(loss.detach())
         self.model.draw_drop_path(None)
         device = collective_device(self.device)
         measured = torch.stack([*losses, self._gradient_norm()]).to(device)
@@ -115,21 +116,21 @@ class Learner:
         bad = measured.isfinite().all().logical_not().double()
         counts = torch.tensor([broken, *flags()], dtype=torch.float64).to(device)
         sums = self.processes.all_reduce(torch.cat((torch.stack((mean, bad)), counts)))
-        loss, skipped, unreadable, *raised = sums.tolist()
+        mean_loss, skipped, unreadable, *raised = sums.tolist()
         if not skipped:
             self.scaler.step(self.optimizer)
             if self.ema:
                 self.ema.update(self.model)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return Step(loss, not skipped, int(unreadable), tuple(map(bool, raised)))
+        return Step(mean_loss, not skipped, int(unreadable), tuple(map(bool, raised)))
 
     def _loss(self, batch: Batch, update: int) -> Tensor:
         recipe = self.recipe
         images = batch.images.to(self.device, non_blocking=True)
         target = batch.labels.to(self.device, non_blocking=True)
-        # Mixup and stochastic depth: all processes and pieces draw alike, for the whole batch, and
-        # each uses its part. Dropout has too many numbers for that: each draws its own.
+        # Mixup and stochastic depth: all processes and microbatches draw the same numbers, for the
+        # whole batch, and use their rows. Dropout has too many numbers for that.
         seed_all(recipe.seed, update, self.device)
         rows = batch.rows
         self.model.draw_drop_path(recipe.batch_size, None if rows is None else rows.to(self.device))
@@ -138,7 +139,9 @@ class Learner:
         seed_dropout(recipe.seed, update, batch.shard, self.device)
         with self._autocast():
             logits = self.network(images)
-            loss = label_loss(logits, target, recipe.smoothing)
+            # Targets of shape (B, classes) are mixed, and smoothed by mixup itself.
+            smoothing = recipe.smoothing if target.ndim == 1 else 0.0
+            loss = F.cross_entropy(logits.float(), target, label_smoothing=smoothing)
             if self.teacher:
                 alpha = recipe.distill_alpha
                 loss = (1 - alpha) * loss + alpha * self.teacher.loss(logits, images)
@@ -158,7 +161,7 @@ class Learner:
         """How long a step takes without its update; changes nothing.
 
         One to warm up, one measured. Under DDP the first also settles how gradients are bundled,
-        so that a run that goes on adds them up as it would have.
+        so that a resumed run adds them up in the same order.
         """
         self.network.train()
         seconds = 0.0
@@ -206,7 +209,7 @@ class Learner:
         return torch.autocast(self.device.type, self.amp, enabled=self.amp is not None)
 
     def _sync(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Processes add up their gradients once a step, with the last piece."""
+        """Processes reduce their gradients once a step, with the last microbatch."""
         if isinstance(self.network, DistributedDataParallel) and not last:
             return self.network.no_sync()
         return contextlib.nullcontext()

@@ -79,9 +79,9 @@ def seed_all(seed: int, update: int, device: torch.device) -> None:
     np.random.seed(mixed % 2**32)
 
 
-def seed_dropout(seed: int, update: int, share: int, device: torch.device) -> None:
-    """Seed what dropout (torch) draws from, for one share of a step's batch."""
-    mixed = _mixed(seed, update) + (share + 1) * 0x94D049BB133111EB
+def seed_dropout(seed: int, update: int, shard: int, device: torch.device) -> None:
+    """Seed what dropout (torch) draws from, for one shard of a step's batch."""
+    mixed = _mixed(seed, update) + (shard + 1) * 0x94D049BB133111EB
     _manual_seed(mixed % 2**63, device)
 
 

@@ -303,7 +303,7 @@ def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
     cfg, config, policy = model.pretrained_cfg, model.config, recipe.rand_augment
     try:
         if policy.startswith("rand") and not _RAND_AUGMENT.fullmatch(policy):
-            raise ValueError("timm would pass over a part of it")
+            raise ValueError("timm would ignore a part of it")
         crop, colours, tensor = create_transform(
             (config.in_chans, *config.image),
             is_training=True,

@@ -39,12 +39,12 @@ class Recipe:
     data: str | None = field(None, "digits, cifar10, cifar100, imagenet or a folder")
     root: str | None = field(None, "folder that has the named data set in it")
     download: bool = field(False, "fetch the named data set if it is absent")
-    val_fraction: float = field(0.1, "validation share of a folder that has no split", gt=0, lt=1)
-    holdout: float = field(0.0, "validate on this share of the training images instead", ge=0, lt=1)
+    val_fraction: float = field(0.1, "validation fraction of a folder without splits", gt=0, lt=1)
+    holdout: float = field(0.0, "validate on this fraction of the training data", ge=0, lt=1)
     train_fraction: float = field(
-        1.0, "learn from this share of the training images of each class", gt=0, le=1
+        1.0, "use this fraction of the training images of each class", gt=0, le=1
     )
-    skip_broken: bool = field(False, "pass over unreadable images and count them")
+    skip_broken: bool = field(False, "skip unreadable images and count them")
     output: str | None = field(None, "the run's folder (default: runs/RECIPE-MODEL)")
 
     epochs: float = field(
@@ -52,7 +52,7 @@ class Recipe:
     )
     batch_size: int = field(1024, "images per step over all processes", ge=2)
     accumulate: int = field(
-        1, "pieces a process cuts its share of a batch into, to save memory", ge=1
+        1, "microbatches of each process to accumulate gradients over, to save memory", ge=1
     )
     optimizer: str = field(
         "adamw",
@@ -70,13 +70,13 @@ class Recipe:
     smoothing: float = field(0.1, "label smoothing", ge=0, lt=1)
     mixup: float = field(0.8, "mixup's alpha; 0 is off", ge=0)
     cutmix: float = field(1.0, "CutMix's alpha; 0 is off", ge=0)
-    mixup_prob: float = field(1.0, "share of batches that are mixed", ge=0, le=1)
-    mixup_switch: float = field(0.5, "share of mixed batches that use CutMix", ge=0, le=1)
+    mixup_prob: float = field(1.0, "probability that a batch is mixed", ge=0, le=1)
+    mixup_switch: float = field(0.5, "probability of CutMix in a mixed batch", ge=0, le=1)
     rand_augment: str = field("rand-m9-mstd0.5-inc1", "timm's RandAugment; '' is off")
     color_jitter: float = field(0.4, "colour jitter where RandAugment is off", ge=0)
-    erase: float = field(0.25, "share of images with a random patch of noise", ge=0, le=1)
+    erase: float = field(0.25, "probability of random erasing", ge=0, le=1)
     repeats: int = field(3, "augmented copies of an image in an epoch of equal length", ge=1)
-    flip: float = field(0.5, "share of images flipped left to right", ge=0, le=1)
+    flip: float = field(0.5, "probability of a horizontal flip", ge=0, le=1)
     padding: int = field(4, "padding of random crops, for images up to 64 pixels", ge=0)
     interpolation: str = field(
         "bicubic",

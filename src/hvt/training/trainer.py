@@ -64,7 +64,7 @@ class Trainer:
     `evaluate` gives metrics of a model by name; `measure` is the one that the best weights are
     chosen by, and `direction` says whether more or less of it is better. `evaluation_seconds` says
     how long an evaluation will take. `identity` is what a resumed run must have in common with its
-    state, beside the recipe; names that end in `images` are of the data. `about` is said first.
+    state, beside the recipe; names that end in `images` are of the data. `about` is printed first.
     """
 
     def __init__(
@@ -156,7 +156,8 @@ class Trainer:
             if done == 1:
                 started = elapsed  # with the start of the reading processes
             if done == TIMED_STEPS and epoch == self.first_epoch:
-                self._estimate((elapsed - started) / (done - 1), started)
+                each = (elapsed - started) / (done - 1)
+                self._estimate(each, started - each)
             stop, due = step.flags
             if stop or due:
                 self._save()
@@ -250,7 +251,7 @@ class Trainer:
             )
         return Result(self.folder, model, metrics, self.progress.best, rows, seconds, speed)
 
-    # ── what is said ────────────────────────────────────────────────────────────────────────────
+    # ── what is printed ─────────────────────────────────────────────────────────────────────────
 
     def _announce(self) -> None:
         recipe, shards = self.recipe, self.batches.shard_of[2]

@@ -101,7 +101,7 @@ class Watcher:
         self.last_line = time.monotonic()
 
     def begin(self, epoch: int, epochs: int, done: int, total: int) -> None:
-        """An epoch begins, or goes on at a step."""
+        """An epoch begins, or is resumed at a step."""
         if self.bar:
             self.bar.update(self.task, epoch=f"{epoch + 1}/{epochs}", completed=done, total=total)
             self.bar.reset(self.task, completed=done, total=total)

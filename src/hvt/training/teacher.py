@@ -1,4 +1,4 @@
-"""What a training minimises: the labels, and a teacher's logits where there is one."""
+"""Distillation: a frozen teacher whose logits a student follows."""
 
 from __future__ import annotations
 
@@ -19,16 +19,6 @@ from ..model import HVT
 from ..zoo import BUILT_IN
 
 Normal = tuple[Sequence[float], Sequence[float]]
-
-
-def label_loss(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    """Cross-entropy with class indices `(B,)` or, after mixup, with shares `(B, classes)`.
-
-    Mixed targets are smoothed by mixup itself.
-    """
-    if target.ndim == 2:
-        return F.cross_entropy(logits.float(), target)
-    return F.cross_entropy(logits.float(), target, label_smoothing=smoothing)
 
 
 class Teacher(nn.Module):

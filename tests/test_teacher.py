@@ -1,4 +1,4 @@
-"""What a training minimises, against formulas written out by hand."""
+"""Distillation from a teacher: its loss by hand, its classes, sizes and channels."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 
 import hvt
 from hvt import HVTError
-from hvt.training.losses import Teacher, find_teacher, label_loss
+from hvt.training.teacher import Teacher, find_teacher
 
 Build = Callable[..., hvt.HVT]
 
@@ -32,30 +32,6 @@ def cross_entropy(logits: Tensor, targets: list[list[float]]) -> float:
     rows = zip(softmax(logits), targets, strict=True)
     losses = [-sum(t * math.log(p) for t, p in zip(ts, ps, strict=True)) for ps, ts in rows]
     return sum(losses) / len(losses)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_labels_are_smoothed(logits: Tensor, smoothing: float) -> None:
-    labels = [3, 1, 4, 1, 5, 9]
-    targets = [[smoothing / 10 + (1 - smoothing) * (c == t) for c in range(10)] for t in labels]
-    result = label_loss(logits, torch.tensor(labels), smoothing)
-    assert result.item() == pytest.approx(cross_entropy(logits, targets), rel=1e-5)
-
-
-def test_mixed_targets_are_taken_as_they_are(logits: Tensor) -> None:
-    targets = torch.rand(6, 10).softmax(dim=1)
-    expected = cross_entropy(logits, targets.tolist())
-    for smoothing in (0.0, 0.1):  # mixup has smoothed them
-        assert label_loss(logits, targets, smoothing).item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_half_precision_logits_lose_nothing_more(logits: Tensor) -> None:
-    half, labels = logits.bfloat16(), torch.arange(6)
-    assert label_loss(half, labels, 0.1).dtype == torch.float32
-    assert torch.equal(label_loss(half, labels, 0.1), label_loss(half.float(), labels, 0.1))
-
-
-# ── teachers ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
