@@ -157,6 +157,8 @@ def test_a_model_of_timm(tmp_path: Path) -> None:
     assert opened.call(2, CPU)().shape == (2, 1000)  # type: ignore[attr-defined]
     with pytest.raises(HVTError, match="test_vit is timm's"):
         open_bench_model("test_vit", "onnx", CPU, tmp_path)
+    with pytest.raises(HVTError, match="test_vit is timm's"):
+        peak_memory("test_vit", "onnx", [1], CPU)
 
 
 def test_timms_counter_agrees_with_the_closed_form() -> None:
@@ -192,11 +194,6 @@ def test_peak_memory_in_an_exported_mode_is_that_of_evaluation(
     kinds = {node.op_type for node in graph.graph.node}
     assert not any(kind.startswith(("Random", "Dropout", "Bernoulli")) for kind in kinds)
     assert ("QuantizeLinear" in kinds) == (mode == "int8")
-
-
-def test_only_our_models_have_a_peak_in_an_exported_mode() -> None:
-    with pytest.raises(HVTError, match="test_vit is timm's"):
-        peak_memory("test_vit", "onnx", [1], CPU)
 
 
 def test_peak_memory_of_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,16 +351,6 @@ def test_bad_input(command: Command, words: tuple[str, ...], message: str) -> No
     code, out, err = command("bench", *words)
     assert (code, out) == (2, "")
     assert message in err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("flag", [("--csv", "speed.csv"), ("--plot", "speed.png")])
-def test_a_folder_is_no_file_to_write(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: tuple[str, str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path(flag[1]).mkdir()
-    code, out, err = command("bench", "hvt_s_1", *flag)
-    assert (code, out, err) == (2, "", f"hvt: cannot write {flag[1]}: it is a folder\n")
 
 
 def test_the_answer_outlives_a_file_that_cannot_be_written(

@@ -4,7 +4,6 @@ import concurrent.futures
 import json
 import pickle
 import re
-import shlex
 import shutil
 import sys
 import zipfile
@@ -23,7 +22,6 @@ from torch import Tensor
 from training import PLAIN, run, small_disk
 
 import hvt
-from hvt.cli import build_parser
 from hvt.data.evaluation import eval_transform
 from hvt.data.sample import drawn_images, sample_images
 from hvt.data.sources import open_eval
@@ -80,11 +78,6 @@ def digits(tmp_path: Path) -> list[str]:
 def plainly(model: hvt.HVT, images: Tensor) -> Calibration:
     """Ranges alone: no channel is balanced and no layer spared."""
     return Calibration(model, input_ranges(model, images))
-
-
-def in_pieces(model: Callable[[Tensor], Tensor], images: Tensor, size: int = 16) -> Tensor:
-    with torch.inference_mode():
-        return torch.cat([model(piece) for piece in images.split(size)])
 
 
 # The graph
@@ -724,20 +717,6 @@ def test_drawn_images(size: tuple[int, int]) -> None:
     assert images.shape == (3, 2, *size)
     assert images.isfinite().all()
     torch.testing.assert_close(images, drawn_images(3, 2, size))
-
-
-# The documentation
-
-DOCS = Path(__file__).parents[1] / "docs" / "export.md"
-
-
-@pytest.mark.skipif(not DOCS.exists(), reason="a source distribution has no docs/")
-def test_commands_in_the_documentation_are_understood() -> None:
-    parser = build_parser()
-    matches = re.findall(r"^hvt .*$", DOCS.read_text(encoding="utf-8"), flags=re.M)
-    assert len(matches) > 6
-    for line in matches:
-        parser.parse_args(shlex.split(line)[1:])
 
 
 @pytest.mark.parametrize(("asked", "threads"), [("3,2", 3), ("", 0), ("many", 0), (" 4 ", 4)])

@@ -1,12 +1,20 @@
-"""README.md: its Python runs, its table is current, its paths exist."""
+"""README.md and docs/: Python runs, commands are understood, paths exist."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from hvt.cli import build_parser
+from hvt.cli.flags import given_fields
+from hvt.config import HVTConfig
+from hvt.training.recipe import Recipe, list_recipes, load_recipe
+from hvt.zoo import get_config, write_config
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.M | re.S)
 
 
@@ -18,6 +26,24 @@ def test_there_is_python_to_run() -> None:
 def test_python_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_understood(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every `hvt` command in a block of code has flags and recipes that there are."""
+    monkeypatch.chdir(tmp_path)
+    write_config(get_config("hvt_ti_1"), "plan.json")
+    blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    for line in "".join(blocks).replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True) if re.match(r"(\S+ -m )?hvt \w", line) else []
+        if not words:
+            continue
+        args = build_parser().parse_args(words[words.index("hvt") + 1 :])
+        if getattr(args, "recipe", None) in list_recipes():
+            values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
+            load_recipe(args.recipe).replace(overrides, **values)
 
 
 def test_paths_exist() -> None:

@@ -111,50 +111,40 @@ def open_image(image: ImageInput, in_chans: int) -> Image.Image:
 
 def _from_array(array: np.ndarray) -> Image.Image:
     """uint8 `(H, W, 3)` in RGB, or `(H, W, 1)` in grey."""
-    shape = array.shape
     if array.dtype != np.uint8:
         raise HVTError(
             f"an array of {array.dtype} is not an image: give uint8 values from 0 to 255"
         )
-    _check_shape("an array", shape, "(H, W, C)", channels=-1)
-    array = np.ascontiguousarray(array)
-    return Image.fromarray(array[:, :, 0] if shape[2] == 1 else array)
+    _check_shape("an array", array.shape, "(H, W, C)", array.shape[-1:])
+    return Image.fromarray(np.ascontiguousarray(array.squeeze(2) if array.shape[2] == 1 else array))
 
 
 def _from_tensor(tensor: Tensor) -> Image.Image:
     """uint8, or float from 0 to 1: `(3, H, W)` in RGB, or `(1, H, W)` in grey."""
-    if tensor.layout != torch.strided or tensor.is_meta:
-        raise HVTError("a sparse or meta tensor is not an image: give a dense one")
     if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
         raise HVTError(
             f"a tensor of {tensor.dtype} is not an image: give uint8 values from 0 to 255, or "
             "float ones from 0 to 1"
         )
-    _check_shape("a tensor", tuple(tensor.shape), "(C, H, W)", channels=0)
+    _check_shape("a tensor", tuple(tensor.shape), "(C, H, W)", tensor.shape[:1])
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point():
-        tensor = tensor.float()
         low, high = tensor.min().item(), tensor.max().item()
         if not (low >= 0 and high <= 1):  # NaN too
             raise HVTError(
                 f"a float tensor from {low:.4g} to {high:.4g} is not an image: its values must "
                 "be from 0 to 1, before any normalisation"
             )
-        tensor = tensor.mul(255).round().to(torch.uint8)
+        tensor = tensor.float().mul(255).round().to(torch.uint8)
     return _from_array(tensor.permute(1, 2, 0).numpy())
 
 
-def _check_shape(what: str, shape: tuple[int, ...], wanted: str, channels: int) -> None:
-    """Raise an error for a shape that is not one image's; `channels` is the position of C."""
-    message = f"{what} of shape {shape} is not an image: give {wanted}"
-    if len(shape) == 4:
-        raise HVTError(f"{message}, and a batch as list(batch)")
-    if len(shape) != 3:
-        raise HVTError(f"{message}, also for grey, with C = 1")
-    if shape[channels] not in (1, 3):
-        raise HVTError(f"{message} with C = 3 for RGB or C = 1 for grey")
-    if 0 in shape:
-        raise HVTError(f"{message} with pixels in it")
+def _check_shape(what: str, shape: tuple[int, ...], wanted: str, channels: tuple[int, ...]) -> None:
+    if len(shape) != 3 or 0 in shape or channels[0] not in (1, 3):
+        raise HVTError(
+            f"{what} of shape {shape} is not an image: give {wanted} with C = 3 for RGB or C = 1 "
+            "for grey, and a batch as list(batch)"
+        )
 
 
 # ── paths ───────────────────────────────────────────────────────────────────────────────────────
