@@ -1,15 +1,15 @@
-"""`hvt train`: a recipe, any field of it by a flag, and runs that go on."""
+"""`hvt train`: a recipe, any field of it by a flag, and resumed runs."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from ..config import HVTConfig
 from ..training.recipe import Recipe, list_recipes, load_recipe, recipe_text
 from ..training.run import train
 from .flags import add_fields, given_fields
+from .output import add_output_flags, print_json
 
 _EXAMPLES = """\
 examples:
@@ -52,7 +52,7 @@ def register(commands: Any) -> None:
         ),
     )
     parser.add_argument("recipe", nargs="?", help="the recipe to print")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_output_flags(parser, instead_of="text")
     parser.set_defaults(run=run_recipes, parser=parser)
 
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
 def run_recipes(args: argparse.Namespace) -> None:
     if args.recipe is not None:
         if args.json:
-            print(json.dumps(load_recipe(args.recipe).to_dict(), indent=2))
+            print_json(load_recipe(args.recipe).to_dict())
         else:
             print(recipe_text(args.recipe), end="")
         return
@@ -82,7 +82,7 @@ def run_recipes(args: argparse.Namespace) -> None:
         for first, second in [[line.lstrip("# ") for line in text.splitlines()[:2]]]
     ]
     if args.json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     for row in rows:
         print(f"{row['command']}\n    {row['about']}")

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import HVTError
 from ..upcycling.settings import Settings
 from .flags import add_fields, given_fields
-from .output import new_console
+from .output import add_output_flags, new_console
 
 _EXAMPLES = """\
 examples:
@@ -43,7 +43,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--run-folder", metavar="FOLDER", help="the run's folder "
                         "(default: runs/upcycle-SOURCE)")  # fmt: skip
     parser.add_argument("--resume", metavar="RUN", help="resume the run in this folder")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_output_flags(parser)
     group = parser.add_argument_group("settings")
     group.add_argument(
         "--pool",
