@@ -62,25 +62,19 @@ class Quality:
             name: np.clip(value, self.low[name], self.high[name])
             for name, value in measures.items()
         }
-        total: Any = self.intercept
-        of_width: Any = 0.0  # an axis of its own in large arrays: added last
-        for name in MEASURES:
-            beyond = measures[name] - clipped[name]
-            lost = EXTRAPOLATION_PENALTY * np.maximum(beyond if name == "pooled" else -beyond, 0.0)
-            if name == "width":
-                of_width = of_width - lost
-            else:
-                total = total - lost
         values = features_of(clipped, flags)
+        terms: list[tuple[str, Any]] = [("intercept", self.intercept)]
         for name, weight, mean, scale in zip(
             self.features, self.weights, self.mean, self.scale, strict=True
         ):
-            term = weight * (values[name] - mean) / scale
-            if name.startswith("width"):
-                of_width = of_width + term
-            else:
-                total = total + term
-        return total + of_width
+            terms.append((name, weight * (values[name] - mean) / scale))
+        for name in MEASURES:
+            beyond = measures[name] - clipped[name]
+            beyond = np.maximum(beyond if name == "pooled" else -beyond, 0.0)
+            terms.append((name, -EXTRAPOLATION_PENALTY * beyond))
+        # Widths are an axis of their own in large arrays, which is added last.
+        width = sum(term for name, term in terms if name.startswith("width"))
+        return sum(term for name, term in terms if not name.startswith("width")) + width
 
     def summary(self) -> str:
         """How good the ranking is, in one line."""

@@ -17,7 +17,7 @@ from ..costs import arrow
 from ..files import atomic_write, stale_temp_files
 from ..zoo import write_config
 from .halving import frontier
-from .study import ID, SETTINGS, import_optuna, quietly
+from .study import ID, SETTINGS, import_optuna
 
 COLUMNS = (
     "trial", "top1", "gflops", "params_m", "epochs", "finished", "seconds", "retry_of", "rungs",
@@ -59,12 +59,11 @@ def _write(folder: Path, study: Any, gflops: float, rows: Sequence[dict[str, Any
         temporary.write_text(page, encoding="utf-8")
 
 
-def _copy(study: Any, attribute: str, params: bool = False) -> Any:
-    """A study in memory with the complete trials that have an attribute, and parameters."""
+def _copy(study: Any, attribute: str) -> Any:
+    """A study in memory with the complete trials that have parameters and an attribute."""
     copy = import_optuna().create_study(directions=study.directions)
     for trial in study.get_trials(deepcopy=False):
-        chosen = trial.user_attrs.get(attribute) and (trial.params or not params)
-        if trial.state.name == "COMPLETE" and chosen:
+        if trial.state.name == "COMPLETE" and trial.params and trial.user_attrs.get(attribute):
             copy.add_trial(trial)
     return copy
 
@@ -78,20 +77,14 @@ def importances(study: Any) -> dict[str, float]:
 
     By Optuna's fANOVA: shares of the variance. Empty with too few trials.
     """
-    optuna, trained = import_optuna(), _copy(study, "rungs", params=True)
+    optuna, trained = import_optuna().importance, _copy(study, "rungs")
     if len(trained.trials) < MIN_TRIALS:
         return {}
+    evaluator = optuna.FanovaImportanceEvaluator(seed=0)
     try:
-        shares = optuna.importance.get_param_importances(
-            trained, evaluator=_evaluator(), target=_first_rung
-        )
+        return dict(optuna.get_param_importances(trained, evaluator=evaluator, target=_first_rung))
     except (RuntimeError, ValueError):  # such as trials that are all alike
         return {}
-    return {name: float(share) for name, share in shares.items()}
-
-
-def _evaluator() -> Any:
-    return import_optuna().importance.FanovaImportanceEvaluator(seed=0)
 
 
 def draw(folder: Path, study: Any, with_importances: bool) -> dict[str, bytes]:
@@ -99,15 +92,15 @@ def draw(folder: Path, study: Any, with_importances: bool) -> dict[str, bytes]:
     import matplotlib
     from matplotlib import pyplot
 
-    plots = import_optuna().visualization.matplotlib
-    drawn: dict[str, bytes] = {}
-    with matplotlib.rc_context(), quietly():  # Optuna sets a style for the whole process
+    optuna = import_optuna()
+    plots, drawn = optuna.visualization.matplotlib, dict[str, bytes]()
+    with matplotlib.rc_context():  # Optuna sets a style for the whole process
         names = ["top-1 on held-out images (%)", "GFLOPs"]
         axes = {"frontier": plots.plot_pareto_front(_copy(study, "finished"), target_names=names)}
         if with_importances:
             axes["importances"] = plots.plot_param_importances(
-                _copy(study, "rungs", params=True), _evaluator(), target=_first_rung,
-                target_name="top-1 on the first rung",
+                _copy(study, "rungs"), optuna.importance.FanovaImportanceEvaluator(seed=0),
+                target=_first_rung, target_name="top-1 on the first rung",
             )  # fmt: skip
         for name, one in axes.items():
             with atomic_write(folder / f"{name}.png") as temporary:

@@ -99,7 +99,6 @@ def search(
         "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": epochs,
         "seed": base.seed, IMAGES: {"classes": data.class_names, **identity(data)},
     }  # fmt: skip
-    _check_folder(folder)
     space = search_space(model.config, float(gflops), fixed)
     space.check_budget()
     first = _given(configs, space)
@@ -164,28 +163,13 @@ def _recipe(
     return base.replace(read, holdout=base.holdout or HOLDOUT, processes=None), fixed, name
 
 
-def _check_folder(folder: Path, study: str | None = None) -> None:
-    """Raise an error for a folder with a foreign best.json, or with results of another study.
-
-    `study` is the id of ours, once it is known.
-    """
+def _check_folder(folder: Path, study: str) -> None:
+    """Raise an error for a folder with the results of another study than that of an id."""
     path = folder / "trials.json"
-    if not path.exists():
-        if (folder / "best.json").exists():
-            raise HVTError(
-                f"{folder} has a best.json of something else, which a search would replace: use "
-                "another --output"
-            )
-        return
-    try:
-        report = json.loads(path.read_text())
-        name, number = report["study"], report["id"]
-    except (LookupError, OSError, TypeError, ValueError) as error:
-        raise HVTError(f"{path} cannot be read ({error}): use another --output") from error
-    if study not in (None, number):
+    if path.exists() and study not in path.read_text():
         raise HVTError(
-            f"{folder} has the results of another study ({name}): use another --output, or its "
-            "--study and --storage"
+            f"{folder} has the results of another study: use another --output, or its --study and "
+            "--storage"
         )
 
 

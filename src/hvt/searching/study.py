@@ -6,13 +6,11 @@ sends heartbeats; when they stop, its trial is queued again with the rungs that 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import reprlib
 import uuid
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +37,10 @@ def import_optuna() -> Any:
     except ImportError as error:
         raise HVTError("a search needs Optuna: pip install 'hvt[search]'") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    # Heartbeats have been experimental since 2021.
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return optuna
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Without Optuna's warnings about experimental features, as heartbeats have been since 2021."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", import_optuna().exceptions.ExperimentalWarning)
-        yield
 
 
 def open_study(
@@ -107,15 +99,14 @@ def enqueue(study: Any, given: list[dict[str, Any]], promising: list[dict[str, A
 
 def _join(name: str, storage: str, heartbeat: int) -> Any:
     optuna = import_optuna()
-    with quietly():
-        kept = optuna.storages.RDBStorage(
-            storage,
-            # SQLite gives up at once where another process writes, unless it may wait.
-            engine_kwargs={"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {},
-            heartbeat_interval=heartbeat,
-            grace_period=MISSED * heartbeat,
-            heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
-        )
+    kept = optuna.storages.RDBStorage(
+        storage,
+        # SQLite gives up at once where another process writes, unless it may wait.
+        engine_kwargs={"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {},
+        heartbeat_interval=heartbeat,
+        grace_period=MISSED * heartbeat,
+        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
+    )
     return optuna.create_study(
         study_name=name,
         storage=kept,
@@ -128,9 +119,8 @@ def _join(name: str, storage: str, heartbeat: int) -> Any:
 
 def retry(study: Any, number: int) -> None:
     """Queue an interrupted trial again, with the rungs that it had finished."""
-    with quietly():
-        again = import_optuna().storages.RetryHeartbeatStaleTrialCallback()
-        again(study, study.get_trials(deepcopy=False)[number])
+    again = import_optuna().storages.RetryHeartbeatStaleTrialCallback()
+    again(study, study.get_trials(deepcopy=False)[number])
 
 
 def _without_password(url: str) -> str:

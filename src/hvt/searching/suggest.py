@@ -7,13 +7,14 @@ within the budget, and spends what was suggested.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
-from ..planning.budget import rounded_up, tolerance
+from ..planning.budget import Budgets, tolerance
 from ..planning.price import priced
 from ..planning.quality import flags_of, load_quality, measures_of
 from ..planning.space import (
@@ -113,22 +114,16 @@ class SearchSpace:
 
     def check_budget(self) -> None:
         """Raise an error for a budget that no config of the space meets."""
-        space = self.space
+        space, budgets = self.space, Budgets(gflops=self.gflops)
         narrowest = min(space.widths, key=lambda pair: pair[0] * pair[1])
-        depths = [depth for depth in space.depths if space.places(depth)][:1]
-        small = dataclasses.replace(space, widths=(narrowest,), depths=tuple(depths))
-        macs = [one.macs[one.valid].min(initial=float("inf")) for one in priced(small)]
-        cheapest = min(macs, default=float("inf")) / 1e9
-        if cheapest == float("inf"):
-            raise HVTError(
-                "no config of the search has enough blocks and tokens for the fixed poolings: "
-                "fix fewer, or a larger depth or image"
-            )
-        if cheapest > tolerance(self.gflops):
-            raise HVTError(
-                f"gflops={self.gflops:g} cannot be met: the minimum of any config of the search is "
-                f"{rounded_up(cheapest)}"
-            )
+        depths = tuple(depth for depth in space.depths if space.places(depth))[:1]
+        small = dataclasses.replace(space, widths=(narrowest,), depths=depths)
+        usage = [
+            budgets.usage({"gflops": one.macs / 1e9}, one.valid[:, :, None]).min()
+            for one in priced(small)
+        ]
+        if min(usage, default=math.inf) > 1:
+            raise budgets.error("config of the search")
 
 
 def place(depth: int, stages: int, first: float, gap: float) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from ..training.interrupt import Interrupted
 from ..training.recipe import Recipe
 from ..training.watch import clock
 from .halving import RungScore, is_promoted, scores_at
-from .study import GIVEN, import_optuna, quietly, retry, rows_of
+from .study import GIVEN, import_optuna, retry, rows_of
 from .suggest import SearchSpace
 
 MAX_EMPTY = 300
@@ -48,8 +48,7 @@ class Worker:
         """Take trials until the study has enough; those of dead processes are retried."""
         optuna = import_optuna()
         while True:
-            with quietly():
-                optuna.storages.fail_stale_trials(self.study)
+            optuna.storages.fail_stale_trials(self.study)
             states = [trial.state.name for trial in self.study.get_trials(deepcopy=False)]
             self._remove_stale_folders(states)
             complete = sum(row["complete"] for row in rows_of(self.study))
@@ -59,8 +58,7 @@ class Worker:
                 time.sleep(WAIT)  # others train the last ones, and may still fail
                 continue
             try:
-                with quietly():
-                    self.study.optimize(self.objective, n_trials=1)
+                self.study.optimize(self.objective, n_trials=1)
                 if self.stop_asked:
                     raise Interrupted("stopped between two trials")
             except optuna.exceptions.UpdateFinishedTrialError:
