@@ -293,7 +293,7 @@ def test_a_policy_that_timm_would_not_take_whole_is_refused(policy: str) -> None
         batches(rand_augment=policy)
 
 
-# ── evaluation and refusals ─────────────────────────────────────────────────────────────────────
+# ── evaluation ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_normalise_is_timms_evaluation(photos: NDArray[np.uint8], images: torch.Tensor) -> None:
@@ -333,13 +333,3 @@ def test_small_images_are_shown_as_the_checkpoint_says(
         resized = pil_to_tensor(Image.fromarray(photo).resize(size, resampling))
         off = (image * 255 - resized).abs()
         assert off.max() < 2.5
-
-
-def test_wrong_images_are_refused(images: torch.Tensor) -> None:
-    augmented = augmenter()
-    with pytest.raises(HVTError, match="key"):
-        augmented(images, keys(47))
-    with pytest.raises(HVTError, match="uint8"):
-        augmented(images.float(), keys(48))
-    with pytest.raises(HVTError, match=r"\(B, H, W, 3\)"):
-        augmented(images.permute(0, 3, 1, 2), keys(48))

@@ -331,8 +331,8 @@ def test_evaluation_leaves_the_generators_alone(files: FileImages) -> None:
         (99, 12, (0, 2, 8), r"batch_size=12 must be a multiple of 16"),
         (10, 12, (0, 1, 1), "batch_size=12 is more than the 10 training images: use at most 10"),
         (11, 16, (0, 2, 4), "batch_size=16 is more than the 11 training images: use at most 8"),
-        (7, 16, (0, 1, 4), "7 training images are too few for 4 shards"),
-        (1, 2, (0, 1, 1), "1 training images are too few for 1 shards"),
+        (7, 16, (0, 1, 4), "more than the 7 training images: use fewer processes"),
+        (1, 2, (0, 1, 1), "more than the 1 training images: use fewer processes"),
     ],
 )
 def test_batches_that_do_not_fit(

@@ -81,12 +81,15 @@ def open_cifar(
 
 
 def _from_torchvision(raw: Any, in_chans: int) -> ArrayImages:
-    images = torch.from_numpy(np.ascontiguousarray(raw.data))  # (N, 32, 32, 3)
-    return ArrayImages(_grey(images) if in_chans == 1 else images, torch.tensor(raw.targets))
+    pixels = np.ascontiguousarray(raw.data)  # (N, 32, 32, 3)
+    if in_chans == 1:
+        pixels = np.stack([np.asarray(Image.fromarray(one).convert("L")) for one in pixels])
+        pixels = pixels[..., None]  # (N, 32, 32, 1)
+    return ArrayImages(torch.from_numpy(pixels), torch.tensor(raw.targets))
 
 
 def _what_is_wrong(source: Any, root: Path) -> str | None:
-    """torchvision says that something is missing or damaged; this says what."""
+    """Which file is missing or damaged: torchvision only reports that one is."""
     folder = root / source.base_folder
     sums = [*source.train_list, *source.test_list, (source.meta["filename"], source.meta["md5"])]
     for file, md5 in sums:
@@ -98,13 +101,3 @@ def _what_is_wrong(source: Any, root: Path) -> str | None:
                 "pass --download (download=True) to fetch it again"
             )
     return None
-
-
-def _grey(images: torch.Tensor) -> torch.Tensor:
-    """(N, H, W, 3) → (N, H, W, 1), to the bit what Pillow makes of them."""
-    weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32)
-    grey = torch.empty(*images.shape[:3], 1, dtype=torch.uint8)
-    for start in range(0, len(images), 4096):  # int32 for all at once would be 4 times the set
-        some = images[start : start + 4096].int()
-        grey[start : start + 4096, ..., 0] = ((some * weights).sum(-1) + 0x8000) >> 16
-    return grey

@@ -17,7 +17,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import HVTError
 from .images import UnreadableImageError
 
 MAX_BROKEN_IN_A_ROW = 100
@@ -33,7 +32,7 @@ Images = NDArray[np.uint8]  # (B, C, H, W)
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _WORD = (1 << 64) - 1
 
-# One stream of numbers per decision, so that switching one off leaves the others as they were.
+# One stream of numbers per decision, so that switching one off leaves the others unchanged.
 _CROP, _FLIP = range(2)
 
 
@@ -76,17 +75,12 @@ def normalise(
 
     `interpolation` is one of `INTERPOLATIONS`.
     """
-    planes = _planes(images, len(mean))
+    planes = _planes(images)
     return torch.from_numpy(_normalise(planes, mean, std, size, interpolation))
 
 
-def _planes(images: Tensor, channels: int) -> Images:
+def _planes(images: Tensor) -> Images:
     """The images as numpy sees them, channels first: (B, H, W, C) → a view (B, C, H, W)."""
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != channels:
-        raise HVTError(
-            f"images must be uint8 of shape (B, H, W, {channels}), "
-            f"not {images.dtype} of {tuple(images.shape)}."
-        )
     return images.numpy().transpose(0, 3, 1, 2)
 
 
@@ -113,7 +107,7 @@ class BatchAugment:
     """Crops, flips, resizes and normalises batches: uint8 (B, H, W, C) → float32 (B, C, S, S).
 
     `padding` is the width of the black border around an image that a crop of its own size is taken
-    from; `flip` is the share of images flipped left to right; `interpolation` is one of
+    from; `flip` is the fraction of images flipped left to right; `interpolation` is one of
     `INTERPOLATIONS`.
     """
 
@@ -130,9 +124,7 @@ class BatchAugment:
         self.padding, self.flip, self.interpolation = padding, flip, interpolation
 
     def __call__(self, images: Tensor, keys: Keys) -> Tensor:
-        if len(images) != len(keys):
-            raise HVTError(f"each image needs a key: {len(images)} images, {len(keys)} keys.")
-        planes = self._crop(_planes(images, len(self.mean)), keys)
+        planes = self._crop(_planes(images), keys)
         self._flip(planes, keys)
         return torch.from_numpy(
             _normalise(planes, self.mean, self.std, self.size, self.interpolation)
@@ -195,7 +187,7 @@ class SeededDataset:
         while True:
             try:
                 image, label = self.dataset[index]
-                return self._shown(image, index, key), label, broken
+                return self._transformed(image, index, key), label, broken
             except UnreadableImageError as error:
                 broken += 1
                 if not self.skip_broken:
@@ -208,7 +200,7 @@ class SeededDataset:
                     )
                 index = (index + 1) % len(self)
 
-    def _shown(self, image: Any, index: int, key: int | None) -> Tensor:
+    def _transformed(self, image: Any, index: int, key: int | None) -> Tensor:
         if key is not None:
             return transform_by_key(self.transform, image, key)
         try:

@@ -64,7 +64,7 @@ class Report:
     modes: dict[str, int] = field(default_factory=dict)
     """Pillow's mode of the files → how many images."""
     shared: list[DuplicateGroup] = field(default_factory=list)
-    """Images that are in more than one part: a model has seen what it is measured on."""
+    """Images that are in more than one part: a model was trained on what it is evaluated on."""
     contradicting: list[DuplicateGroup] = field(default_factory=list)
     """Images that are in more than one class."""
     tiny: dict[str, int] = field(default_factory=dict)

@@ -26,7 +26,7 @@ class ClassMatch:
     """For each label of the data, the index of the logit."""
 
     def describe(self) -> str:
-        """One line that says what was matched."""
+        """What was matched, in one line."""
         if self.by == "label":
             return "classes matched by label: the data does not name its classes"
         if self.by == "name":

@@ -1,4 +1,4 @@
-"""How images are shown to a model that is measured or used: no augmentation, DeiT's resizing."""
+"""Preprocessing for evaluation and prediction: no augmentation, DeiT's resizing."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 SMALL = 64
 """Images up to this side get padded random crops instead of resized crops."""
 
-_MAX_RESIZED = 178_956_970  # pixels: what Pillow itself refuses to open
+_MAX_RESIZED = 178_956_970  # pixels: Pillow opens no more
 
 
 def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = True) -> Any:
     """DeiT's evaluation: resize to 256/224 of the input, centre crop.
 
-    With `arrays` it takes small images, a batch at once, and shows them whole. Without
-    `normalize` it gives bytes, as they are in the image. A strip that resizing would make a
-    giant is a `UnreadableImageError`.
+    With `arrays` it takes small images, a batch at once, without a crop. Without
+    `normalize` it gives the image's bytes. A strip that resizing would make a giant is an
+    `UnreadableImageError`.
     """
     cfg, config = model.pretrained_cfg, model.config
     mean, std = (per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
@@ -82,7 +82,7 @@ class RefuseStrips:
 
 
 def _each(transform: Any, images: Tensor) -> Tensor:
-    """Images in memory as a transform of PIL's shows them: (B, H, W, C) → (B, C, S, S)."""
+    """Images in memory by a transform of PIL's: (B, H, W, C) → (B, C, S, S)."""
     dataset = ArrayImages(images, torch.zeros(len(images), dtype=torch.int64))
     return torch.stack([transform(dataset[index][0]) for index in range(len(dataset))])
 

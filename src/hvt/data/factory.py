@@ -155,7 +155,7 @@ def _find_root(name: str, root: Path | None) -> Path | None:
 
 
 class StreamLabels:
-    """What becomes of a stream's labels as they are read: each has a name, and gets its place."""
+    """Maps a stream's labels as they are read; one without a name is an error."""
 
     def __init__(self, name: str, places: Sequence[int]) -> None:
         self.name, self.places = name, places
@@ -171,7 +171,7 @@ def _nameless(name: str, label: int, classes: int) -> HVTError:
 
 
 def check_labels(name: str, images: FactoryPart, classes: int) -> None:
-    """Refuse labels that have no name: at once where they are listed, else as they are read."""
+    """Raise an error for labels without a name: at once where they are listed, else when read."""
     if isinstance(images, IterableImageDataset):
         images.target_transform = StreamLabels(name, range(classes))
     elif images.labels and max(images.labels) >= classes:
@@ -196,7 +196,7 @@ def _open_split(
                 )
         except _NO_SPLIT as error:
             failure = failure or error
-        except Exception as error:  # the network, the disk, a package: theirs to say what
+        except Exception as error:  # the network, the disk, a package
             raise HVTError(f"{name} cannot be opened: {_one_line(error)}") from error
         else:
             if isinstance(dataset, IterableImageDataset):
@@ -220,7 +220,7 @@ def _open_split(
 
 @contextlib.contextmanager
 def _builder_as_timm_calls_it(name: str) -> Iterator[None]:
-    """timm's reader of streams passes `trust_remote_code`, which datasets 4 and later refuse."""
+    """timm's reader of streams passes `trust_remote_code`, unknown to datasets 4 and later."""
     if not name.lower().startswith("hfids/"):
         yield
         return

@@ -24,7 +24,7 @@ replaced image changes; modification times would not survive a copy."""
 def identity(data: Data) -> dict[str, str]:
     """What tells the images from others, wherever they lie, by the words of a sentence.
 
-    Others would be split anew, and what was trained on would be measured on.
+    Others would be split anew, and the run evaluated on what it was trained on.
     """
     found = {}
     for part, images in (("training", data.train), ("validation", data.val)):

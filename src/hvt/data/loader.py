@@ -103,15 +103,11 @@ class TrainBatches:
             raise HVTError(
                 f"batch_size={batch_size} must be a multiple of {unit} (2 × processes × accumulate)"
             )
-        if self.num_images < unit:
-            raise HVTError(
-                f"{self.num_images} training images are too few for {shard_of[2]} shards of two or "
-                "more: use more images, fewer processes or less accumulation"
-            )
         if self.num_images < batch_size:
+            most = self.num_images // unit * unit
             raise HVTError(
                 f"batch_size={batch_size} is more than the {self.num_images} training images: "
-                f"use at most {self.num_images // unit * unit}"
+                + (f"use at most {most}" if most else "use fewer processes or less accumulation")
             )
 
     @property
@@ -261,8 +257,9 @@ class _Sampler:
 
 
 def _load(images: Any, workers: int, **options: Any) -> Iterator[Batch]:
-    if workers and (sampler := options.get("batch_sampler")):
-        workers = _workers_with_room(images, workers, next(iter(sampler), []))
+    first = next(iter(options.get("batch_sampler", ())), None)
+    if workers and first:
+        workers = _workers_with_room(images, workers, first)
     loader: DataLoader[Any] = DataLoader(
         images,
         num_workers=workers,

@@ -32,7 +32,7 @@ AnyImages = Images | IterableImageDataset
 
 @dataclass(frozen=True, kw_only=True)
 class EvalData:
-    """What a model is measured on."""
+    """What a model is evaluated on."""
 
     name: str
     val: AnyImages
@@ -48,7 +48,7 @@ class EvalData:
 
 @dataclass(frozen=True, kw_only=True)
 class Data(EvalData):
-    """What a model learns from and what it is measured on."""
+    """What a model is trained and evaluated on."""
 
     train: AnyImages
     held_out: bool
@@ -57,7 +57,7 @@ class Data(EvalData):
 
 @dataclass(frozen=True)
 class Splits:
-    """A source as it lies there, before anything is cut; a part is None where there is none."""
+    """A source before any split; a part is None where there is none."""
 
     train: AnyImages | None
     val: AnyImages | None
@@ -84,13 +84,13 @@ def open_data(
 ) -> Data:
     """Open a source for training.
 
-    `name` is one of `SOURCES`, a folder (with `train/` and `val/`, or of class folders alone), or
+    `name` is one of `SOURCES`, a folder (with `train/` and `val/`, or of class folders only), or
     has a prefix of timm's dataset factory (`hfds/food101`); `./digits` is a folder in any case.
     `root` is where the named sources lie (`data` if not given), and what a relative folder is
     relative to. Without a validation part, `val_fraction` of the training data becomes one. A
     `holdout` above 0 takes that much of the training data in place of the validation part, so that
-    choices never see it. A `train_fraction` below 1 keeps that share of each class of what is left
-    to learn from, and at least one image of it. The split names are for timm's factory.
+    choices never see it. A `train_fraction` below 1 keeps that fraction of each class of the rest,
+    and at least one image of it. The split names are for timm's factory.
     """
     name = str(name)
     if not 0 < val_fraction < 1:
@@ -167,9 +167,9 @@ def open_eval(
     in_chans: int = 3,
     val_split: str | None = None,
 ) -> EvalData:
-    """Open a source's validation part alone, or all of a source that has none.
+    """Open only a source's validation part, or all of a source without one.
 
-    `validation_part` says which: a model trained on the latter has seen most of its images.
+    `validation_part` tells which: a model trained on the latter has seen most of its images.
 
     With a model's `class_names`, or its `num_classes` where it does not know their names, the
     labels become indices of its logits (see `match_classes`).
@@ -224,7 +224,7 @@ def open_parts(
     val_split: str | None = None,
     need_train: bool = True,
 ) -> Splits:
-    """Open a source as it lies there; without `need_train`, training data is left alone.
+    """Open a source without splitting it; without `need_train`, training data is not read.
 
     A folder of class folders without a validation part is the training part.
     """

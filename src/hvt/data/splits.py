@@ -36,7 +36,7 @@ def subsample(labels: Sequence[int] | torch.Tensor, fraction: float, seed: int) 
 
 
 def _draw(labels: Sequence[int] | torch.Tensor, fraction: float, seed: int, lone: bool) -> set[int]:
-    """`fraction` of each class; `lone` says whether the only image of a class is taken."""
+    """`fraction` of each class; `lone`: whether the only image of a class is taken."""
     if not 0 < fraction < 1:
         raise HVTError(f"the fraction {fraction} is out of range: give a number between 0 and 1")
     members: dict[int, list[int]] = defaultdict(list)

@@ -77,7 +77,7 @@ class SeededStream(IterableDataset[Item]):
                 if self.epoch is None:
                     try:
                         item: Item = self.transform(image), int(label), 0
-                    except UnreadableImageError as error:  # an image that cannot be shown
+                    except UnreadableImageError as error:  # such as too long a strip
                         broken = UnreadableImageError.of("an image of the stream", error.reason)
                         item = (None, 0, 1) if self.skip_broken else broken
                     yield item
