@@ -45,8 +45,7 @@ class Batch:
 
     images: Tensor  # float (b, C, H, W)
     labels: Tensor  # int64 (b,)
-    broken: int = 0
-    """Unreadable images that were passed over."""
+    broken: int = 0  # unreadable images that were skipped
     shard: int = 0
     """Which of the global batch's shards this is."""
     rows: Tensor | None = None
