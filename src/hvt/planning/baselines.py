@@ -28,35 +28,31 @@ def scaled_up(space: Space, fits: Fits) -> dict[str, HVTConfig]:
     base = next(filter(None, (_within(name, space, fits) for name in FAMILY)), None)
     if base is None:
         return {}
-    labels: dict[str, Callable[[HVTConfig], str]] = {
-        "heads": lambda config: f"{config.num_heads} heads",
-        "blocks": lambda config: f"{config.depth} blocks",
-        "patches": lambda config: f"patch {config.patch_size}, {_pixels(config)} px",
-        "images": lambda config: f"{_pixels(config)} px",
-    }
     ways: dict[str, HVTConfig] = {}
-    for name, growing in _ways(base, set(space.fixed)).items():
+    for label, growing in _ways(base, set(space.fixed)).items():
         config = _largest(base, growing, fits)
-        if config and (name != "patches" or config.tokens[0] > base.tokens[0]):
-            ways[labels[name](config)] = config
+        if config and (config.patch_size == base.patch_size or config.tokens[0] > base.tokens[0]):
+            ways[label.format(config=config, px=_pixels(config))] = config
     return ways
 
 
 def _ways(base: HVTConfig, fixed: set[str]) -> dict[str, Iterable[dict[str, Any]]]:
-    """The overrides of each way, growing."""
+    """The label of each way, and its overrides, growing."""
     ways: dict[str, Iterable[dict[str, Any]]] = {}
     if not fixed & {"num_heads", "embed_dim"}:
-        ways["heads"] = ({"num_heads": n} for n in range(base.num_heads + 1, MAX_HEADS + 1))
+        heads = range(base.num_heads + 1, MAX_HEADS + 1)
+        ways["{config.num_heads} heads"] = ({"num_heads": n} for n in heads)
     if "depth" not in fixed:
-        step = base.stages or 1
-        ways["blocks"] = ({"depth": n} for n in range(base.depth + step, MAX_DEPTH + 1, step))
+        depths = range(base.depth + (base.stages or 1), MAX_DEPTH + 1, base.stages or 1)
+        ways["{config.depth} blocks"] = ({"depth": n} for n in depths)
     patch, half = base.patch_size, base.patch_size // 2
     if "patch_size" not in fixed and patch % 2 == 0:
         sizes = [base.img_size] if "img_size" in fixed else range(half, MAX_IMAGE + 1, half)
-        ways["patches"] = ({"patch_size": half, "img_size": size} for size in sizes)
+        finer = ({"patch_size": half, "img_size": size} for size in sizes)
+        ways["patch {config.patch_size}, {px} px"] = finer
     if "img_size" not in fixed:
         larger = range(base.image[0] + patch, MAX_IMAGE + 1, patch)
-        ways["images"] = ({"img_size": size} for size in larger)
+        ways["{px} px"] = ({"img_size": size} for size in larger)
     return ways
 
 

@@ -13,7 +13,7 @@ from .baselines import deit, scaled_up
 from .budget import Budgets, tolerance
 from .price import Priced, priced
 from .quality import Quality
-from .result import Estimator, Frontier, Plan
+from .result import Estimator, Plan
 from .space import WINDOWS, Space, even
 
 MIN_USAGE = 0.8
@@ -39,7 +39,9 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
     for one in priced(space, estimator.train_batch):
         scores = scores_of(one, space, quality)
         valid = np.broadcast_to(one.valid[:, :, None], scores.shape)
-        costs = {"gflops": one.macs / 1e9, "params": one.params / 1e6}
+        costs = {"gflops": one.macs / 1e9}
+        if "params" in limits:
+            costs["params"] = one.params / 1e6
         if "memory" in limits:
             costs["memory"] = one.training_bytes / 1e6
         if estimator.latency is not None:
@@ -73,7 +75,7 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
         num_within=num_within,
         order=quality.summary(),
         extrapolated=any(choice.gflops > quality.max_gflops for choice in choices),
-        frontier=Frontier(edges[seen].tolist(), cumulative[seen].tolist()),
+        frontier={"gflops": edges[seen].tolist(), "scores": cumulative[seen].tolist()},
         train_batch=estimator.train_batch,
         machine={} if estimator.latency is None else estimator.latency.machine,
     )

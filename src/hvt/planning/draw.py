@@ -25,7 +25,7 @@ def draw(plan: Plan, path: str | Path) -> None:
     axes = figure.subplots()
     axes.set(xscale="log", xlabel="GMACs per image", ylabel="score of the regression")
     axes.step(
-        plan.frontier.gflops, plan.frontier.scores, where="pre", color=LINE, lw=1.2,
+        plan.frontier["gflops"], plan.frontier["scores"], where="pre", color=LINE, lw=1.2,
         label="best of the space",
     )  # fmt: skip
     groups: dict[str, list[Choice]] = {

@@ -9,7 +9,6 @@ with `hvt.cost`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -37,63 +36,53 @@ def training_bytes(cost: Cost, config: HVTConfig, batch: int) -> int:
     return ADAMW * cost.params + batch * (activations + images)
 
 
-@dataclass(frozen=True)
 class Lengths:
-    """Pairs of an image and a pooling window, each with its tokens at every stage."""
+    """Q pairs of an image and a pooling window, each with its tokens at every stage."""
 
-    images: list[ImageSpec]
-    poolings: list[Pooling]
-    tokens: Floats
-    """(Q, stages + 1) with prefix tokens; 0 where a pooling would leave too few."""
-    prefix: int
-
-    @cached_property
-    def stages(self) -> Ints:
-        """(Q,), how many poolings each sequence has enough tokens for."""
-        return (self.tokens > 0).sum(axis=1) - 1
-
-    @cached_property
-    def summed(self) -> Floats:
+    def __init__(
+        self, images: list[ImageSpec], poolings: list[Pooling], tokens: Floats, prefix: int
+    ) -> None:
+        self.images, self.poolings, self.prefix = images, poolings, prefix
+        self.tokens = tokens
+        """(Q, stages + 1) with prefix tokens; 0 where a pooling would leave too few."""
+        self.summed = tokens.cumsum(axis=1)
         """(Q, stages + 1), tokens of all stages up to each."""
-        return self.tokens.cumsum(axis=1)
-
-    @cached_property
-    def logs(self) -> Floats:
+        self.logs = np.log(np.maximum(tokens - prefix, 1))
         """(Q, stages + 1), the logarithm of the patches; 0 where there are none."""
-        return np.log(np.maximum(self.tokens - self.prefix, 1))
 
 
-@dataclass(frozen=True)
 class Priced:
     """Every config of one depth: arrays over places P, lengths Q and widths W."""
 
-    space: Space
-    depth: int
-    places: list[tuple[int, ...]]
-    lengths: Lengths
-    batch: int
-    """Of the training memory."""
-
-    @cached_property
-    def counts(self) -> Ints:
+    def __init__(
+        self, space: Space, depth: int, places: list[tuple[int, ...]], lengths: Lengths, batch: int
+    ) -> None:
+        self.space, self.depth, self.places, self.lengths = space, depth, places, lengths
+        self.batch = batch
+        """Of the training memory."""
+        tokens, base = lengths.tokens, space.base
+        counts = [_counts(after, depth, tokens.shape[1]) for after in places]
+        self.counts: Ints = np.array(counts, np.int64)
         """(P, stages + 1), how many blocks see each stage's tokens."""
-        stages = self.lengths.tokens.shape[1]
-        return np.array([_counts(after, self.depth, stages) for after in self.places], np.int64)
-
-    @cached_property
-    def poolings(self) -> Ints:
+        self.poolings: Ints = np.array([len(after) for after in places], np.int64)
         """(P,), how many there are."""
-        return np.array([len(after) for after in self.places], np.int64)
-
-    @cached_property
-    def valid(self) -> NDArray[np.bool_]:
-        """(P, Q); False where a sequence is too short for the poolings.
-
-        A model without pooling is counted once, with the first window.
-        """
-        poolings = self.poolings[:, None]
-        first = np.arange(len(self.lengths.images)) % len(self.space.poolings) == 0
-        return (poolings <= self.lengths.stages) & ((poolings > 0) | first)
+        enough = self.poolings[:, None] < (tokens > 0).sum(axis=1)
+        first = np.arange(len(tokens)) % len(space.poolings) == 0
+        self.valid: NDArray[np.bool_] = enough & ((self.poolings[:, None] > 0) | first)
+        """(P, Q), whether there are enough tokens. Models without pooling count once."""
+        self._widths = np.array([heads * dim for heads, dim in space.widths], float)  # (W,)
+        hidden = [int(width * base.mlp_ratio + 1e-6) for width in self._widths.tolist()]
+        self._hidden = np.array(hidden, float)  # (W,)
+        pixels = np.array([p.size[0] * p.size[1] for p in lengths.images], float)
+        self._values = pixels * base.in_chans  # (Q,)
+        windows = [window(pooling[0], pooling[1]) for pooling in lengths.poolings]
+        self._area = np.array([rows * cols for rows, cols in windows], float)  # (Q,)
+        self._summed = self.counts @ tokens.T  # (P, Q), tokens of all blocks
+        self._last = tokens[:, self.poolings].T  # (P, Q)
+        self._positions = lengths.summed[:, self.poolings].T  # (P, Q), tokens of all stages
+        leaving = self._positions - tokens[:, 0]
+        # (P, Q), patches after each pooling, summed
+        self._outputs = leaving - self.poolings[:, None] * lengths.prefix
 
     @cached_property
     def macs(self) -> Floats:
@@ -140,51 +129,6 @@ class Priced:
         if base.pool == "max":
             held += 8 * self._outputs[:, :, None] * d
         return ADAMW * self.params + self.batch * held
-
-    # (W,)
-
-    @cached_property
-    def _widths(self) -> Floats:
-        return np.array([heads * dim for heads, dim in self.space.widths], float)
-
-    @cached_property
-    def _hidden(self) -> Floats:
-        ratio = self.space.base.mlp_ratio
-        return np.array([int(width * ratio + 1e-6) for width in self._widths.tolist()], float)
-
-    # (Q,)
-
-    @cached_property
-    def _values(self) -> Floats:
-        sizes = [p.size[0] * p.size[1] for p in self.lengths.images]
-        return np.array(sizes, float) * self.space.base.in_chans
-
-    @cached_property
-    def _area(self) -> Floats:
-        windows = [window(pooling[0], pooling[1]) for pooling in self.lengths.poolings]
-        return np.array([rows * cols for rows, cols in windows], float)
-
-    # (P, Q)
-
-    @cached_property
-    def _summed(self) -> Floats:
-        """Tokens of all blocks."""
-        return self.counts @ self.lengths.tokens.T
-
-    @cached_property
-    def _last(self) -> Floats:
-        return self.lengths.tokens[:, self.poolings].T
-
-    @cached_property
-    def _positions(self) -> Floats:
-        """Tokens of all stages."""
-        return self.lengths.summed[:, self.poolings].T
-
-    @cached_property
-    def _outputs(self) -> Floats:
-        """Patches after each pooling, summed."""
-        leaving = self._positions - self.lengths.tokens[:, 0]
-        return leaving - self.poolings[:, None] * self.lengths.prefix
 
 
 def sequences(space: Space) -> Lengths:

@@ -40,14 +40,6 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Frontier:
-    """The best score up to each cost, over the whole space."""
-
-    gflops: list[float]
-    scores: list[float]
-
-
-@dataclass(frozen=True)
 class Plan:
     """The models that some budgets buy."""
 
@@ -70,7 +62,8 @@ class Plan:
     """The paper's own ways to scale up its model, within the same budget."""
     extrapolated: bool = False
     """Whether the budget is above the models that the regression was fitted to."""
-    frontier: Frontier = field(default_factory=lambda: Frontier([], []))
+    frontier: dict[str, list[float]] = field(default_factory=dict)
+    """GFLOPs, and the best score of the whole space up to each."""
     source: str | None = None
     """The checkpoint to upcycle."""
     source_gflops: float | None = None
@@ -99,7 +92,6 @@ class Plan:
             "best": [choice.to_dict() for choice in self.best],
             "scaled": [choice.to_dict() for choice in self.scaled],
             "baseline": self.baseline.to_dict() if self.baseline else None,
-            "frontier": dataclasses.asdict(self.frontier),
         }
 
 
