@@ -747,9 +747,14 @@ def test_a_killed_worker_is_replaced_and_the_others_continue(
             result = psutil.Process(service.process.pid).children()
             return [each for each in result if "spawn_main" in " ".join(each.cmdline())]
 
-        victim, other = workers()
+        stderr = service.process.stderr
+        assert stderr is not None
+        for _ in range(2):  # both are nearly ready
+            while stderr.readline() != "warming up\n":
+                pass
         for _ in range(4):
             assert_same(service.ask(content), content, predictor)
+        victim, other = workers()
         victim.kill()
         victim.wait(60)
         for _ in range(4):  # the other one goes on

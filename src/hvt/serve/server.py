@@ -28,7 +28,7 @@ from .settings import Settings
 BACKLOG = 2048  # connections that wait to be accepted
 SWITCH = 5e-4  # seconds; Python's own is ten times that
 STARTUP_FAILURE = 3  # the exit code of a worker that uvicorn does not start again
-WORKER_TIMEOUT = 120  # seconds for a worker to import what it needs, on a busy machine
+WORKER_TIMEOUT = 60  # seconds for a worker to import what it needs, on a busy machine
 
 
 def serve(source: str | Path | None, settings: Settings) -> int:
@@ -66,10 +66,19 @@ def _serve_workers(source: str | Path | None, settings: Settings, sock: socket.s
         exported = export_to(folder, source)
         _listen(sock, settings)
         factory = functools.partial(_worker_app, source, settings, exported)
-        supervisor = Multiprocess(_config(factory, settings, factory=True), [sock])
+        supervisor = _Supervisor(_config(factory, settings, factory=True), [sock])
         supervisor.run()
     failed = any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes)
     return 2 if failed else 0
+
+
+class _Supervisor(Multiprocess):
+    """uvicorn's own; once it stops, its copy of the socket must not keep connections waiting."""
+
+    def terminate_all(self) -> None:
+        for sock in self.sockets:
+            sock.close()
+        super().terminate_all()
 
 
 def _worker_app(source: str | Path | None, settings: Settings, exported: Path | None) -> FastAPI:
