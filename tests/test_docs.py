@@ -22,7 +22,6 @@ from hvt.serve.docs import render
 from hvt.serve.engine import Engine
 from hvt.serve.settings import Settings
 
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -582,6 +582,41 @@ def test_health_says_when_the_service_is_about_to_stop(engine: Callable[..., Eng
     assert (answered.status_code, answered.headers["connection"]) == (200, "close")
 
 
+def test_a_request_touches_the_files_that_contributing_lists(
+    engine: Callable[..., Engine],
+) -> None:
+    root, touched = Path(hvt.__file__).parent, set()
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(root):
+            touched.add(path.relative_to(root).as_posix())
+
+    app = create_app(engine=engine())
+    images = [encoded_image(), encoded_image(size=(300, 200)), encoded_image(form="TIFF")]
+
+    async def call() -> None:
+        threading.setprofile(look)  # those of the batcher and of the decoders, as they start
+        async with client(app) as to:
+            await to.get("/healthz")
+            touched.clear()
+            sys.setprofile(look)
+            try:
+                responses = [await to.post("/predict", content=image) for image in images]
+            finally:
+                sys.setprofile(None)
+                threading.setprofile(None)  # type: ignore[arg-type]
+        assert [response.status_code for response in responses] == [200] * 3
+
+    asyncio.run(call())
+    page = Path(__file__).parents[1] / "CONTRIBUTING.md"
+    if not page.exists():
+        pytest.skip("a source distribution has no CONTRIBUTING.md")
+    listed = page.read_text().split("<!-- request:begin -->")[1].split("<!-- request:end -->")[0]
+    assert touched == set(re.findall(r"^- `(.+?)`", listed, re.MULTILINE))
+    assert len(touched) <= 9
+
+
 # ── settings and the command ────────────────────────────────────────────────────────────────────
 
 

@@ -61,6 +61,7 @@ class OnnxModel:
             )
         except Exception as error:  # ONNX Runtime has a class for each kind, and no common one
             raise _not_onnx(self.path, error) from error
+        self._input_shape = (self.config.in_chans, *self.config.image)
         self._check_shapes()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -82,7 +83,7 @@ class OnnxModel:
 
     def logits(self, images: Tensor) -> Tensor:
         """The same, finite or not, for callers that check each image."""
-        want = (self.config.in_chans, *self.config.image)
+        want = self._input_shape
         if images.ndim != 4 or tuple(images.shape[1:]) != want:
             raise HVTError(
                 f"images of shape {tuple(images.shape)} do not fit: this model takes "
