@@ -74,17 +74,12 @@ def _panel(axes: Any, rows: Sequence[BenchRow]) -> None:
         )  # fmt: skip
     axes.margins(0.2)
     axes.grid(alpha=0.3, which="both")
-    plain_ticks(axes)
-    for text in axes.legend(fontsize=7).get_texts():
-        text.set_parse_math(False)  # a file's name may have a $
-
-
-def plain_ticks(axes: Any) -> None:
-    """Plain numbers on a logarithmic axis, not powers of ten."""
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis in (axes.xaxis, axes.yaxis):  # plain numbers, not powers of ten
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("{x:g}")
     axes.tick_params(which="both", labelsize=7)
+    for text in axes.legend(fontsize=7).get_texts():
+        text.set_parse_math(False)  # a file's name may have a $
 
 
 def _short(row: BenchRow) -> str:

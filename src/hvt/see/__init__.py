@@ -2,14 +2,12 @@
 
 from .draw import FeatureView, draw_costs, draw_features, draw_tokens
 from .maps import FeatureMap, feature_maps
-from .sources import Mix, Pick, TokenSources, token_mixes, token_picks, token_sources
+from .sources import TokenSources, token_sources
 from .subject import Subject, open_model, open_price
 
 __all__ = [
     "FeatureMap",
     "FeatureView",
-    "Mix",
-    "Pick",
     "Subject",
     "TokenSources",
     "draw_costs",
@@ -18,7 +16,5 @@ __all__ = [
     "feature_maps",
     "open_model",
     "open_price",
-    "token_mixes",
-    "token_picks",
     "token_sources",
 ]

@@ -19,23 +19,12 @@ from ..pooling import Pool, max_sources
 from ..power import survivors
 from .maps import looking, replica
 
+Step = tuple[int, Tensor]
+"""A block after which tokens become fewer, and how.
 
-@dataclass(frozen=True)
-class Pick:
-    """One step of a model at which it takes some of its tokens, or of their values."""
-
-    block: int
-    indices: Tensor
-    """`(N', D)`: which of the tokens before the step each value after it was, prefix aside."""
-
-
-@dataclass(frozen=True)
-class Mix:
-    """One step of a model at which it averages some of its tokens."""
-
-    block: int
-    weights: Tensor
-    """Sparse `(N', N)`: the part of each token after the step in each one before, prefix aside."""
+Where values are taken, `(N', D)`: which of the tokens before each value was. Where tokens are
+averaged, sparse `(N', N)`: the part of each token after in each one before. Prefix tokens aside.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,32 +64,39 @@ def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
             f"the model has no pooling, so it keeps all its {config.tokens[0]} tokens: "
             "look at one with stages, such as hvt_s_4"
         )
+    if config.pool_blocks and config.pool == "conv":
+        raise HVTError(
+            "the model convolves its tokens (pool=conv), so none comes from some of the patches in "
+            "known parts: look at one with max or average pooling, such as hvt_s_4"
+        )
     if config.merge is not None or (config.pool_blocks and config.pool == "avg"):
-        return _mixed(model, image)
-    return _picked(model, image)
+        return _averaged_sources(model, image)
+    return _taken_sources(model, image)
 
 
-def _picked(model: HVT, image: Tensor) -> list[TokenSources]:
-    picks = token_picks(model, image)
+def _taken_sources(model: HVT, image: Tensor) -> list[TokenSources]:
+    """Of max pooling, or of PoWER's extraction."""
+    kept = model.config.retention is not None
     rows, cols = model.config.grid
-    origins = torch.arange(rows * cols)[:, None].expand(-1, picks[0].indices.shape[1])
+    origins = torch.arange(rows * cols)[:, None].expand(-1, model.config.width)
     sources = []
-    for pick in picks:
-        origins = origins.gather(0, pick.indices)
+    for block, indices in _kept(model, image) if kept else _watched(model, image, _taken):
+        origins = origins.gather(0, indices)
         tokens, channels = origins.shape
         places = torch.arange(tokens)[:, None].expand(-1, channels)
         even = torch.full((origins.numel(),), 1 / channels, dtype=torch.float64)
         weights = _sparse(places.flatten(), origins.flatten(), even, (tokens, rows * cols))
-        sources.append(TokenSources(pick.block, weights, _shares(weights, rows, cols), origins))
+        sources.append(TokenSources(block, weights, _shares(weights, rows, cols), origins))
     return sources
 
 
-def _mixed(model: HVT, image: Tensor) -> list[TokenSources]:
+def _averaged_sources(model: HVT, image: Tensor) -> list[TokenSources]:
+    """Of average pooling, or of ToMe's merging."""
     weights, (rows, cols) = own_patches(model.config.grid), model.config.grid
     sources = []
-    for mix in token_mixes(model, image):
-        weights = _composed(mix.weights, weights)
-        sources.append(TokenSources(mix.block, weights, _shares(weights, rows, cols), None))
+    for block, step in _watched(model, image, _averaged):
+        weights = _composed(step, weights)
+        sources.append(TokenSources(block, weights, _shares(weights, rows, cols), None))
     return sources
 
 
@@ -130,64 +126,42 @@ def _shares(weights: Tensor, rows: int, cols: int) -> Tensor:
     return (counts / max(1, weights.shape[0])).view(rows, cols)
 
 
-def token_picks(model: HVT, image: Tensor) -> list[Pick]:
-    """Every step at which a model takes some of its tokens: max pooling, or PoWER's extraction.
+def _watched(
+    model: HVT, image: Tensor, step: Callable[[Any, tuple[Tensor, ...]], Tensor]
+) -> list[Step]:
+    """What `step(layer, inputs)` makes of each pooling and merging while an image passes.
 
     Other threads may use the model meanwhile.
     """
-    config = model.config
-    if config.retention is not None:
-        return _kept(model, image)
-    if config.pool == "conv":
-        raise HVTError(
-            "the model convolves its tokens (pool=conv), so none comes from some of the patches in "
-            "known parts: look at one with max or average pooling, such as hvt_s_4"
-        )
-
-    def pick(index: int, pool: Any, args: tuple[Tensor, ...]) -> Pick:
-        tokens = args[0][:, pool.prefix :]
-        indices = max_sources(tokens, pool.grid, pool.kernel, pool.stride, pool.pad)
-        return Pick(index, indices[0].cpu())
-
-    return _watched(model, image, Pool, pick)
-
-
-def token_mixes(model: HVT, image: Tensor) -> list[Mix]:
-    """Every step at which a model averages tokens: average pooling, or ToMe's merging.
-
-    Other threads may use the model meanwhile.
-    """
-
-    def mix(index: int, layer: Any, args: tuple[Tensor, ...]) -> Mix:
-        if isinstance(layer, Merge):
-            _, keys, size = (value[:, layer.prefix :] for value in args)
-            return Mix(index, _merged(keys, size[0].double().cpu(), layer.merged))
-        return Mix(index, _averaged(layer))
-
-    return _watched(model, image, (Pool, Merge), mix)
-
-
-def _watched(model: HVT, image: Tensor, kinds: Any, see: Callable[..., Any]) -> list[Any]:
-    """What `see(block, layer, inputs)` makes of each layer of some kinds while an image passes."""
     model = replica(model)
-    seen: list[Any] = []
+    steps: list[Step] = []
 
     def watch(index: int) -> Any:
-        def hook(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-            seen.append(see(index, layer, args))
-
-        return hook
+        return lambda layer, args: steps.append((index, step(layer, args)))
 
     for index, block in enumerate(model.blocks):
         for layer in (block.pool, block.merge):
-            if isinstance(layer, kinds):
+            if isinstance(layer, Pool | Merge):
                 layer.register_forward_pre_hook(watch(index))
     with looking(model):
         model.forward_features(image[None])
-    return seen
+    return steps
 
 
-def _averaged(pool: Pool) -> Tensor:
+def _taken(pool: Pool, args: tuple[Tensor, ...]) -> Tensor:
+    """Which token each channel of max pooling takes."""
+    tokens = args[0][:, pool.prefix :]
+    return max_sources(tokens, pool.grid, pool.kernel, pool.stride, pool.pad)[0].cpu()
+
+
+def _averaged(layer: Pool | Merge, args: tuple[Tensor, ...]) -> Tensor:
+    if isinstance(layer, Pool):
+        return _pooled(layer)
+    _, keys, size = (value[:, layer.prefix :] for value in args)
+    return _merged(keys, size[0].double().cpu(), layer.merged)
+
+
+def _pooled(pool: Pool) -> Tensor:
     """The weights of average pooling: even over a window, what it has of the border left out."""
     rows, cols = pool.grid
     tokens = rows * cols
@@ -211,16 +185,16 @@ def _merged(keys: Tensor, size: Tensor, merged: int) -> Tensor:
     return _sparse(after, before, values, (kept + others, len(size)))
 
 
-def _kept(model: HVT, image: Tensor) -> list[Pick]:
+def _kept(model: HVT, image: Tensor) -> list[Step]:
     """PoWER keeps whole tokens, so all channels of one come from the same patch."""
     before = torch.arange(model.config.tokens[0] - 1)
-    picks = []
+    steps = []
     model = replica(model)
     with looking(model):
         kept = survivors(model, image[None])
     for block, (patches,) in enumerate(kept):
         if len(patches) < len(before):
             indices = torch.searchsorted(before, patches.cpu())  # both are in order
-            picks.append(Pick(block, indices[:, None].expand(-1, model.config.width)))
+            steps.append((block, indices[:, None].expand(-1, model.config.width)))
             before = patches.cpu()
-    return picks
+    return steps
