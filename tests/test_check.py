@@ -81,11 +81,6 @@ def test_a_folder_without_val_is_one_part(tmp_path: Path) -> None:
     assert report.shared == report.contradicting == []
 
 
-def test_one_class_can_be_checked(tmp_path: Path) -> None:
-    save_image(tmp_path / "cat" / "0.png", 0)
-    assert check(tmp_path).images == {"all": 1}
-
-
 def test_images_that_are_too_large_are_broken(tmp_path: Path) -> None:
     save_image(tmp_path / "cat" / "0.png", 0)
     (tmp_path / "cat" / "1.jpg").write_bytes(png(100_000, 100_000))

@@ -124,11 +124,8 @@ def test_repeats_show_another_third_in_each_epoch() -> None:
         seen.append(frozenset(order.tolist()))
     assert len(set(seen)) == 30
     assert frozenset().union(*seen) == set(range(60))
-
-
-def test_repeats_that_do_not_divide() -> None:
-    batches = TrainBatches(arrays(10), lively(), batch_size=2, repeats=3)
-    assert sorted(Counter(batches.order(0).tolist()).values()) == [1, 3, 3, 3]
+    rest = TrainBatches(arrays(10), lively(), batch_size=2, repeats=3)  # which do not divide it
+    assert sorted(Counter(rest.order(0).tolist()).values()) == [1, 3, 3, 3]
 
 
 def test_an_epoch_is_its_order() -> None:
@@ -149,24 +146,24 @@ def test_copies_of_an_image_differ() -> None:
     assert not torch.equal(second, third)
 
 
-# Shares
+# Shards
 
 
 @given(st.integers(1, 16), st.integers(1, 8))
-def test_shares_partition_the_batch_in_mirrored_pairs(shares: int, pairs: int) -> None:
-    size = 2 * shares * pairs
-    rows = [rows_of_shard(size, shares, share) for share in range(shares)]
+def test_shards_partition_the_batch_in_mirrored_pairs(shards: int, pairs: int) -> None:
+    size = 2 * shards * pairs
+    rows = [rows_of_shard(size, shards, shard) for shard in range(shards)]
     assert sorted(np.concatenate(rows).tolist()) == list(range(size))
     for own in rows:
-        assert len(own) == size // shares
-        # Row i of a share and the row opposite are opposite in the batch too.
+        assert len(own) == size // shards
+        # Row i of a shard and the row opposite are opposite in the batch too.
         assert (own + own[::-1] == size - 1).all()
 
 
-@pytest.mark.parametrize("shares", [2, 3, 6])
+@pytest.mark.parametrize("shards", [2, 3, 6])
 @pytest.mark.parametrize("seed", range(8))
-def test_mixup_of_shares_is_mixup_of_the_batch(shares: int, seed: int) -> None:
-    """timm's mixup and CutMix, whole and in shares, from the same numpy state."""
+def test_mixup_of_shards_is_mixup_of_the_batch(shards: int, seed: int) -> None:
+    """timm's mixup and CutMix, whole and in shards, from the same numpy state."""
     images, targets = torch.randn(24, 3, 8, 8), torch.randint(0, 5, (24,))
 
     def mixed(rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -177,41 +174,34 @@ def test_mixup_of_shares_is_mixup_of_the_batch(shares: int, seed: int) -> None:
     whole_images, whole_targets = mixed(np.arange(24))
     if seed == 0:
         assert not torch.equal(whole_images, images)  # something is mixed at all
-    for share in range(shares):
-        rows = rows_of_shard(24, shares, share)
+    for shard in range(shards):
+        rows = rows_of_shard(24, shards, shard)
         own_images, own_targets = mixed(rows)
         assert torch.equal(own_images, whole_images[rows])
         assert torch.equal(own_targets, whole_targets[rows])
 
 
-@pytest.mark.parametrize(("processes", "pieces"), [(2, 1), (1, 3), (3, 2)])
-def test_processes_and_pieces_see_what_one_would(processes: int, pieces: int) -> None:
-    images, shares = arrays(30), processes * pieces
-    whole = list(TrainBatches(images, lively(), batch_size=12, repeats=3).epoch(1))
+@pytest.mark.parametrize(("processes", "count"), [(2, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize("kind", ["arrays", "files"])
+def test_processes_and_microbatches_see_what_one_would(
+    files: FileImages, processes: int, count: int, kind: str
+) -> None:
+    images, augment = (files, timm_training()) if kind == "files" else (arrays(30), lively())
+    whole = list(TrainBatches(images, augment, batch_size=12, repeats=3).epoch(1))
+    assert all(batch.rows is None for batch in whole)
     for rank in range(processes):
-        shard_of = (rank * pieces, pieces, shares)
-        own = TrainBatches(images, lively(), batch_size=12, repeats=3, shard_of=shard_of)
+        shard_of = (rank * count, count, processes * count)
+        own = TrainBatches(images, augment, batch_size=12, repeats=3, shard_of=shard_of)
         got = list(own.epoch(1))
-        assert own.steps == len(whole) == 2
-        assert len(got) == 2 * pieces
+        assert own.steps == len(whole)
+        assert [batch.shard for batch in got[:count]] == [rank * count + i for i in range(count)]
         for number, batch in enumerate(got):
-            step, piece = divmod(number, pieces)
-            rows = torch.from_numpy(rows_of_shard(12, shares, rank * pieces + piece).copy())
-            assert torch.equal(batch.images, whole[step].images[rows])
-            assert torch.equal(batch.labels, whole[step].labels[rows])
+            rows = slice(None) if batch.rows is None else batch.rows
+            assert torch.equal(batch.images, whole[number // count].images[rows])
+            assert torch.equal(batch.labels, whole[number // count].labels[rows])
 
 
-def test_files_in_shares_too(files: FileImages) -> None:
-    whole = list(TrainBatches(files, timm_training(), batch_size=8).epoch(0))
-    for rank in range(2):
-        own = TrainBatches(files, timm_training(), batch_size=8, shard_of=(rank, 1, 2))
-        rows = torch.from_numpy(rows_of_shard(8, 2, rank).copy())
-        for mine, all_of_it in zip(own.epoch(0), whole, strict=True):
-            assert torch.equal(mine.images, all_of_it.images[rows])
-            assert torch.equal(mine.labels, all_of_it.labels[rows])
-
-
-# Stopping and going on, workers, threads
+# Resuming, workers, threads
 
 
 @pytest.mark.parametrize("start", [0, 1, 3, 4])
@@ -219,7 +209,7 @@ def test_the_middle_of_an_epoch_is_its_tail(files: FileImages, start: int) -> No
     for images, augment in ((arrays(20), lively()), (files, timm_training())):
         batches = TrainBatches(images, augment, batch_size=4, shard_of=(0, 2, 2))
         whole = list(batches.epoch(3))
-        assert len(whole) == 10  # five steps of two pieces
+        assert len(whole) == 10  # five steps of two microbatches
         assert same(list(batches.epoch(3, start)), whole[2 * start :])
     assert list(batches.epoch(3, 5)) == []
 
@@ -244,7 +234,7 @@ def test_a_thread_ahead_changes_nothing() -> None:
     assert same(list(ahead.epoch(0, 7)), list(plain.epoch(0, 7)))
     partly = ahead.epoch(0)
     next(partly)
-    partly.close()  # type: ignore[attr-defined]  # a reader that has seen enough
+    partly.close()  # a reader that has seen enough
 
 
 def test_an_error_ahead_arrives() -> None:
@@ -316,9 +306,9 @@ def test_at_exit_only_reading_processes_are_killed(files: FileImages, tmp_path: 
 def test_evaluation_leaves_the_generators_alone(files: FileImages) -> None:
     random.seed(7)
     np.random.seed(7)
-    before = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+    before = (random.getstate(), np.random.get_state()[1].tolist())
     list(EvalBatches(files, timm_eval(), batch_size=8))
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[index]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 # Errors
@@ -492,7 +482,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_shards_for_training(shards: Path, workers: int) -> None:
     images = open_data(f"wds/{shards}").train
-    next(iter(images))  # type: ignore[call-overload]  # a stream that somebody has begun to read
+    next(iter(images))  # a stream that somebody has begun to read
     batches = TrainBatches(images, timm_training(), batch_size=8, workers=workers, seed=3)
     assert batches.steps == 3
     first, second = list(batches.epoch(0)), list(batches.epoch(1))
@@ -505,7 +495,7 @@ def test_shards_for_training(shards: Path, workers: int) -> None:
 
 
 def test_more_workers_than_shards_lose_nothing(shards: Path) -> None:
-    """A worker without a file of its own would leave its share of the images unread."""
+    """A worker without a file of its own would leave its part of the images unread."""
     images = open_data(f"wds/{shards}").train
     batches = TrainBatches(images, timm_training(), batch_size=8, workers=6)
     assert sorted(labels(batches.epoch(0))) == list(range(24))
@@ -526,7 +516,7 @@ def test_shards_for_several_processes(shards: Path) -> None:
     for rank in range(2):
         own = TrainBatches(images, timm_training(), batch_size=8, shard_of=(2 * rank, 2, 4))
         got = list(own.epoch(0))
-        assert [len(batch.labels) for batch in got] == [2] * 6  # three steps of two pieces
+        assert [len(batch.labels) for batch in got] == [2] * 6  # three steps of two microbatches
         seen += labels(got)
     assert sorted(seen) == list(range(24))
     # The files go round: in another epoch a process gets others.

@@ -297,16 +297,14 @@ def _next(batches: Iterator[Any]) -> Any:
 
 def _workers_with_room(images: Any, workers: int, first: list[Any]) -> int:
     """As many reading processes as shared memory has room for: more would die or hang."""
-    item = images[first[0]] if first else UnreadableImageError("there is no batch")
-    try:
-        free = shutil.disk_usage(_SHARED_MEMORY).free
-        free //= int(
-            os.environ.get("LOCAL_WORLD_SIZE", "1")
-        )  # torchrun's: each process has readers
-    except OSError:  # other systems have none, or no limit of this kind
-        return workers
+    item = images[first[0]]
     if isinstance(item, UnreadableImageError) or item[0] is None:
         return workers
+    try:
+        free = shutil.disk_usage(_SHARED_MEMORY).free
+    except OSError:  # other systems have none
+        return workers
+    free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's; each process has readers
     batch = len(first) * item[0].nbytes
     room = max(0, (free // batch - 1) // _PREFETCH)  # one batch is in use
     if room < workers:
