@@ -874,7 +874,8 @@ def test_a_run_is_not_overwritten(done: Result, tmp_path: Path) -> None:
     shutil.copytree(done.folder, copy)
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     with pytest.raises(
-        HVTError, match=rf"already contains a run: resume it with hvt train --resume {copy}"
+        HVTError,
+        match=rf"already contains a run \(recipe.json\): resume it with hvt train --resume {copy}",
     ):
         run(copy)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
@@ -885,7 +886,7 @@ def test_a_run_is_not_overwritten(done: Result, tmp_path: Path) -> None:
 
 def test_what_no_run_has_written_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("of another model")
-    with pytest.raises(HVTError, match=r"has a config\.json of something else"):
+    with pytest.raises(HVTError, match=r"already contains a run \(config\.json\)"):
         run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 

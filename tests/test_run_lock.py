@@ -16,19 +16,6 @@ def test_each_that_begins_gets_a_name_of_its_own(tmp_path: Path) -> None:
     assert names == ["digits", "digits-2", "digits-3"]
 
 
-def test_the_folder_of_a_start_that_failed_is_used_again(tmp_path: Path) -> None:
-    folder = tmp_path / "digits"
-    folder.mkdir()
-    (folder / "recipe.json").write_text("{}")
-    assert unused_folder(folder) == folder
-    claim = RunLock(folder)  # but not while somebody is at work in it
-    assert claim.take() is None
-    assert unused_folder(folder) == tmp_path / "digits-2"
-    claim.release()
-    assert unused_folder(folder) == folder
-    assert [path.name for path in folder.iterdir()] == ["recipe.json"]
-
-
 def test_a_restart_finds_the_newest(tmp_path: Path) -> None:
     for name in ("digits", "digits-2"):
         (tmp_path / name).mkdir()

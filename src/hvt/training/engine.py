@@ -15,8 +15,8 @@ from .learner import Learner
 from .optimize import seed_all
 from .pipeline import Validation, build_model, fit_batch, identity_of, open_batches, summary
 from .recipe import Recipe
-from .run_lock import holds_run, locked, new_folder, read_recipe, resume_command
-from .state import newest_state, states
+from .run_lock import found_run, locked, new_folder, read_recipe, resume_command
+from .state import newest_state
 from .trainer import RESUMABLE_FIELDS, Result, Trainer
 
 
@@ -32,16 +32,16 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
         mine = new_folder(recipe, name, restarted) if processes.is_main_process else None
         folder = processes.broadcast(mine)
         with locked(folder, processes):
-            resumes = restarted and processes.broadcast(bool(states(folder / "checkpoints")))
-            if not resumes and processes.broadcast(holds_run(folder)):
-                raise HVTError(
-                    f"{folder} already contains a run: resume it with {resume_command(folder)}, "
-                    "or choose another --output"
-                )
             screen, state = _screen(console, processes), None
-            if resumes:
-                recipe = read_recipe(folder)  # whose batch is the one that was fitted to the data
+            if restarted:
                 state = newest_state(folder / "checkpoints", processes, screen)
+            elif found := processes.broadcast(found_run(folder)):
+                raise HVTError(
+                    f"{folder} already contains a run ({found}): resume it with "
+                    f"{resume_command(folder)}, or choose another --output"
+                )
+            if state is not None:
+                recipe = read_recipe(folder)  # whose batch is the one that was fitted to the data
             return open_trainer(recipe, folder, processes, device, screen, state).run(state)
 
 

@@ -63,14 +63,16 @@ def locked(folder: Path, processes: DistributedContext) -> Iterator[None]:
             discard_empty(folder)
 
 
-REPLACED = ("config.json", "metrics.csv", "curves.png")
-"""What a new run writes beside its recipe; without that it is not a run's."""
+FILES = (
+    "recipe.json", "config.json", "metrics.csv", "curves.png", "best.safetensors",
+    "model.safetensors",
+)  # fmt: skip
 
 
-def holds_run(folder: Path) -> bool:
-    """Whether a run has left something that a new one would replace."""
-    results = [folder / f"{name}.safetensors" for name in ("best", "model")]
-    return bool(states(folder / "checkpoints")) or any(path.exists() for path in results)
+def found_run(folder: Path) -> str | None:
+    """A file in a folder that a new run would replace; None where there is none."""
+    found = [name for name in FILES if (folder / name).exists()]
+    return found[0] if found else next((path.name for path in states(folder / "checkpoints")), None)
 
 
 def new_folder(recipe: Recipe, name: str, restarted: bool) -> Path:
@@ -102,18 +104,23 @@ def resume_command(folder: Path) -> str:
 
 
 def unused_folder(folder: Path) -> Path:
-    """A new folder of this name, or with -2, -3 … behind it; one of a start that failed will do."""
+    """A new folder of this name, or with -2, -3 … behind it; no two processes get the same."""
     number, path = 1, folder
-    while not _made(path) and not _left_behind(path):
-        number += 1
-        path = folder.with_name(f"{folder.name}-{number}")
-    return path
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+            path = folder.with_name(f"{folder.name}-{number}")
+        except OSError:  # the error of whoever writes there says more
+            return path
 
 
 def newest_folder(folder: Path) -> Path:
     """The one of these names that was begun last."""
     number, path = 2, folder
-    while holds_run(following := folder.with_name(f"{folder.name}-{number}")):
+    while found_run(following := folder.with_name(f"{folder.name}-{number}")):
         number, path = number + 1, following
     return path
 
@@ -122,27 +129,3 @@ def discard_empty(folder: Path) -> None:
     """Remove the folder of a training that did not come to write anything."""
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def _made(folder: Path) -> bool:
-    """Whether the folder was not there and is now, which happens to one process alone."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        return False
-    except OSError:  # whoever writes there raises it again
-        return True
-    return True
-
-
-def _left_behind(folder: Path) -> bool:
-    """Whether nobody is at work in a folder without a run. An empty one is about to be used."""
-    if not folder.is_dir() or holds_run(folder) or not any(folder.iterdir()):
-        return False
-    if not (folder / "recipe.json").exists() and any((folder / n).exists() for n in REPLACED):
-        return False
-    lock = RunLock(folder)
-    if lock.take() is not None:
-        return False
-    lock.release()
-    return True

@@ -22,7 +22,7 @@ from ..model import HVT
 from ..terminal import print_line
 from .interrupt import Interrupted, StopSignals
 from .learner import Learner
-from .run_lock import REPLACED, read_recipe, resume_command
+from .run_lock import resume_command
 from .state import Progress, StateMismatchError, remove_leftovers, write_state
 from .watch import Row, Watcher, clock, draw_curves, figure, write_metrics
 
@@ -100,7 +100,7 @@ class Trainer:
         if state is not None:
             self._restore(state, allow_changed_data)
         if self.processes.is_main_process:
-            self._open_folder(new=state is None)
+            self._open_folder()
         self.processes.barrier()
         main = self.processes.is_main_process
         self.watcher = Watcher(
@@ -287,9 +287,7 @@ class Trainer:
 
     # ── the folder ──────────────────────────────────────────────────────────────────────────────
 
-    def _open_folder(self, new: bool) -> None:
-        if new:
-            self._check_files()
+    def _open_folder(self) -> None:
         try:
             (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -303,18 +301,6 @@ class Trainer:
         ):
             with self._writing(), atomic_write(self.folder / name) as temporary:
                 temporary.write_text(json.dumps(values, indent=2) + "\n")
-
-    def _check_files(self) -> None:
-        """Raise an error rather than replace what no run has written."""
-        with contextlib.suppress(HVTError):
-            read_recipe(self.folder, self.recipe_file)
-            return
-        for name in (self.recipe_file, *REPLACED):
-            if (self.folder / name).exists():
-                raise HVTError(
-                    f"{self.folder} has a {name} of something else, which a run would replace: "
-                    "choose another --output"
-                )
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
