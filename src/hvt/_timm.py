@@ -9,10 +9,11 @@ whatever order, finds the names registered. It also repairs a torchvision withou
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -26,47 +27,34 @@ def register() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds timm and torchvision as the other finders do, and wraps their loaders."""
+    """Finds timm and torchvision as the other finders do, and adds to how they are loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name not in ("timm", "torchvision"):
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(self, spec.loader)
-                return spec
-        return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            load = self._load_timm if name == "timm" else _load_torchvision
+            execute = functools.partial(load, spec.loader.exec_module)
+            spec.loader.exec_module = execute  # type: ignore[method-assign]
+        return spec
 
-
-class _Loader(Loader):
-    """Loads a module by its own loader, which it then leaves in its place."""
-
-    def __init__(self, finder: _Finder, loader: Loader) -> None:
-        self.finder, self.loader = finder, loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__loader__ = module.__spec__.loader = self.loader  # resources are read through it
-        if module.__name__ == "torchvision":
-            self._load_torchvision(module)
-            return
-        self.loader.exec_module(module)  # which imports torchvision
-        if self.finder in sys.meta_path:
-            sys.meta_path.remove(self.finder)
+    def _load_timm(self, load: Callable[[ModuleType], None], module: ModuleType) -> None:
+        load(module)  # which imports torchvision
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         import_module("hvt.registry")
 
-    def _load_torchvision(self, module: ModuleType) -> None:
-        from ._compat import twice
 
-        def load() -> None:
-            sys.modules["torchvision"] = module
-            self.loader.exec_module(module)
+def _load_torchvision(load: Callable[[ModuleType], None], module: ModuleType) -> None:
+    from ._compat import twice
 
-        twice(load)
+    def attempt() -> None:
+        sys.modules["torchvision"] = module
+        load(module)
+
+    twice(attempt)
