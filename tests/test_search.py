@@ -40,6 +40,7 @@ from hvt.training.recipe import Recipe
 from hvt.zoo import write_config
 
 optuna = pytest.importorskip("optuna", reason="the search extra is not installed")
+sqlalchemy = pytest.importorskip("sqlalchemy")
 
 # One step of a few images: the search is as small as it can be.
 TINY: dict[str, Any] = {
@@ -49,11 +50,17 @@ TINY: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _few_draws() -> Iterator[None]:
-    """Promising trials are drawn from fewer, for speed."""
+def _fast() -> Iterator[None]:
+    """Promising trials are drawn from fewer, and databases do not wait for the disk."""
+
+    def in_memory(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
+    sqlalchemy.event.listen(sqlalchemy.Engine, "connect", in_memory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hvt.searching.suggest.DRAWS", 50)
         yield
+    sqlalchemy.event.remove(sqlalchemy.Engine, "connect", in_memory)
 
 
 def base(**values: Any) -> HVTConfig:
@@ -290,8 +297,8 @@ def run(folder: Path, trials: int = 1, gflops: float = 0.002, **values: Any) -> 
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"depth": 5}, {"stages": 3}, {"stages": 4}, {"embed_dim": 64}, {"patch_size": 4},
-        {"pool_after": [0, 8]}, {"pool_kernel": (3, 3)},
+        {"stages": 3}, {"embed_dim": 64}, {"patch_size": 4}, {"pool_after": [0, 8]},
+        {"pool_kernel": (3, 3)},
     ],
 )  # fmt: skip
 def test_fixed_fields_need_not_fit_the_recipes_shape(
@@ -385,10 +392,10 @@ def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
             rows = run(tmp_path / folder, count, promising=1).trials
         return [row["params"] for row in rows]
 
-    whole = params("whole", 8)
-    assert len({json.dumps(one, sort_keys=True) for one in whole}) == 8
+    whole = params("whole", 7)
+    assert len({json.dumps(one, sort_keys=True) for one in whole}) == 7
     assert whole[0]["spent"] == 1.0
-    assert params("parts", 1, 8) == whole
+    assert params("parts", 1, 7) == whole
     done = len(trained)
 
     def interrupted(recipe: Recipe, console: Console) -> Any:
@@ -399,8 +406,8 @@ def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
 
     monkeypatch.setattr("hvt.searching.worker.engine.train", interrupted)
     with pytest.raises(Interrupted):
-        params("cut", 8)
-    assert params("cut", 8) == whole
+        params("cut", 7)
+    assert params("cut", 7) == whole
 
 
 @pytest.mark.parametrize("trainings", [1, 3])

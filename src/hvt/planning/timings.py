@@ -47,8 +47,6 @@ DRIFT = 1.3
 """How many times faster or slower the anchor may be before the table is measured anew."""
 BUSY = 0.25
 """The spread above which a machine is reported to be busy."""
-VERSION = 7
-"""Of what is timed and how; tables of other versions are not used."""
 
 Case = tuple[Any, ...]
 """The purpose of a timed model, and its size."""
@@ -99,7 +97,7 @@ def _still_fits(stored: LatencyTable, device: torch.device, note: Note) -> bool:
 
 def machine_of(device: torch.device, mode: str, batch: int) -> dict[str, Any]:
     """What the timings depend on, and the day."""
-    return describe(device) | {"mode": mode, "batch": batch, "table": VERSION}
+    return describe(device) | {"mode": mode, "batch": batch}
 
 
 def cache_file(machine: dict[str, Any]) -> Path:
