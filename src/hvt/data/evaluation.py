@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
+from torch.utils.data import Subset
 
 from .augment import INTERPOLATIONS, normalise
 from .images import UnreadableImageError
@@ -92,19 +93,6 @@ def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     return values if len(values) == channels else (sum(values) / len(values),) * channels
 
 
-class _OneByOne:
-    """Images in memory, read one at a time, for models whose input is much larger than they."""
-
-    def __init__(self, images: ArrayImages) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.images[index]
-
-
 def as_files(dataset: Any) -> Any:
-    """Any data set as one that is read image by image."""
-    return _OneByOne(dataset) if isinstance(dataset, ArrayImages) else dataset
+    """Any data set as one that is read image by image, for inputs much larger than its images."""
+    return Subset(dataset, range(len(dataset))) if isinstance(dataset, ArrayImages) else dataset

@@ -79,7 +79,7 @@ def _size(file: str) -> int:
 
 def _files(images: Images) -> list[str]:
     if isinstance(images, FileImages):
-        return list(map(str, images.paths))
+        return images.names
     if isinstance(images, FactoryImages):  # torchvision's folders list theirs
         samples = getattr(images.dataset, "samples", None)
         if isinstance(samples, list):

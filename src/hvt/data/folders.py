@@ -75,12 +75,12 @@ def scan(folder: Path) -> Scan:
         raise HVTError(f"{folder} is empty: expected class folders such as {folder / 'cat'}")
     result = Scan(ignored=loose)
     for name in names:
-        files = files_below(folder / name)
-        images = [path for path in files if _is_image(path)]
-        result.paths += images
-        result.classes += [name] * len(images)
-        result.ignored += [path for path in files if not _is_image(path)]
-        if not images:
+        before = len(result.paths)
+        for path in files_below(folder / name):
+            (result.paths if _is_image(path) else result.ignored).append(path)
+        count = len(result.paths) - before
+        result.classes += [name] * count
+        if not count:
             result.empty.append(str(folder / name))
     return result
 
