@@ -119,7 +119,7 @@ class FileImages:
     @property
     def names(self) -> list[str]:
         """The paths as text: of a million files ten times faster than `paths`."""
-        return [os.fsdecode(path) for path in self._paths.tolist()]
+        return list(map(os.fsdecode, self._paths.tolist()))
 
     @property
     def paths(self) -> list[Path]:
