@@ -11,7 +11,6 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -56,11 +55,6 @@ class Service:
         request = urllib.request.Request(f"{self.url}/predict?top=3", content, {"content-type": ""})
         with urllib.request.urlopen(request, timeout=60) as response:
             return json.load(response)["predictions"][0]
-
-    def memory(self) -> int:
-        """Bytes that the process has in memory."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def stop(self) -> tuple[int, str]:
         """Its exit code and what it said on the way."""

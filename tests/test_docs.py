@@ -76,6 +76,13 @@ def test_samples_wait_for_a_model_that_knows_them() -> None:
     assert "daisy" not in known or set(offered) <= known
 
 
+def test_the_empty_page_promises_no_number_of_classes() -> None:
+    page = (Path(hvt.__file__).parent / "serve/static/page.html").read_text()
+    intro = page.partition('id="intro"')[2].partition("</p>")[0]
+    assert "top classes" in intro
+    assert not re.search(r"\b(five|\d+)\b", intro.partition(">")[2])
+
+
 def test_every_promise_names_a_test_that_exists() -> None:
     page = ROOT / "docs/security.md"
     if not page.exists():

@@ -25,7 +25,7 @@ def register(commands: Any) -> None:
 
     parser = commands.add_parser(
         "serve",
-        help="answer by HTTP what is in images",
+        help="classify images over HTTP",
         description=(
             "An HTTP service: POST /predict, GET /healthz, GET /metrics, GET /model, and\n"
             "/openapi.json. It keeps no state, writes no image to disk and logs none.\n"

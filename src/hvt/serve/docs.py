@@ -1,4 +1,4 @@
-"""`GET /docs`: the operations of the service for a person, from its OpenAPI description alone."""
+"""`GET /docs`: the operations of the service for a person, from its OpenAPI description."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def hierarchy(
     image: Tensor | None,
     seen: Box,
 ) -> Hierarchy:
-    """The hierarchy of a prepared image `(C, H, W)`; without a model, counts and costs alone."""
+    """The hierarchy of a prepared image `(C, H, W)`; without a model, only counts and costs."""
     traces, untraced = _traces(config, model, image)
     stages = [
         Stage(
