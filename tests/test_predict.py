@@ -137,11 +137,6 @@ def test_the_batch_changes_nothing(model: hvt.HVT, images: list[str], batch_size
         assert odds(got) == pytest.approx(odds(one), rel=1e-4)
 
 
-def test_classes_without_names_are_numbers(build: Build, images: list[str]) -> None:
-    answer = Predictor(build("hvt_ti_2"), top=10)(images[0])
-    assert sorted(names(answer)) == [str(i) for i in range(10)]
-
-
 def test_weights_in_half_precision(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
     expected = Predictor(model)(images[0])
     hvt.save(model.half(), tmp_path / "half.safetensors")
@@ -451,16 +446,6 @@ def test_the_default_model(images: list[str]) -> None:
     assert hvt.cost(model).gflops <= 0.70
     assert len(model.config.tokens) > 1
     assert "DeiT-Tiny" in model.pretrained_cfg["origin"]["source"]
-
-
-def test_the_cifar100_model(images: list[str]) -> None:
-    predictor = Predictor("cifar100", top=200)
-    answer = predictor(images[0])
-    assert len(names(answer)) == 100
-    assert {"apple", "maple_tree", "willow_tree", "worm"} < set(names(answer))
-    assert predictor.model.config.image[0] <= 64
-    assert predictor.model.pretrained_cfg["crop_pct"] == 1.0
-    assert sum(odds(answer)) == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,16 +302,6 @@ def test_sources_of_averages_rebuild_the_tokens(build: Build, overrides: dict[st
         assert float(stage.shares.sum()) == pytest.approx(1)
 
 
-def test_two_by_one_pooling_with_a_class_token(build: Build, image: Tensor) -> None:
-    """As in the built-in model: neighbours in a column become one token, half of each."""
-    tall = {"pool_dims": 2, "pool_kernel": (2, 1), "pool_stride": (2, 1), "pool": "avg"}
-    (stage,) = token_sources(build("deit_ti", pool_after=(1,), **tall), image)
-    assert (stage.block, stage.tokens) == (1, 32)
-    assert stage.weights.indices()[1, :4].tolist() == [0, 8, 1, 9]
-    assert set(stage.weights.values().tolist()) == {0.5}
-    assert set(stage.shares.flatten().tolist()) == {1 / 64}
-
-
 def bright_in_the_middle() -> tuple[hvt.HVT, Tensor]:
     """15 → 8 → 1 tokens; the middle patch stands in every window and is the largest in each."""
     model = hvt.create_model(
@@ -545,16 +534,6 @@ def test_bad_input_is_one_sentence(
     assert words in err
     assert err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.png", "strip.png"]
-
-
-def test_drawing_without_matplotlib(
-    run: Command, flower: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for words in (("features", "hvt_ti_1", flower), ("tokens", "hvt_ti_1", flower), ("cost",)):
-        code, _, err = run("see", *words)
-        assert code == 2
-        assert err == "hvt: drawing needs matplotlib: pip install 'hvt[plot]'\n"
 
 
 def test_help(run: Command, flower: Path, tmp_path: Path) -> None:
