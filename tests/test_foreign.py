@@ -4,7 +4,6 @@ import argparse
 import functools
 import importlib
 import json
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,37 +45,26 @@ def expected() -> dict[str, Tensor]:
         return {name: torch.from_numpy(arrays[name]) for name in arrays}
 
 
-def test_the_reference_logits_agree(expected: dict[str, Tensor]) -> None:
-    logits = hvt.load(REFERENCE)(expected["images"])
-    assert close(logits, expected["logits"])
-    assert logits.abs().max() > 0.01  # far above the tolerance
-
-
-def test_every_block_of_the_reference_agrees(expected: dict[str, Tensor]) -> None:
-    blocks = hvt.load(REFERENCE).forward_intermediates(
-        expected["images"], output_fmt="NLC", intermediates_only=True
-    )
-    assert len(blocks) == 6
-    for i, block in enumerate(blocks):
-        assert close(block, expected[f"block{i}"]), f"block {i}"
-
-
-def test_the_architecture_is_found_from_the_file() -> None:
-    assert hvt.load(REFERENCE).config == HVTConfig(
+def test_the_reference_agrees_block_by_block(expected: dict[str, Tensor]) -> None:
+    model = hvt.load(REFERENCE)
+    assert model.config == HVTConfig(
         img_size=64, patch_size=8, num_heads=3, head_dim=8, depth=6, stages=2, num_classes=10
     )
+    final, blocks = model.forward_intermediates(expected["images"], output_fmt="NLC")
+    for i, block in enumerate(blocks):
+        assert close(block, expected[f"block{i}"]), f"block {i}"
+    logits = model.forward_head(final)
+    assert close(logits, expected["logits"])
+    assert logits.abs().max() > 0.01  # far above the tolerance
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"pool_stride": 4},  # what the authors' code ignores
-        {"pool_stride": 1, "pool_kernel_size": 5},
-        {"pool_stride": 0},
         {"pool_stride": "two"},
         {"input_size": 224},  # before the file was fine-tuned at 64
         {"input_size": "64"},
-        {"input_size": [8, 8]},
         {"input_size": [3, 64, 64]},  # timm's has the channels
         {"head_dim": 5},
         {"num_blocks": 99, "patch_size": 16, "nb_classes": 1000},
@@ -99,7 +87,6 @@ def test_arguments_that_disagree_with_the_tensors_are_not_trusted(
         {"stages": 3},
         {"pool_after": (1, 2)},
         {"stages": 2, "pool_dims": 2},
-        {"stages": 2, "pool_kernel": 2},
         {"stages": 1, "pool_kernel": 5, "pool_stride": 3},
         {"stages": 2, "pool": "conv"},
         {"stages": 2, "class_token": True},
@@ -113,7 +100,11 @@ def test_any_model_of_the_family_is_found_from_its_tensors(
     base = HVTConfig(img_size=128, patch_size=8, num_heads=1, depth=6, num_classes=4)
     model = stir(HVT(base.replace(**fields))).eval()
     torch.save(model.state_dict(), tmp_path / "m.pth")
-    loaded = hvt.load(tmp_path / "m.pth")
+    told = {name: value for name, value in fields.items() if name in ("pool_kernel", "pool_stride")}
+    if told:  # several windows give the same lengths
+        with pytest.raises(CheckpointError, match="pass pool_kernel, pool_stride and pool_dims"):
+            hvt.load(tmp_path / "m.pth")
+    loaded = hvt.load(tmp_path / "m.pth", **told)
     assert loaded.config == model.config
     images = torch.randn(2, model.config.in_chans, 128, 128)
     assert torch.equal(loaded(images), model(images))
@@ -154,7 +145,7 @@ def test_impossible_token_counts_are_an_error(tmp_path: Path) -> None:
     state = reference()["model"]
     state["blocks.3.pos_embed"] = state["blocks.3.pos_embed"][:, :2]
     torch.save({"model": state, "args": reference()["args"]}, tmp_path / "odd.pth")
-    with pytest.raises(CheckpointError, match=r"odd\.pth .* no pooling gives .*\[31, 2\]"):
+    with pytest.raises(CheckpointError, match=r"odd\.pth .* pooling does not give .*\[31, 2\]"):
         hvt.load(tmp_path / "odd.pth")
 
 
@@ -186,15 +177,10 @@ WRITERS: dict[str, Callable[[State, Path], None]] = {
         {"state_dict": s, "arch": "vit", "args": argparse.Namespace(lr=0.1, mean=None)}, p
     ),
     "safetensors": save_file,
-    "safetensors with metadata": lambda s, p: save_file(s, p, metadata={"format": "pt"}),
-    "DDP": lambda s, p: in_model({f"module.{k}": v for k, v in s.items()}, p),
     "compiled": lambda s, p: save_file({f"_orig_mod.{k}": v for k, v in s.items()}, p),
-    "both": lambda s, p: in_model({f"module._orig_mod.{k}": v for k, v in s.items()}, p),
+    "DDP, compiled": lambda s, p: in_model({f"module._orig_mod.{k}": v for k, v in s.items()}, p),
     "EMA only": lambda s, p: torch.save({"model_ema": s, "epoch": 3}, p),
     "timm's EMA only": lambda s, p: torch.save({"state_dict_ema": s}, p),
-    "parameters": lambda s, p: torch.save(
-        OrderedDict((k, nn.Parameter(v)) for k, v in s.items()), p
-    ),
 }
 
 
@@ -224,8 +210,9 @@ def test_timm_vits_give_timm_logits(tmp_path: Path, kwargs: dict[str, Any]) -> N
     assert close(ours(images), theirs(images))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("write", [in_model, save_file])
+@pytest.mark.parametrize(
+    ("dtype", "write"), [(torch.float16, in_model), (torch.bfloat16, save_file)]
+)
 def test_half_precision_files_are_widened(
     tmp_path: Path, dtype: torch.dtype, write: Callable[[State, Path], None]
 ) -> None:
@@ -304,38 +291,36 @@ def test_a_transformers_bin_gives_the_same_logits(tmp_path: Path) -> None:
 
 def test_transformers_config_tells_heads_classes_and_preprocessing(tmp_path: Path) -> None:
     theirs, images = vit(num_attention_heads=2, hidden_size=24), torch.randn(2, 3, 64, 64)
-    folder = transformers_directory(
-        tmp_path / "vit",
-        theirs,
-        num_attention_heads=2,
-        hidden_act="gelu",
-        id2label={str(i): f"class {i}" for i in reversed(range(7))},
-    )
-    processor = {
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.2, 0.2, 0.2],
-        "resample": 2,
-        "do_center_crop": True,
-        "size": {"shortest_edge": 256},
-        "crop_size": {"height": 224, "width": 224},
-    }
+    names = {str(i): f"class {i}" for i in reversed(range(7))}
+    folder = transformers_directory(tmp_path, theirs, num_attention_heads=2, id2label=names)
+    processor = {"image_std": [0.2] * 3, "size": {"shortest_edge": 224}}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     ours = hvt.load(folder)
     assert close(ours(images), theirs(images).logits)
     assert ours.class_names == tuple(f"class {i}" for i in range(7))
-    assert ours.pretrained_cfg["mean"] == (0.5, 0.5, 0.5)
     assert ours.pretrained_cfg["std"] == (0.2, 0.2, 0.2)
-    assert ours.pretrained_cfg["interpolation"] == "bilinear"
-    assert ours.pretrained_cfg["crop_pct"] == 0.875
     assert ours.pretrained_cfg["crop_mode"] == "center"
 
 
-def test_transformers_without_a_crop_use_the_whole_image(tmp_path: Path) -> None:
-    folder = transformers_directory(tmp_path / "vit", vit())
-    processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 224}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    cfg = hvt.load(folder).pretrained_cfg
-    assert (cfg["crop_pct"], cfg["crop_mode"]) == (1.0, "squash")
+@pytest.mark.parametrize(
+    ("processor", "told"),
+    [
+        ({"image_processor_type": "ViTImageProcessor"}, {}),  # what transformers assumes
+        ({"feature_extractor_type": "DeiTFeatureExtractor"},
+         {"crop_pct": 0.875, "interpolation": "bicubic"}),
+        ({"do_center_crop": True, "size": {"shortest_edge": 256}, "crop_size": {"height": 224}},
+         {"crop_pct": 0.875, "crop_mode": "center"}),
+        ({"image_mean": [0.4] * 3, "rescale_factor": 0.00392156862}, {"mean": [0.4] * 3}),
+        ({"image_mean": [0.4] * 3, "do_normalize": False}, {"mean": [0.0] * 3, "std": [1.0] * 3}),
+        *(({"resample": number}, {"interpolation": name}) for number, name in enumerate(
+            ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"))),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_image_processors_in_timms_terms(processor: dict[str, Any], told: dict[str, Any]) -> None:
+    usual = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear"}
+    usual |= {"crop_pct": 1.0, "crop_mode": "squash"}
+    assert transformers_preprocessing(processor) == usual | told
 
 
 @pytest.mark.parametrize(
@@ -344,14 +329,15 @@ def test_transformers_without_a_crop_use_the_whole_image(tmp_path: Path) -> None
         ({"id2label": {"0": "a", "1": "b"}}, {}, "2 class names do not fit 7 classes"),
         ({"id2label": {"1": "a", "3": "b"}}, {}, "does not number the classes from 0"),
         ({"id2label": {str(i): i for i in range(7)}}, {}, "class names must be a list of text"),
-        ({"id2label": "x" * 9 * 2**20}, {}, "config.json is larger than 8 MB"),
+        ({"id2label": "x" * 9 * 2**20}, {}, "its JSON is 9 MB"),
+        ({"hidden_act": "relu"}, {}, "hidden_act='relu'"),
         ({}, {"image_std": [0, 0, 0]}, "std=0 must be"),
-        ({}, {"image_mean": "grey"}, "mean='grey' must be"),
         ({}, {"resample": 77}, "77"),
-        ({}, {"image_mean": [0.5] * 3, "do_center_crop": True, "crop_size": 1, "size": 10**4},
-         "crop_pct=0.0001 must be"),
+        ({}, {"do_center_crop": True, "crop_size": 1, "size": 10**4}, "crop_pct=0.0001 must be"),
+        ({}, {"do_rescale": False}, "values are not rescaled to 0 … 1"),
+        ({}, {"rescale_factor": 1 / 127.5}, "values are not rescaled to 0 … 1"),
     ],
-)  # fmt: skip
+)
 def test_what_transformers_files_say_is_checked(
     tmp_path: Path, config: dict[str, Any], processor: dict[str, Any], words: str
 ) -> None:
@@ -362,49 +348,17 @@ def test_what_transformers_files_say_is_checked(
     assert words in str(caught.value)
 
 
-def test_transformers_processors_that_do_less(tmp_path: Path) -> None:
-    folder = transformers_directory(tmp_path / "vit", vit())
-
-    def said(**processor: Any) -> tuple[Any, Any]:
-        (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-        cfg = hvt.load(folder).pretrained_cfg
-        return cfg["mean"], cfg["std"]
-
-    usual = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
-    assert said(**usual, do_normalize=True, rescale_factor=0.00392156862) == (
-        (0.4,) * 3,
-        (0.2,) * 3,
-    )
-    assert said(**usual, do_normalize=False) == ((0.0,) * 3, (1.0,) * 3)
-    assert said(size=64) == ((0.5,) * 3, (0.5,) * 3)
-    for other in ({"do_rescale": False}, {"rescale_factor": 1 / 127.5}):
-        with pytest.raises(CheckpointError, match=r"values are not rescaled to 0 … 1"):
-            said(**usual, **other)
-
-
 def test_transformers_need_their_image_processor(tmp_path: Path) -> None:
     """ViT's mean and std are 0.5, those of DeiT are ImageNet's: neither can be assumed."""
-    folder = transformers_directory(tmp_path / "vit", vit())
-    assert hvt.load(folder).pretrained_cfg["mean"] == (0.5,) * 3  # as an empty one means there
-    (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"vit has no preprocessor_config\.json, so nothing"):
-        hvt.load(folder)
-
-
-def test_a_processor_counts_without_a_config(tmp_path: Path) -> None:
-    folder = transformers_directory(tmp_path / "vit", vit())
-    (folder / "config.json").unlink()
-    cfg = hvt.load(folder).pretrained_cfg
-    assert (cfg["mean"], cfg["crop_mode"]) == ((0.5,) * 3, "squash")
-
-
-def test_load_into_needs_no_processor(tmp_path: Path) -> None:
     theirs, images = vit(), torch.randn(2, 3, 64, 64)
     folder = transformers_directory(tmp_path / "vit", theirs)
     ours = hvt.load(folder)
-    torch.nn.init.zeros_(ours.head.weight)
+    assert ours.pretrained_cfg["mean"] == (0.5,) * 3  # as an empty one means there
     (folder / "preprocessor_config.json").unlink()
-    load_into(ours, folder)
+    with pytest.raises(CheckpointError, match=r"vit has no preprocessor_config\.json, so nothing"):
+        hvt.load(folder)
+    nn.init.zeros_(ours.head.weight)
+    load_into(ours, folder)  # takes only the weights
     assert close(ours(images), theirs(images).logits)
 
 
@@ -438,15 +392,6 @@ def test_a_file_of_a_directory_is_read_with_it(tmp_path: Path) -> None:
     assert hvt.load(folder / "model.safetensors").config.num_heads == 3  # of 64 channels
 
 
-def test_what_a_processor_leaves_out_is_as_in_transformers() -> None:
-    vit, deit = (
-        transformers_preprocessing({"image_processor_type": f"{kind}ImageProcessor"})
-        for kind in ("ViT", "DeiT")
-    )
-    assert (vit["interpolation"], vit["crop_pct"], vit["crop_mode"]) == ("bilinear", 1.0, "squash")
-    assert (deit["interpolation"], deit["crop_pct"]) == ("bicubic", 224 / 256)
-
-
 def test_transformers_tell_the_shape_of_their_images(tmp_path: Path) -> None:
     theirs = vit(image_size=(32, 128))
     for size in ([32, 128], 7):  # one that does not fit is not believed
@@ -464,39 +409,27 @@ def test_an_argument_that_means_something_else_is_no_objection(tmp_path: Path) -
         assert hvt.load(tmp_path / "mae.pth", norm_eps=1e-5).config.norm_eps == 1e-5
 
 
-def test_every_resampling_of_pils_is_known(tmp_path: Path) -> None:
-    folder = transformers_directory(tmp_path / "vit", vit())
-    for number, name in enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")):
-        (folder / "preprocessor_config.json").write_text(json.dumps({"resample": number}))
-        assert hvt.load(folder).pretrained_cfg["interpolation"] == name
-
-
-def test_another_activation_is_an_error(tmp_path: Path) -> None:
-    folder = transformers_directory(tmp_path / "vit", vit(), hidden_act="relu")
-    with pytest.raises(CheckpointError, match="hidden_act='relu'"):
-        hvt.load(folder)
-
-
-def test_a_transformers_file_without_its_keys_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("encoder.layer.0.attention.attention.key.weight", None, r"no .*attention\.key\.weight"),
+        ("encoder.layer.0.attention.attention.key.weight", torch.zeros(192, 5), r"no .*\.key\."),
+        ("pooler.dense.weight", torch.zeros(192, 192), r"it has pooler\.dense\.weight"),
+    ],
+)
+def test_a_transformers_file_of_other_tensors_is_an_error(
+    tmp_path: Path, name: str, tensor: Tensor | None, words: str
+) -> None:
     state = load_file(transformers_directory(tmp_path / "vit", vit()) / "model.safetensors")
-    name = "vit.encoder.layer.0.attention.attention.key.weight"
-    for what, tensor in (("missing", None), ("short", state.pop(name)[:, :5].clone())):
-        save_file(state | ({name: tensor} if tensor is not None else {}), tmp_path / what)
-        with pytest.raises(CheckpointError, match=rf"{what} has no .*attention\.key\.weight"):
-            hvt.load(tmp_path / what)
-
-
-def test_a_transformers_pooler_is_named(tmp_path: Path) -> None:
-    state = load_file(transformers_directory(tmp_path / "vit", vit()) / "model.safetensors")
-    state["vit.pooler.dense.weight"] = torch.zeros(192, 192)
-    save_file(state, tmp_path / "pooled")
-    with pytest.raises(CheckpointError, match=r"it has pooler\.dense\.weight"):
-        hvt.load(tmp_path / "pooled")
+    state.pop(f"vit.{name}", None)
+    save_file(state | ({f"vit.{name}": tensor} if tensor is not None else {}), tmp_path / "other")
+    with pytest.raises(CheckpointError, match=f"other .*{words}"):
+        hvt.load(tmp_path / "other")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", "null", '{"pretrained_cfg": 3}', '{"id2label": 3}', "[" * 100_000],
+    ["{", "[]", '{"pretrained_cfg": 3}', '{"id2label": 3}', "[" * 100_000],
 )
 def test_a_corrupt_config_json_is_one_clear_error(tmp_path: Path, text: str) -> None:
     transformers_directory(tmp_path / "vit", vit())

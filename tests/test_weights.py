@@ -18,7 +18,7 @@ from torch import Tensor
 import hvt
 from hvt import HVT, CheckpointError, HVTConfig, HVTError
 from hvt.checkpoint.description import FORMAT_VERSION
-from hvt.checkpoint.save_load import load_into, read
+from hvt.checkpoint.save_load import load_into
 
 TINY = HVTConfig(
     img_size=16, patch_size=4, num_heads=2, head_dim=4, depth=2, stages=1, num_classes=3
@@ -108,14 +108,6 @@ def test_a_weight_beyond_float16_is_not_written_as_infinite(tmp_path: Path) -> N
     assert path.read_bytes() == before
 
 
-def test_a_model_in_training_is_saved_as_it_is(tmp_path: Path) -> None:
-    model = tiny().train()
-    hvt.save(model, tmp_path / "m.safetensors")
-    assert model.training
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert_same_weights(model, hvt.load(str(tmp_path / "m.safetensors")))
-
-
 def test_class_names_and_preprocessing_travel(tmp_path: Path) -> None:
     preprocessing = {
         "mean": (0.1, 0.2, 0.3),
@@ -157,15 +149,18 @@ def test_a_name_that_cannot_be_is_an_error(tmp_path: Path) -> None:
         hvt.load(tmp_path / ("n" * 5000))
 
 
-def test_metadata_has_the_config(tmp_path: Path) -> None:
-    hvt.save(tiny(pool_after=(1,)), tmp_path / "m.safetensors")
-    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+def test_any_reader_of_safetensors_gets_the_state_dict_and_the_config(tmp_path: Path) -> None:
+    model, path = tiny(pool_after=(1,)), tmp_path / "m.safetensors"
+    hvt.save(model, path)
+    with safe_open(path, "pt") as file:
         metadata = file.metadata()
     assert metadata["format"] == "pt"  # what other readers of safetensors look for
     described = json.loads(metadata["hvt"])
-    assert described["format_version"] == FORMAT_VERSION
-    assert described["dtype"] == "float32"
-    assert HVTConfig.from_dict(described["config"]) == TINY.replace(pool_after=(1,))
+    assert (described["format_version"], described["dtype"]) == (FORMAT_VERSION, "float32")
+    assert HVTConfig.from_dict(described["config"]) == model.config
+    tensors, state = load_file(path), model.state_dict()
+    assert tensors.keys() == state.keys()
+    assert all(torch.equal(tensors[name], state[name]) for name in state)
 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -183,26 +178,6 @@ def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     assert hvt.load(paths[0]).class_names == tuple(names)
 
 
-def test_any_reader_of_safetensors_gets_the_state_dict(tmp_path: Path) -> None:
-    model = tiny()
-    hvt.save(model, tmp_path / "m.safetensors")
-    tensors, state = load_file(tmp_path / "m.safetensors"), model.state_dict()
-    assert tensors.keys() == state.keys()
-    assert all(torch.equal(tensors[name], state[name]) for name in state)
-
-
-# ── atomic writes ───────────────────────────────────────────────────────────────────────────────
-
-
-def test_saving_replaces_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    hvt.save(tiny(), path)
-    newer = stir(tiny())
-    hvt.save(newer, path)
-    assert_same_weights(newer, hvt.load(path))
-    assert names_in(tmp_path) == ["m.safetensors"]
-
-
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     # What `ulimit -f` sets; unlike mounting a small disk, any user may do that.
     resource = pytest.importorskip("resource", reason="file size limits are POSIX's")
@@ -217,11 +192,6 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names_in(tmp_path) == ["m.safetensors"]
     assert_same_weights(small, hvt.load(path))
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(HVTError, match=r"the folder .*nowhere does not exist"):
-        hvt.save(tiny(), tmp_path / "nowhere" / "m.safetensors")
 
 
 # ── another size, another task ──────────────────────────────────────────────────────────────────
@@ -353,22 +323,14 @@ def test_load_into_keeps_the_models_precision(saved: Path) -> None:
     ],
 )
 def test_another_architecture_is_an_error(saved: Path, fields: dict[str, Any], words: str) -> None:
-    for use in (
-        lambda: load_into(tiny(**fields), saved),
-        lambda: hvt.load(saved, **fields),
-    ):
+    model = tiny(**fields)
+    before = copy.deepcopy(model)
+    for use in (lambda: load_into(model, saved), lambda: hvt.load(saved, **fields)):
         with pytest.raises(CheckpointError, match="another architecture than asked") as caught:
             use()
         assert words in str(caught.value)
         assert str(saved) in str(caught.value)
-
-
-def test_a_file_that_does_not_fit_leaves_the_model_unchanged(saved: Path) -> None:
-    model = tiny(depth=4)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(CheckpointError):
-        load_into(model, saved)
-    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert_same_weights(model, before)
 
 
 def test_an_unknown_override_offers_the_nearest(saved: Path) -> None:
@@ -404,51 +366,32 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "newer format": (lambda d: d.update(format_version=FORMAT_VERSION + 1), "newer hvt"),
     "no format": (lambda d: d.pop("format_version"), UNUSABLE),
     "no config": (lambda d: d.pop("config"), UNUSABLE),
-    "config of another kind": (lambda d: d.update(config=[1]), UNUSABLE),
     "unknown field": (config(speed=9), "unknown override 'speed'"),
     "impossible field": (config(patch_size=5), "patch_size=5"),
-    "field of text": (config(num_heads="2"), "num_heads='2'"),
-    "endless field": (config(mlp_ratio=float("inf")), "mlp_ratio=inf"),
     "more blocks": (config(depth=4), "it lacks blocks.2"),
     "endless depth": (config(depth=10**12), "depth=1000000000000 must be a whole number"),
-    "large width": (config(num_heads=10**4), "another shape of"),
     "vast width": (config(num_heads=10**12), "num_heads × head_dim=4000000000000 must be"),
-    "more classes": (config(num_classes=9), "another shape of head.weight"),
-    "vast classes": (
-        config(num_classes=10**9),
-        "num_classes=1000000000 must be",
-    ),
-    "vast MLP": (config(mlp_ratio=1e300), "mlp_ratio=1e+300 must be a number"),
+    "vast classes": (config(num_classes=10**9), "num_classes=1000000000 must be"),
     "large image": (config(img_size=400), "another shape of pos_embed"),
     "vast image": (config(img_size=4 * 10**6), "in_chans × img_size=48000000000000 must be"),
     "vast strip": (config(img_size=(4, 4 * 10**6)), "img_size / crop_pct="),
     "names of numbers": (lambda d: d.update(class_names=[1, 2, 3]), "class names must be a list"),
-    "names by number": (lambda d: d.update(class_names={"0": "a"}), "class names must be a list"),
     "too few names": (lambda d: d.update(class_names=["a", "b"]), "2 class names do not fit 3"),
     "giant text": (lambda d: d.update(extra="x" * 9 * 2**20), "more than any description"),
     "preprocessing of another kind": (lambda d: d.update(preprocessing=3), UNUSABLE),
-    "unknown precision": (
-        lambda d: d.update(dtype="float99"),
-        "dtype='float99' must be float32",
-    ),
+    "unknown precision": (lambda d: d.update(dtype="float99"), "dtype='float99' must be float32"),
     "origin of another kind": (lambda d: d.update(origin={"a": 1}), "origin a=1 must be text"),
 }
 
 
-NAN, INFINITE = float("nan"), float("inf")
 PREPROCESSING: list[tuple[str, Any, str]] = [
     ("crop_pct", 0.001, "crop_pct=0.001 must be a number from 0.1 to 2"),
-    ("crop_pct", NAN, "crop_pct=nan must be"),
-    ("crop_pct", "0.9", "crop_pct='0.9' must be"),
-    ("crop_pct", True, "crop_pct=True must be"),
+    ("crop_pct", float("nan"), "crop_pct=nan must be"),
     ("mean", "grey", "mean='grey' must be 1 or 3 numbers"),
-    ("mean", ["0.5", 0.5, 0.5], "mean='0.5' must be a number from -1000 to 1000"),
     ("mean", [1e300] * 3, "mean=1e+300 must be a number from -1000 to 1000"),
     ("mean", [0.5, 0.5], "mean=[0.5, 0.5] must be 1 or 3 numbers"),
     ("std", [0, 0, 0], "std=0 must be a number from 1e-05 to 1000"),
-    ("std", [INFINITE] * 3, "std=inf must be a number"),
     ("interpolation", "bicubik", "interpolation='bicubik' must be nearest or bilinear or bicubic"),
-    ("interpolation", ["bicubic"], "interpolation=['bicubic'] must be"),
     ("crop_mode", "centre", "crop_mode='centre' must be center or"),
 ]
 
@@ -486,7 +429,7 @@ def test_a_wrong_description_is_one_clear_error(tmp_path: Path, case: str) -> No
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "null", "[" * 100_000])
+@pytest.mark.parametrize("text", ["{", "null"])
 def test_corrupt_metadata_is_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.safetensors"
     save_file(tiny().state_dict(), path, metadata={"hvt": text})
@@ -494,50 +437,32 @@ def test_corrupt_metadata_is_one_clear_error(tmp_path: Path, text: str) -> None:
         hvt.load(path)
 
 
-@pytest.mark.parametrize("name", ["pos_embed", "patch_embed.proj.weight", "blocks.0.pos_embed"])
-def test_a_missing_tensor_is_named(tmp_path: Path, saved: Path, name: str) -> None:
-    tensors = load_file(saved)
-    del tensors[name]
-    path = tmp_path / "less.safetensors"
-    save_file(tensors, path, metadata=description(saved))
-    with pytest.raises(CheckpointError, match=rf"less\.safetensors .* it lacks {name}"):
-        hvt.load(path, img_size=32)
-
-
-def test_integers_are_not_weights(tmp_path: Path, saved: Path) -> None:
-    path = tmp_path / "int.safetensors"
-    tensors = {name: t.int() for name, t in load_file(saved).items()}
-    save_file(tensors, path, metadata=description(saved))
-    with pytest.raises(CheckpointError, match=r"int\.safetensors holds .* as torch\.int32"):
-        hvt.load(path)
-
-
-def pth(model: HVT, path: Path) -> None:
-    torch.save({"model": model.state_dict()}, path)
-
-
-@pytest.mark.parametrize("write", [hvt.save, pth])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("use", [hvt.load, lambda path: load_into(tiny(head_dim=64), path)])
-def test_weights_that_are_not_finite_are_named(
-    tmp_path: Path,
-    write: Callable[[HVT, Path], None],
-    value: float,
-    use: Callable[[Path], object],
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.pop("blocks.0.pos_embed"), "it lacks blocks.0.pos_embed"),
+        (lambda t: t.update({"norm.bias": t["norm.bias"].int()}), "norm.bias as torch.int32"),
+        (lambda t: t["norm.bias"].fill_(float("inf")), "norm.bias with NaN or infinite weights"),
+    ],
+)
+def test_tensors_that_are_not_the_weights_are_named(
+    saved: Path, change: Callable[[dict[str, Tensor]], object], words: str
 ) -> None:
-    model = tiny(head_dim=64)
-    with torch.no_grad():
-        model.blocks[1].norm1.bias[3] = value
-    write(model, tmp_path / "m")
-    with pytest.raises(CheckpointError, match=r"m holds blocks\.1\.norm1\.bias with NaN or inf"):
-        use(tmp_path / "m")
+    tensors = load_file(saved)
+    change(tensors)
+    save_file(tensors, saved, metadata=description(saved))
+    for use in (lambda: hvt.load(saved, img_size=32), lambda: load_into(tiny(), saved)):
+        with pytest.raises(CheckpointError) as caught:
+            use()
+        assert words in str(caught.value)
+        assert str(saved) in str(caught.value)
 
 
 def test_float8_weights_are_named(tmp_path: Path) -> None:
     model = tiny(head_dim=64).to(torch.float8_e4m3fn)
     with pytest.raises(HVTError, match=r"dtype=torch\.float8_e4m3fn must be one of float32"):
         hvt.save(model, tmp_path / "m")
-    pth(model, tmp_path / "m")
+    torch.save({"model": model.state_dict()}, tmp_path / "m")
     with pytest.raises(CheckpointError, match=r"m holds .* as torch\.float8_e4m3fn, not as"):
         hvt.load(tmp_path / "m")
 
@@ -564,10 +489,8 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "zip": (lambda p: p.write_bytes(b"PK\x03\x04" + b"\0" * 500), "damaged or cut short"),
     "pickle": (lambda p: p.write_bytes(b"\x80\x02]q\x00."), "damaged or cut short"),
     "ResNet safetensors": (lambda p: save_file(resnet(), p), "is not an HVT, DeiT or plain ViT"),
-    "ResNet pth": (lambda p: torch.save(resnet(), p), "is not an HVT, DeiT or plain ViT"),
     "no tensors": (lambda p: torch.save({"epoch": 3}, p), "it has no tensors"),
     "a list": (lambda p: torch.save([torch.zeros(2)], p), "holds a list"),
-    "a tensor": (lambda p: torch.save(torch.zeros(2), p), "holds a Tensor"),
     "empty folder": (lambda p: p.mkdir(), "has no model.safetensors or pytorch_model.bin"),
     "missing": (lambda p: None, "No such file"),
 }
@@ -631,14 +554,6 @@ def test_a_truncated_file_is_one_clear_error(
         assert "damaged" in str(caught.value)
 
 
-def assert_loads_or_is_one_error(path: Path) -> None:
-    try:
-        outcome: object = hvt.load(path)
-    except HVTError as error:
-        outcome = str(error)
-    assert isinstance(outcome, HVT) or str(path) in str(outcome)
-
-
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), kind=st.sampled_from(list(FORMATS)))
@@ -655,22 +570,11 @@ def test_damage_never_raises_anything_else(
     end = data.draw(st.one_of(st.none(), st.integers(0, last)), label="end")
     path = tmp_path / "damaged"
     path.write_bytes(content[:end])
-    assert_loads_or_is_one_error(path)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_damaged_description_never_raises_anything_else(
-    tmp_path: Path, whole: dict[str, bytes], data: st.DataObject
-) -> None:
-    content = bytearray(whole["no checksum"])
-    start, end = content.index(b'"hvt"'), content.index(b"preprocessing")
-    for _ in range(data.draw(st.integers(1, 3), label="bytes")):
-        at = data.draw(st.integers(start, end), label="at")
-        content[at] = data.draw(st.sampled_from(b'0123456789eE-.,:[]{}" abn'), label="byte")
-    path = tmp_path / "damaged.safetensors"
-    path.write_bytes(content)
-    assert_loads_or_is_one_error(path)
+    try:
+        outcome: object = hvt.load(path)
+    except HVTError as error:
+        outcome = str(error)
+    assert isinstance(outcome, HVT) or str(path) in str(outcome)
 
 
 def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path, whole: dict[str, bytes]) -> None:
@@ -704,10 +608,3 @@ def test_a_file_that_another_program_rewrote_loads(tmp_path: Path) -> None:
     del metadata["crc32"]
     save_file(tensors, tmp_path / "changed", metadata=metadata)
     assert torch.equal(hvt.load(tmp_path / "changed").head.bias, tensors["head.bias"])
-
-
-def test_reading_tells_what_a_file_says(saved: Path) -> None:
-    checkpoint = read(saved)
-    assert checkpoint.config == TINY
-    assert checkpoint.class_names == ["a", "b", "c"]
-    assert checkpoint.tensors.keys() == HVT(TINY).state_dict().keys()

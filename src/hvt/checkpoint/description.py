@@ -6,9 +6,10 @@ predictions at the first image.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,6 @@ MAX_INPUT = 2**28
 MAX_SIDE = 16_384
 """Pixels of an image's side when it is resized before the crop."""
 MAX_WIDTH, MAX_CLASSES = 10**5, 10**7  # so that products stay below 2⁶³, where torch's counts end
-
-# What reading values of a wrong kind raises; `RecursionError` is JSON nested too deep.
-NOT_AS_EXPECTED = (
-    ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError
-)  # fmt: skip
 
 
 @dataclass
@@ -91,7 +87,7 @@ def describe(
 
 def read_description(path: Path, text: str) -> Description:
     """The way back, all of it checked."""
-    try:
+    with understood(f"{path} does not describe a usable model"):
         described = read_json(text)
         if described["format_version"] > FORMAT_VERSION:
             raise CheckpointError(f"{path} was written by a newer hvt: upgrade to read it")
@@ -105,10 +101,6 @@ def read_description(path: Path, text: str) -> Description:
             getattr(torch, dtype),
             check_origin(origin),
         )
-    except CheckpointError:
-        raise
-    except NOT_AS_EXPECTED as error:
-        raise CheckpointError(f"{path} does not describe a usable model: {shown(error)}") from error
 
 
 def read_json(text: str | bytes) -> dict[str, Any]:
@@ -160,11 +152,15 @@ def check_origin(origin: dict[str, Any]) -> dict[str, str]:
     return origin
 
 
-def damaged(path: Path, error: Exception, fix: str = "fetch or copy it again") -> CheckpointError:
-    """What to raise where a library cannot read a file."""
-    return CheckpointError(
-        f"{path} is damaged or cut short and cannot be read ({shown(error)}): {fix}"
-    )
+@contextlib.contextmanager
+def understood(problem: str) -> Iterator[None]:
+    """Turn whatever untrusted content makes a reader raise into one sentence on the problem."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # a library's own, and whatever values of a wrong kind lead to
+        raise CheckpointError(f"{problem}: {shown(error)}") from error
 
 
 def shown(error: object) -> str:

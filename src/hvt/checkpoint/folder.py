@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import HVTConfig
 from ..zoo import MODELS, get_config
-from .description import MAX_TEXT, read_json
+from .description import read_json
 from .timm_vit import is_timm_name, named_config
 from .transformers_vit import transformers_config, transformers_preprocessing
 
@@ -45,11 +45,7 @@ def read_folder(path: Path) -> Told:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    if path.stat().st_size > MAX_TEXT:
-        raise ValueError(f"{path.name} is larger than {MAX_TEXT // 2**20} MB")
-    return read_json(path.read_text(encoding="utf-8"))
+    return read_json(path.read_bytes()) if path.exists() else {}
 
 
 def _timm(config: dict[str, Any]) -> Told:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..config import HVTConfig
 from ..errors import CheckpointError, HVTError
+from .description import understood
 
 State = dict[str, Tensor]
 Size = tuple[int, int]
@@ -52,12 +53,8 @@ def infer_config(
         if name not in state and not (name == "norm.weight" and "fc_norm.weight" in state):
             contents = f"it has {', '.join(sorted(state)[:3])} …" if state else "it has no tensors"
             raise CheckpointError(f"{kind}: it has no {name} ({contents})")
-    try:
+    with understood(f"{path} does not describe a model of this family"):
         return _infer(state, _typed(arguments), _typed(hints))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} does not describe a model of this family: {error}"
-        ) from error
 
 
 def _typed(values: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +107,7 @@ def _check_told(names: Iterable[str], known: dict[str, Any]) -> None:
     """A norm before the blocks, as CLIP has, needs to be told what CLIPs differ in."""
     missing = [name for name in names if name not in known]
     if missing:
-        raise CheckpointError(
+        raise HVTError(
             "it has a norm before its blocks, as CLIP's models have, and tensors do not tell "
             f"{' and '.join(missing)}: pass them to load, such as act_layer='quick_gelu' and "
             "norm_eps=1e-5 for OpenAI's, or name the model of timm"
@@ -128,7 +125,7 @@ def _heads(width: int, known: dict[str, Any]) -> Size:
     if head_dim > 0 and width % head_dim == 0:
         return width // head_dim, head_dim
     if width % 64 or width > _LARGEST:
-        raise CheckpointError(
+        raise HVTError(
             f"a width of {width} does not tell the number of heads: pass num_heads to load"
         )
     return width // 64, 64
@@ -152,14 +149,14 @@ def _image(
             for size in reversed(list(_sizes(patches, patch, sizes)))  # the first one counts
         }
         if len(fits) > 1 and asked is None:
-            raise CheckpointError(
+            raise HVTError(
                 f"{positions} positions may or may not include those of {prefix} prefix tokens: "
                 "pass no_embed_class to load"
             )
         if fits:
             unplaced = bool(asked) if len(fits) > 1 else next(iter(fits))
             return fits[unplaced], unplaced
-    raise CheckpointError(
+    raise HVTError(
         f"{positions - prefix} patches of {patch} pixels are not a square: pass the model's "
         "img_size to load"
     )
@@ -180,19 +177,21 @@ def _pooled(
 ) -> HVTConfig:
     """The config with the pooling after these blocks that gives these lengths.
 
-    The arguments are only tried first: the authors' code ignores its own stride setting.
+    The arguments are only tried first: the authors' code ignores its own stride setting. Others
+    than the usual are not guessed, as several windows give the same lengths.
     """
     even = blocks == config.replace(stages=len(blocks)).pool_blocks if blocks else True
     places = {"stages": len(blocks)} if even else {"pool_after": blocks}
     kernel = known.get("pool_kernel", known.get("pool_kernel_size", 3))
     stated = (kernel, known.get("pool_stride", 2), known.get("pool_dims", 1))
-    usual = [(3, 2, 1), (3, 2, 2)]
-    others = [(k, s, dims) for dims in (1, 2) for s in (2, 3, 4) for k in range(2, 8)]
-    for kernel, stride, dims in (stated, *usual, *others):
+    for kernel, stride, dims in (stated, (3, 2, 1), (3, 2, 2)):
         with contextlib.suppress(HVTError):  # this one leaves no token
             pooled = config.replace(
                 **places, pool_kernel=kernel, pool_stride=stride, pool_dims=dims
             )
             if [rows * cols for rows, cols in pooled.grids[1:]] == lengths:
                 return pooled
-    raise CheckpointError(f"no pooling gives the token counts {lengths} from a {config.grid} grid")
+    raise HVTError(
+        f"the usual pooling does not give the token counts {lengths} from a {config.grid} grid: "
+        "pass pool_kernel, pool_stride and pool_dims to load"
+    )

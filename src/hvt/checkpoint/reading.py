@@ -10,23 +10,20 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from ..errors import CheckpointError, HVTError
+from ..errors import CheckpointError
 from ..zoo import find_checkpoint
 from . import checksum
-from .archive import is_archive, read_archive
 from .description import (
-    NOT_AS_EXPECTED,
     Description,
     check_names,
     check_preprocessing,
-    damaged,
     read_description,
-    shown,
+    understood,
 )
 from .fitting import compare, parameter_shapes
 from .folder import WEIGHT_FILES, read_folder
 from .foreign import infer_config
-from .pth import read_pth, stripped
+from .torch_files import read_torch, stripped
 from .transformers_vit import from_transformers
 
 
@@ -74,24 +71,23 @@ def _read_file(path: Path, arguments: dict[str, Any], hints: dict[str, Any]) -> 
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if start[8:9] == b"{":
         return _read_safetensors(path, arguments, hints)
-    if start[:4] == b"PK\x03\x04" and is_archive(path):
-        tensors, description = read_archive(path)
+    if start[:4] != b"PK\x03\x04" and start[:1] != b"\x80":
+        raise CheckpointError(
+            f"{path} is neither a safetensors nor a PyTorch file, or its beginning is damaged"
+        )
+    tensors, own, description = read_torch(path)
+    if description is not None:
         return _described(path, description, tensors)
-    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
-        tensors, own = read_pth(path)
-        return _inferred(path, tensors, arguments | own, hints)
-    raise CheckpointError(
-        f"{path} is neither a safetensors nor a PyTorch file, or its beginning is damaged"
-    )
+    return _inferred(path, tensors, arguments | own, hints)
 
 
 def _read_safetensors(path: Path, arguments: dict[str, Any], hints: dict[str, Any]) -> Checkpoint:
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:  # SafetensorError, and whatever torch makes of damaged shapes
-        raise damaged(path, error) from error
+    with (
+        understood(f"{path} is damaged or cut short, so fetch or copy it again"),
+        safe_open(path, framework="pt") as file,
+    ):
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     checksum.check(path, metadata, checksum.tensor_parts(metadata, tensors))
     if "hvt" in metadata:
         return _described(path, metadata["hvt"], tensors)
@@ -110,15 +106,13 @@ def _inferred(
     """A file of others, from its tensors."""
     tensors = from_transformers(tensors, path)
     config = infer_config(tensors, arguments, hints, path)
-    try:
+    with understood(f"{path} does not describe a usable model"):
         check_preprocessing({}, config)  # the size of its input
-    except HVTError as error:
-        raise CheckpointError(f"{path} does not describe a usable model: {error}") from error
     return Checkpoint(config, path=path, tensors=tensors)
 
 
 def _read_folder(folder: Path, weights: Path, hints: dict[str, Any]) -> Checkpoint:
-    try:
+    with understood(f"the JSON files in {folder} are not understood"):
         told = read_folder(folder)
         checkpoint = _read_file(weights, told.arguments, hints)
         if checkpoint.described:
@@ -131,12 +125,6 @@ def _read_folder(folder: Path, weights: Path, hints: dict[str, Any]) -> Checkpoi
         if told.class_names and classes:
             checkpoint.class_names = check_names(told.class_names, classes)
         checkpoint.preprocessing = check_preprocessing(told.preprocessing or {}, checkpoint.config)
-    except CheckpointError:
-        raise
-    except NOT_AS_EXPECTED as error:
-        raise CheckpointError(
-            f"the JSON files in {folder} are not understood: {shown(error)}"
-        ) from error
     if told.preprocessing is None:  # ViT's mean and std are not those of DeiT
         checkpoint.missing = (
             f"{folder} has no preprocessor_config.json, so nothing tells how its images are "

@@ -7,11 +7,12 @@ name and is never left out silently.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import timm
 import torch
-from timm.layers import Mlp, PatchEmbed, QuickGELU
+from timm.layers import LayerNorm, Mlp, PatchEmbed, QuickGELU
 from timm.layers.activations import GELUTanh
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
@@ -90,34 +91,27 @@ def _does_not_fit(name: str, reason: str) -> HVTError:
 
 def _misfit(model: nn.Module) -> str | None:
     """What in a model is not a plain ViT's and would not be seen in its tensors, if anything."""
-    if type(model) not in (VisionTransformer, VisionTransformerDistilled):
-        return f"it is a {type(model).__name__}, not a plain VisionTransformer"
+    for words, part, kinds in _parts(model):
+        if type(part) not in kinds:
+            return words.format(type(part).__name__)
     assert isinstance(model, VisionTransformer)
-    if type(model.patch_embed) is not PatchEmbed:
-        return f"its patches are made by a {type(model.patch_embed).__name__}"
     if model.global_pool not in ("", "avg", "token") or model.attn_pool is not None:
         return f"its head pools by {model.global_pool!r}"
     if model.pool_include_prefix and model.num_prefix_tokens and model.global_pool == "avg":
         return "its average includes the class or register tokens"
-    reasons = [reason for block in model.blocks if (reason := _misfit_of_block(block))]
-    return reasons[0] if reasons else _differing(list(model.blocks))
+    blocks: Any = model.blocks
+    alike = {(b.attn.num_heads, type(b.mlp.act), b.norm1.eps, b.norm2.eps) for b in blocks}
+    return "its blocks differ from each other" if len(alike) > 1 else None
 
 
-def _misfit_of_block(block: nn.Module) -> str | None:
-    if type(block) is not Block:
-        return f"its blocks are {type(block).__name__}"
-    if type(block.attn) is not Attention:
-        return f"its attention is a {type(block.attn).__name__}"
-    if type(block.mlp) is not Mlp:
-        return f"its MLP is a {type(block.mlp).__name__}"
-    if type(block.mlp.act) not in _ACTIVATIONS:
-        return f"its activation is {type(block.mlp.act).__name__}"
-    if type(block.norm1) is not type(block.norm2) or not isinstance(block.norm1, nn.LayerNorm):
-        return f"its norms are {type(block.norm1).__name__}"
-    return None
-
-
-def _differing(blocks: list[Any]) -> str | None:
-    """Blocks that differ in what no tensor tells."""
-    kinds = {(b.attn.num_heads, type(b.mlp.act), b.norm1.eps, b.norm2.eps) for b in blocks}
-    return "its blocks differ from each other" if len(kinds) > 1 else None
+def _parts(model: Any) -> Iterator[tuple[str, nn.Module, Collection[type]]]:
+    """What to say of a part that does not fit, the part, and its types; those before it fit."""
+    plain = (VisionTransformer, VisionTransformerDistilled)
+    yield "it is a {}, not a plain VisionTransformer", model, plain
+    yield "its patches are made by a {}", model.patch_embed, (PatchEmbed,)
+    for block in model.blocks:
+        yield "its blocks are {}", block, (Block,)
+        yield "its attention is a {}", block.attn, (Attention,)
+        yield "its MLP is a {}", block.mlp, (Mlp,)
+        yield "its activation is {}", block.mlp.act, _ACTIVATIONS
+        yield "its norms are {}", block.norm1, (nn.LayerNorm, LayerNorm)

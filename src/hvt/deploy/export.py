@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..checkpoint.archive import DESCRIPTION
 from ..checkpoint.description import describe
+from ..checkpoint.torch_files import DESCRIPTION
 from ..data.sample import drawn_images
 from ..errors import HVTError
 from ..files import atomic_write
