@@ -172,7 +172,7 @@ def test_without_an_average_its_figures_are_empty(tmp_path: Path) -> None:
     assert float(last["val_top1"]) == result.top1  # the last epoch is evaluated in any case
 
 
-def test_what_is_to_come_is_said_first(tmp_path: Path) -> None:
+def test_what_is_printed_first(tmp_path: Path) -> None:
     console = quiet()
     train(tiny(tmp_path / "run", epochs=1, accumulate=2), console=console)
     data, model, first, second, epoch, summary = said(console).splitlines()
@@ -208,7 +208,7 @@ def test_the_estimate_counts_evaluations_and_the_start_of_readers(
 
 def test_an_evaluation_is_timed_by_its_first_batches(tmp_path: Path) -> None:
     trainer = trainer_of(tiny(tmp_path, **PLAIN))
-    assert 0 < trainer.evaluation_seconds(trainer.learner.model) < 60
+    assert trainer.evaluation_seconds(trainer.learner.model) > 0
 
 
 def test_a_step_touches_the_files_that_contributing_lists(
@@ -250,7 +250,7 @@ def test_tensorboard_where_it_is_wanted(tmp_path: Path) -> None:
         ]
 
 
-def test_a_full_disk_under_tensorboard_ends_its_log_with_a_sentence(
+def test_a_full_disk_ends_only_tensorboards_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorboard")
@@ -399,7 +399,7 @@ def test_a_step_waits_for_the_device_once(tmp_path: Path, pieces: int) -> None:
     assert waits.transfers == 5
 
 
-# ── pieces, precision, memory ───────────────────────────────────────────────────────────────────
+# ── microbatches, precision, memory ─────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")
@@ -415,7 +415,7 @@ def assert_close(left: Result, right: Result) -> None:
 
 
 @pytest.mark.parametrize("pieces", [2, 4])
-def test_pieces_of_a_batch_add_up(whole: Result, tmp_path: Path, pieces: int) -> None:
+def test_microbatches_add_up(whole: Result, tmp_path: Path, pieces: int) -> None:
     assert_close(run(tmp_path / "run", accumulate=pieces), whole)
 
 
@@ -438,7 +438,7 @@ def masks_of_a_step(folder: Path, pieces: int) -> tuple[Tensor, Tensor]:
     return torch.stack(dropped), whole
 
 
-def test_each_piece_has_its_own_dropout_and_all_share_stochastic_depth(tmp_path: Path) -> None:
+def test_microbatches_have_their_own_dropout_and_share_stochastic_depth(tmp_path: Path) -> None:
     dropped, kept = masks_of_a_step(tmp_path / "pieces", 2)
     assert dropped.shape[:2] == (2, 120)
     assert 0.4 < dropped.float().mean() < 0.6
@@ -534,7 +534,7 @@ def test_a_gradient_that_is_not_finite_is_a_bad_step(tmp_path: Path) -> None:
     assert torch.equal(bias, before)
 
 
-def test_a_rate_beyond_all_measure_ends_with_a_sentence(tmp_path: Path) -> None:
+def test_a_learning_rate_that_diverges_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = PLAIN | {"lr": 1e30, "warmup_lr": 1e-9, "warmup_epochs": 2, "clip_grad": None}
     with pytest.raises(HVTError, match=r"not finite 3 times in a row \(epoch 1, step \d\): lower"):
@@ -546,7 +546,7 @@ def test_a_rate_beyond_all_measure_ends_with_a_sentence(tmp_path: Path) -> None:
     assert state["progress"]["consecutive_nonfinite"] == 0
 
 
-def test_a_model_whose_answers_are_no_numbers_is_no_result(tmp_path: Path) -> None:
+def test_a_model_without_finite_outputs_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = PLAIN | {"lr": 1e22, "warmup_epochs": 0, "clip_grad": None, "batch_size": 1000}
     with pytest.raises(HVTError, match="the trained model's outputs are not finite: lower --lr"):
@@ -555,14 +555,14 @@ def test_a_model_whose_answers_are_no_numbers_is_no_result(tmp_path: Path) -> No
     assert not (folder / "model.safetensors").exists()
 
 
-def test_a_model_without_finite_answers_has_no_score(done: Result) -> None:
+def test_a_model_without_finite_outputs_has_no_score(done: Result) -> None:
     model = hvt.load(done.folder / "model.safetensors")
     torch.nn.init.constant_(model.head.weight, 1e38)
     with pytest.raises(HVTError, match="the model has no score: its logits are not finite"):
         hvt.evaluate(model, "digits", workers=0)
 
 
-def test_bad_steps_are_counted_and_a_few_are_borne(tmp_path: Path) -> None:
+def test_a_few_bad_steps_are_counted_and_skipped(tmp_path: Path) -> None:
     recipe = tiny(tmp_path / "run", **PLAIN, max_bad_steps=3)
     console = quiet()
     trainer = trainer_of(recipe, console)
@@ -642,7 +642,7 @@ def test_a_timm_teacher(tmp_path: Path) -> None:
     assert all(math.isfinite(loss) for loss in losses(result))
 
 
-def test_a_teacher_of_other_classes_is_refused(tmp_path: Path) -> None:
+def test_a_teacher_of_other_classes_is_an_error(tmp_path: Path) -> None:
     save_for_hf(timm.create_model("test_vit", num_classes=7), tmp_path / "vit")
     with pytest.raises(HVTError, match="knows 7 classes, the data has 10"):
         run(tmp_path / "run", teacher=f"local-dir:{tmp_path / 'vit'}")
@@ -722,7 +722,7 @@ def test_a_classifier_follows_its_classes(
     assert torch.equal(kept.head.weight, model.head.weight)
 
 
-def test_what_became_of_a_classifier_is_said(done: Result, tmp_path: Path) -> None:
+def test_what_becomes_of_a_classifier_is_printed(done: Result, tmp_path: Path) -> None:
     console, init = quiet(), str(done.folder / "best.safetensors")
     train(tiny(tmp_path / "run", init=init, epochs=1), console=console)
     assert "(its own classifier): 8×8" in said(console)
@@ -804,7 +804,7 @@ def trained_on_images(tmp_path: Path) -> Result:
     return train(on_images(tmp_path / "run", tmp_path / "images"), console=quiet())
 
 
-def test_a_run_knows_its_images_again(trained_on_images: Result, tmp_path: Path) -> None:
+def test_a_run_with_other_images_is_not_resumed(trained_on_images: Result, tmp_path: Path) -> None:
     """With others the held-out part would be drawn anew, among what was learnt from."""
     images, run = tmp_path / "images", trained_on_images.folder
     before = {path: path.read_bytes() for path in (run / "checkpoints").iterdir()}
@@ -841,7 +841,7 @@ def test_the_images_of_a_run_may_be_moved(trained_on_images: Result, tmp_path: P
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_stops_at_a_broken_image(
+def test_training_stops_at_an_unreadable_image(
     folder_of_images: Path, tmp_path: Path, workers: int
 ) -> None:
     broken = folder_of_images / "train" / "dark" / "4.png"
@@ -852,7 +852,7 @@ def test_training_stops_at_a_broken_image(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_broken_images_are_passed_over_and_counted(
+def test_unreadable_images_are_skipped_and_counted(
     folder_of_images: Path, tmp_path: Path, workers: int
 ) -> None:
     (folder_of_images / "val" / "dark" / "0.png").write_bytes(b"no")
@@ -922,18 +922,18 @@ def test_a_recipe_that_was_made_shorter_is_an_error(tmp_path: Path) -> None:
         resume(tmp_path, console=quiet())
 
 
-def test_circumstances_of_a_resumed_run_may_differ(done: Result, tmp_path: Path) -> None:
+def test_a_resumed_run_may_have_other_overrides(done: Result, tmp_path: Path) -> None:
     shutil.copytree(done.folder, tmp_path / "run")
     again = resume(tmp_path / "run", quiet(), eval_every=3, workers=1)
     assert again.rows == done.rows
 
 
-def test_tokens_alone_cannot_be_trained(tmp_path: Path) -> None:
+def test_unpooled_tokens_cannot_be_trained(tmp_path: Path) -> None:
     with pytest.raises(HVTError, match="global_pool='' leaves the tokens unpooled"):
         train(tiny(tmp_path, overrides={"global_pool": ""}), console=quiet())
 
 
-def test_a_run_that_ended_within_an_epoch_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_run_that_ended_within_an_epoch_cannot_be_made_longer(tmp_path: Path) -> None:
     first = run(tmp_path / "run", epochs=1.5, batch_size=400, **PLAIN)
     before = (first.folder / "recipe.json").read_bytes()
     with pytest.raises(HVTError, match="ended within its last epoch"):
@@ -945,7 +945,7 @@ def test_a_run_that_ended_within_an_epoch_stays_as_it_is(tmp_path: Path) -> None
         resume(first.folder, console=quiet())
 
 
-def test_resume_by_the_command_takes_epochs_alone(
+def test_resuming_takes_only_epochs_and_processes(
     done: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "run"
@@ -964,7 +964,7 @@ def test_a_batch_larger_than_the_data_is_lowered(tmp_path: Path) -> None:
     assert json.loads((result.folder / "recipe.json").read_text())["batch_size"] == 1292
 
 
-def test_a_model_s_name_is_a_beginning(tmp_path: Path) -> None:
+def test_init_may_be_the_name_of_a_model(tmp_path: Path) -> None:
     console = quiet()
     values = PLAIN | {"epochs": 1, "batch_size": 1000, "model": None, "init": "hvt_ti_2"}
     result = train(tiny(tmp_path / "run", **values), console=console)
@@ -1018,7 +1018,7 @@ def test_train_and_evaluate_are_functions(tmp_path: Path) -> None:
         (lambda: hvt.evaluate("nowhere.pth", "digits"), "cannot read nowhere"),
     ],
 )
-def test_wrong_arguments_are_refused(call: Any, match: str) -> None:
+def test_wrong_arguments_are_errors(call: Any, match: str) -> None:
     with pytest.raises(HVTError, match=match):
         call()
 
@@ -1032,7 +1032,7 @@ def test_a_finished_run_is_finished(done: Result, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "no json", "[1]", '{"epoch": 3}'])
-def test_what_is_no_run_cannot_go_on(tmp_path: Path, content: str | None) -> None:
+def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "recipe.json").write_text(content)
     match = (
@@ -1055,7 +1055,7 @@ def test_a_folder_below_a_file_cannot_be_made(
 
 
 @pytest.mark.parametrize("board", [False, True])
-def test_a_full_disk_is_one_sentence(
+def test_a_full_disk_is_an_error_with_the_command_that_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], board: bool
 ) -> None:
     with small_disk(tmp_path / "disk", "700k") as disk:  # a state has 320 KB

@@ -156,12 +156,6 @@ def test_unknown_recipe_names() -> None:
         load_recipe("../recipes/digits")
 
 
-def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").mkdir()
-    with pytest.raises(HVTError, match="Is a directory"):
-        load_recipe(str(tmp_path / "mine.toml"))
-
-
 def test_recipe_through_json_is_the_same() -> None:
     recipe = load_recipe("digits").replace({"pool_after": (0, 6), "stages": None}, seed=3)
     values = json.loads(json.dumps(recipe.to_dict()))
@@ -182,18 +176,14 @@ def test_recipe_through_json_is_the_same() -> None:
         ("[overrides]\nepochs = 3", "has an unknown override 'epochs': it is the recipe's, so"),
         ("overrides = 3", "overrides=3 must be a table of the model's fields"),
         ("epochs = 1\nepochs = 2", "is not valid TOML: "),
-        ("epochs 1", "is not valid TOML: "),
         ('epochs = "3"', "epochs='3' must be a number"),
         ("batch_size = 3.0", "batch_size=3.0 must be a whole number"),
-        ("batch_size = true", "batch_size=True must be a whole number"),
         ("lr = true", "lr=True must be a number"),
-        ('lr = "fast"', "lr='fast' must be a number"),
         ("model = 3", "model=3 must be text or none"),
         ("download = 1", "download=1 must be true or false"),
         ("rand_augment = false", "rand_augment=False must be text"),
         ("[overrides]\ndepth = 'deep'", "depth='deep' must be a whole number"),
         ("[overrides]\nimg_size = 'large'", "img_size='large' must be a whole number or a pair"),
-        ("[overrides]\nmlp_ratio = []", "mlp_ratio=() must be a number"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
@@ -213,38 +203,14 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     [
         ("epochs", (0, -1, 2e9), (0.3, 1)),
         ("batch_size", (1, 0), (2,)),
-        ("accumulate", (0,), (1,)),
-        ("repeats", (0,), (1,)),
-        ("padding", (-1,), (0,)),
-        ("eval_every", (0,), (1,)),
-        ("max_bad_steps", (0,), (1,)),
         ("workers", (-2,), (-1, 0)),
         ("threads", (0, 1025), (None, 1, 1024)),
-        ("seed", (-1,), (0, 2**40)),
         ("lr", (0, -1e-3), (1e-9,)),
-        ("warmup_lr", (-1e-9,), (0,)),
-        ("min_lr", (-1e-9,), (0,)),
-        ("warmup_epochs", (-1, 2e9), (0, 0.5)),
-        ("weight_decay", (-0.1,), (0,)),
         ("layer_decay", (0, 1.5), (None, 1, 0.5)),
         ("clip_grad", (0, -1), (None, 0.1)),
         ("smoothing", (1, -0.1), (0, 0.9)),
-        ("mixup", (-0.1,), (0,)),
-        ("cutmix", (-0.1,), (0,)),
-        ("mixup_prob", (1.1, -0.1), (0, 1)),
-        ("mixup_switch", (1.1, -0.1), (0, 1)),
-        ("color_jitter", (-0.1,), (0,)),
-        ("erase", (1.1, -0.1), (0, 1)),
-        ("flip", (1.1, -0.1), (0, 1)),
-        ("ema", (1, -0.1), (0, 0.99)),
         ("val_fraction", (0, 1), (0.5,)),
-        ("holdout", (1, -0.1), (0, 0.5)),
-        ("distill_alpha", (1.1, -0.1), (0, 1)),
-        ("distill_tau", (0, -1), (0.1,)),
-        ("checkpoint_minutes", (-1,), (0,)),
         ("distill", ("firm",), ("soft", "hard")),
-        ("amp", ("fp16", "on"), ("auto", "off", "bfloat16", "float16")),
-        ("interpolation", ("nearest",), ("bicubic", "bilinear", "random")),
     ],
 )
 def test_values_out_of_range(name: str, bad: tuple[Any, ...], good: tuple[Any, ...]) -> None:
