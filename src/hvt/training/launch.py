@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -112,6 +113,7 @@ def _processes(count: int | None, recipe: Recipe, job: dict[str, Any]) -> Iterat
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         "OMP_NUM_THREADS": str(each),
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,  # torchrun's name of this start of processes
     }
     if sys.platform == "linux":
         shared["GLOO_SOCKET_IFNAME"] = "lo"  # nobody else is to connect
