@@ -64,6 +64,7 @@ def _serve_workers(source: str | Path | None, settings: Settings, sock: socket.s
     with temporary_folder() as folder:
         os.environ[SHARED] = str(folder)
         exported = export_to(folder, source)
+        Engine(source, settings, exported)  # what is wrong with it is an error here, once
         _listen(sock, settings)
         factory = functools.partial(_worker_app, source, settings, exported)
         supervisor = _Supervisor(_config(factory, settings, factory=True), [sock])
