@@ -19,8 +19,7 @@ from hvt.zoo import MODELS, WEIGHT_URLS
 # After hvt: it makes torchvision, which timm imports, load where its operators are missing.
 import timm  # isort: skip
 from timm.data import resolve_model_data_config  # isort: skip
-from timm.optim import create_optimizer_v2, param_groups_layer_decay  # isort: skip
-from timm.optim import param_groups_weight_decay  # isort: skip
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay  # isort: skip
 from torchvision.ops import FeaturePyramidNetwork  # isort: skip
 
 NAMES = hvt.list_models()
@@ -39,14 +38,8 @@ def test_all_models_of_the_paper_have_names() -> None:
         *("scale_hvt_ti_4", "hvt_s_2_2d"),
     ]
     assert hvt.list_models() == names
-
-
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [("*_4", ["hvt_ti_4", "hvt_s_4", "hvt_b_4", "scale_hvt_ti_4"]), ("resnet*", [])],
-)
-def test_patterns_keep_the_order(pattern: str, names: list[str]) -> None:
-    assert hvt.list_models(pattern) == names
+    assert hvt.list_models("*_4") == ["hvt_ti_4", "hvt_s_4", "hvt_b_4", "scale_hvt_ti_4"]
+    assert hvt.list_models("resnet*") == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,6 +88,12 @@ def test_timm_creates_them_with_overrides(name: str, small: dict, images: Tensor
     assert isinstance(model, HVT)
     assert model.config == MODELS[name].replace(drop_path_rate=0.2, **small)
     assert model(images).shape == (2, 10)
+    cfg = model.default_cfg
+    assert cfg is model.pretrained_cfg
+    assert (cfg["architecture"], cfg["input_size"]) == (name, (3, 64, 64))
+    assert cfg.get("url") == WEIGHT_URLS.get(name)
+    assert model.get_submodule(cfg["classifier"]) is model.get_classifier()
+    assert isinstance(model.get_submodule(cfg["first_conv"]), nn.Conv2d)
 
 
 def test_timm_lists_them() -> None:
@@ -105,40 +104,18 @@ def test_timm_lists_them() -> None:
     assert published == {name for name in WEIGHT_URLS if "hvt" in name}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_default_cfg(name: str) -> None:
-    model = timm.create_model(name, num_heads=1, head_dim=4)
-    cfg = model.default_cfg
-    assert cfg is model.pretrained_cfg
-    assert (cfg["architecture"], cfg["num_classes"], cfg["input_size"]) == (
-        name,
-        1000,
-        (3, 224, 224),
-    )
-    assert cfg.get("url") == WEIGHT_URLS.get(name)
-    assert model.get_submodule(cfg["classifier"]) is model.get_classifier()
-    assert isinstance(model.get_submodule(cfg["first_conv"]), nn.Conv2d)
-
-
-def test_the_data_config_is_deits_evaluation() -> None:
-    with torch.device("meta"):
-        model = hvt.create_model("hvt_s_1")
+def test_the_data_config_is_deits_evaluation_at_the_model_s_size(build: Build) -> None:
+    model = build("hvt_s_1", img_size=(64, 96), in_chans=1)
     assert resolve_model_data_config(model) == {
-        "input_size": (3, 224, 224),
+        "input_size": (1, 64, 96),
         "interpolation": "bicubic",
         "mean": (0.485, 0.456, 0.406),
         "std": (0.229, 0.224, 0.225),
         "crop_pct": 0.875,
         "crop_mode": "center",
     }
-
-
-def test_the_data_config_follows_the_size(build: Build) -> None:
-    model = build("hvt_s_1", img_size=(64, 96), in_chans=1)
-    assert resolve_model_data_config(model)["input_size"] == (1, 64, 96)
     model.set_input_size(48)
     assert resolve_model_data_config(model)["input_size"] == (1, 48, 48)
-    assert resolve_model_data_config(build("hvt_s_1"))["input_size"] == (3, 64, 64)
 
 
 # ── features and head ───────────────────────────────────────────────────────────────────────────
@@ -223,18 +200,6 @@ def test_intermediates_are_the_blocks_outputs(
         assert torch.equal(final, model.norm(seen[11]))
     assert [y.shape[1] for y in outputs] == [LENGTHS[i] for i in blocks]
     torch.testing.assert_close(outputs, want, rtol=0, atol=0)
-
-
-def test_stop_early_runs_no_further_block(build: Build, images: Tensor) -> None:
-    model = build("hvt_s_4")
-    runs: list[int] = []
-    for i, block in enumerate(model.blocks):
-        block.register_forward_hook(lambda _m, _i, _y, i=i: runs.append(i))
-    early = model.forward_intermediates(images, [1, 4], stop_early=True, intermediates_only=True)
-    assert runs == [0, 1, 2, 3, 4]
-    late = model.forward_intermediates(images, [1, 4], intermediates_only=True)
-    assert runs[5:] == list(range(12))
-    torch.testing.assert_close(early, late, rtol=0, atol=0)
 
 
 def test_a_pooled_sequence_is_one_row_or_stretched_to_the_grid(
@@ -348,20 +313,6 @@ def test_maps_come_in_one_form(option: dict, small: dict) -> None:
         FeatureMaps(hvt.create_model("hvt_s_4", **small), **option)
 
 
-def test_features_only_stretches_sequences_to_the_patch_grid(small: dict, images: Tensor) -> None:
-    net = timm.create_model("hvt_s_4", features_only=True, out_indices=(0, 5, -1), **small).eval()
-    assert net.feature_info.get_dicts(["tokens", "sequence"]) == [
-        {"tokens": 31, "sequence": True},
-        {"tokens": 15, "sequence": True},
-        {"tokens": 3, "sequence": True},
-    ]
-    options = {"indices": [0, 5, 11], "intermediates_only": True, "interpolate": True}
-    want = net.model.forward_intermediates(images, **options)
-    torch.testing.assert_close(net(images), want, rtol=0, atol=0)
-    assert [y.shape for y in want] == [(2, 24, 8, 8)] * 3
-    assert net.feature_info.reduction() == [8] * 3
-
-
 def test_tokens_that_lost_their_places_are_no_map(small: dict) -> None:
     with pytest.raises(HVTError, match="no map to give after block 11, where tokens were dropped"):
         timm.create_model("deit_s_power", features_only=True, **small)
@@ -372,7 +323,7 @@ def test_tokens_that_lost_their_places_are_no_map(small: dict) -> None:
         timm.create_model("deit_s_power", out_indices=(0, 2), **early)
 
 
-@pytest.mark.parametrize("extractor", ["fx", "hook", "list", "dict"])
+@pytest.mark.parametrize("extractor", ["fx", "hook"])
 def test_other_feature_extractors_are_refused(extractor: str, small: dict) -> None:
     with pytest.raises(HVTError, match=f"feature_cls='{extractor}' does not work .* leave it out"):
         timm.create_model("hvt_s_2_2d", features_only=True, feature_cls=extractor, **small)
@@ -422,52 +373,6 @@ def test_layer_decay_follows_the_blocks(build: Build) -> None:
     assert layers == [{0.5 ** (13 - i)} for i in range(14)]
     assert scales["blocks.3.pos_embed"] == scales["blocks.3.attn.qkv.weight"]
     assert scales["norm.weight"] == scales["blocks.11.attn.qkv.weight"]  # as in timm's ViT
-
-
-@pytest.mark.parametrize("layer_decay", [None, 0.75])
-def test_timms_optimizer_trains_them(
-    layer_decay: float | None, build: Build, images: Tensor
-) -> None:
-    model = build("hvt_s_2", depth=4).train()
-    optimizer = create_optimizer_v2(
-        model, "adamw", lr=1e-3, weight_decay=0.05, layer_decay=layer_decay
-    )
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    assert {id(p) for p in held} == {id(p) for p in model.parameters()}
-    decayed = {
-        id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]
-    }
-    assert id(model.pos_embed) not in decayed
-    assert id(model.head.weight) in decayed
-    before = [p.detach().clone() for p in held]
-    nn.functional.cross_entropy(model(images), torch.tensor([1, 2])).backward()
-    optimizer.step()
-    assert not any(map(torch.equal, held, before))
-
-
-# ── timm's weights ──────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ("deit_ti", "deit_tiny_patch16_224"),
-        ("deit_s", "deit_small_patch16_224"),
-        ("deit_ti", "vit_tiny_patch16_224"),
-    ],
-)
-def test_deit_with_timms_weights_gives_timms_logits(ours: str, theirs: str) -> None:
-    reference = timm.create_model(theirs).eval()
-    with torch.no_grad():
-        for parameter in reference.parameters():  # biases are zero until trained
-            parameter.add_(torch.randn_like(parameter), alpha=0.02)
-    model = hvt.create_model(ours).eval()
-    model.load_state_dict(reference.state_dict())
-    images = torch.randn(2, 3, 224, 224)
-    with torch.no_grad():
-        want = reference(images)
-        assert want.std() > 0.1
-        torch.testing.assert_close(model(images), want, rtol=0, atol=1e-5)
 
 
 # ── published weights ───────────────────────────────────────────────────────────────────────────
@@ -542,18 +447,11 @@ def test_pretrained_from_the_authors_file(
     torch.testing.assert_close(dict(larger.state_dict()), dict(trained.state_dict()))
 
 
-def test_pretrained_from_a_missing_file_names_it(small: dict, tmp_path: Path) -> None:
-    for name in ("hvt_s_1", "hvt_ti_4"):
-        overlay = {"file": str(tmp_path / "absent.pth")}
-        with pytest.raises(CheckpointError, match=r"cannot read .*absent\.pth"):
-            timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **small)
-
-
-def test_pretrained_of_another_architecture_is_refused(
+def test_pretrained_files_that_do_not_fit_are_named(
     build: Build, small: dict, tmp_path: Path
 ) -> None:
-    file = str(authors_file(tmp_path / "weights.pth", build("hvt_s_1", depth=4)))
-    with pytest.raises(CheckpointError, match="another architecture"):
-        timm.create_model(
-            "hvt_s_2", pretrained=True, pretrained_cfg_overlay={"file": file}, depth=4, **small
-        )
+    authors_file(tmp_path / "weights.pth", build("hvt_s_1", depth=4))
+    for name, words in (("absent", r"cannot read .*absent\.pth"), ("weights", "another archit")):
+        source = {"pretrained": True, "pretrained_cfg_overlay": {"file": tmp_path / f"{name}.pth"}}
+        with pytest.raises(CheckpointError, match=words):
+            timm.create_model("hvt_s_2", depth=4, **source, **small)

@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 
 from .augment import INTERPOLATIONS, normalise
 from .images import UnreadableImageError
+from .loader import EvalBatches
 from .sources import ArrayImages
 
 if TYPE_CHECKING:
@@ -91,6 +92,17 @@ def _each(transform: Any, images: Tensor) -> Tensor:
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     """Grey images have the colours' average."""
     return values if len(values) == channels else (sum(values) / len(values),) * channels
+
+
+def eval_batches(
+    model: Classifier, dataset: Any, batch_size: int = 64, **options: Any
+) -> EvalBatches:
+    """A data set as a model is evaluated on it; small square arrays do without PIL."""
+    height, width = model.config.image
+    small = isinstance(dataset, ArrayImages) and height == width <= SMALL
+    images = dataset if small else as_files(dataset)
+    transform = eval_transform(model, arrays=small)
+    return EvalBatches(images, transform, batch_size=batch_size, **options)
 
 
 def as_files(dataset: Any) -> Any:

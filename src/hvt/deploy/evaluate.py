@@ -7,9 +7,8 @@ import math
 from pathlib import Path
 
 from .. import distributed
-from ..data.evaluation import SMALL, as_files, eval_transform
-from ..data.loader import EvalBatches
-from ..data.sources import ArrayImages, open_eval
+from ..data.evaluation import eval_batches
+from ..data.sources import open_eval
 from ..errors import HVTError
 from ..evaluation import Score
 from ..evaluation import evaluate as evaluate_batches
@@ -57,11 +56,9 @@ def evaluate(
             match_by_order=match_by_order,
             in_chans=opened.config.in_chans,
         )
-        height, width = opened.config.image
-        small = isinstance(source.val, ArrayImages) and height == width <= SMALL
-        batches = EvalBatches(
-            source.val if small else as_files(source.val),
-            eval_transform(opened, arrays=small),
+        batches = eval_batches(
+            opened,
+            source.val,
             batch_size=batch_size,
             rank=processes.rank,
             world_size=processes.world_size,

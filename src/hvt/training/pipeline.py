@@ -19,7 +19,7 @@ from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
 from ..costs import arrow
 from ..data.augment import INTERPOLATIONS, BatchAugment
-from ..data.evaluation import SMALL, as_files, eval_transform, per_channel
+from ..data.evaluation import SMALL, as_files, eval_batches, per_channel
 from ..data.fingerprint import identity
 from ..data.loader import EvalBatches, TrainBatches
 from ..data.sources import ArrayImages, Data, Images, open_data
@@ -252,9 +252,9 @@ def open_batches(
         prefetch=device.type != "cpu",
         pin_memory=device.type == "cuda",
     )
-    val = EvalBatches(
-        data.val if small else as_files(data.val),
-        eval_transform(model, arrays=small),
+    val = eval_batches(
+        model,
+        data.val,
         batch_size=min(256, max(16, recipe.batch_size // processes.world_size)),
         rank=processes.rank,
         world_size=processes.world_size,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from ..data.loader import Batch, TrainBatches
 from ..distributed import DistributedContext, collective_device
-from ..evaluation import Score
 from ..model import HVT
 from ..training.learner import Learner
 from ..training.optimize import seed_all, seed_dropout
@@ -136,6 +134,16 @@ class Distiller(Learner):
 # ── how alike they are ──────────────────────────────────────────────────────────────────────────
 
 
+class Agreement(NamedTuple):
+    """How like its source a model answers."""
+
+    agreement: float
+    """Per cent of the photos with the same top-1 class; cosine similarity without a head."""
+    kl: float
+    """KL(source ‖ student), averaged; 1 - cosine similarity without a head."""
+    photos: int
+
+
 class HoldoutAgreement:
     """Held-out photos with the source's answers, on which models are compared with it.
 
@@ -162,39 +170,25 @@ class HoldoutAgreement:
         pieces = [model(self.normalise(piece)).float().cpu() for piece in images.split(32)]
         return torch.cat(pieces) if pieces else torch.zeros(0, 1)
 
-    def measure(self, model: HVT) -> Score:
-        """Agreement as top-1, the source's answer among the first five as top-5, KL as loss.
-
-        Without a head, top-1 and top-5 are the features' cosine similarity in per cent, and the
-        loss is what it lacks of one.
-        """
-        began, training = time.perf_counter(), model.training
+    def measure(self, model: HVT) -> Agreement:
+        """How like the source a model answers, over the photos of all processes."""
+        training = model.training
         answers = self._answers(model, self.images)
         model.train(training)
-        sums = torch.cat(
-            (compare(answers, self.answers, self.head), torch.ones(len(answers), 1)), 1
-        )
-        total = self.processes.all_reduce(
-            sums.double().sum(dim=0).to(collective_device(self.device))
-        ).tolist()
-        same, among, loss, count = total
-        return Score(
-            top1=100 * same / count,
-            top5=100 * among / count,
-            loss=loss / count,
-            images=int(count),
-            skipped=0,
-            seconds=time.perf_counter() - began,
-            num_classes=model.num_classes,
-            confusion=Counter(),
-        )
+        rows = compare(answers, self.answers, self.head).double()
+        sums = torch.cat((rows.sum(dim=0), rows.new_tensor([len(rows)])))
+        total = self.processes.all_reduce(sums.to(collective_device(self.device)))
+        same, kl, photos = total.tolist()
+        return Agreement(100 * same / photos, kl / photos, int(photos))
 
 
 def compare(answers: Tensor, target: Tensor, head: bool) -> Tensor:
-    """For each image whether the best is the same, among the first five, and KL: `(B, 3)`."""
+    """For each image whether the top-1 class is the same, and KL: `(B, 2)`.
+
+    Without a head it is the features' cosine similarity, and what it lacks of one.
+    """
     if not head:
         alike = F.cosine_similarity(answers.float(), target.float(), dim=1)
-        return torch.stack((alike, alike, 1 - alike), dim=1)
-    top = answers.topk(min(5, answers.shape[1]), dim=1).indices.eq(target.argmax(1, keepdim=True))
-    kl = divergence(answers, target)
-    return torch.stack((top[:, 0].float(), top.any(dim=1).float(), kl), dim=1)
+        return torch.stack((alike, 1 - alike), dim=1)
+    same = answers.argmax(dim=1).eq(target.argmax(dim=1))
+    return torch.stack((same.float(), divergence(answers, target)), dim=1)

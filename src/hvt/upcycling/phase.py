@@ -106,7 +106,7 @@ def _trainer(work: Work, model: HVT, recipe: Recipe, folder: Path) -> Trainer:
 
     def evaluate(model: HVT) -> dict[str, float]:
         score = work.holdout.measure(model)
-        return {measure: score.loss, other: score.top1}
+        return {measure: score.kl, other: score.agreement}
 
     return Trainer(
         learner,

@@ -37,7 +37,7 @@ class Ranked:
     config: HVTConfig
     gflops: float
     agreement: float
-    """Per cent of the photos with the same likeliest class; cosine similarity without a head."""
+    """Per cent of the photos with the same top-1 class; cosine similarity without a head."""
     kl: float
     photos: int
     """Those it was judged by; the worse ones left early."""
@@ -260,7 +260,7 @@ class Evaluator:
         self.device, self.workers, self.skip = device, workers, skip
         self.normalise = Normalise(source, device)
         self.head = source.num_classes > 0
-        self.sums: dict[HVTConfig, Tensor] = {}  # same, among five, KL, photos read, asked for
+        self.sums: dict[HVTConfig, Tensor] = {}  # same top-1, KL, photos read, asked for
         self._answers: dict[tuple[int, int], Tensor] = {}
 
     def measure(self, configs: Sequence[HVTConfig], photos: int) -> None:
@@ -276,14 +276,14 @@ class Evaluator:
         """Those that were judged, best first; by the more photos, the more they are worth."""
         rows = []
         for config in configs:
-            same, _, kl, count, _ = self.sums[config].tolist()
+            same, kl, count, _ = self.sums[config].tolist()
             rows.append(
                 Ranked(config, cost(config).gflops, 100 * same / count, kl / count, int(count))
             )
         return sorted(rows, key=lambda row: (-row.photos, row.kl))
 
     def _seen(self, config: HVTConfig) -> int:
-        return int(self.sums[config][4]) if config in self.sums else 0
+        return int(self.sums[config][3]) if config in self.sums else 0
 
     @torch.inference_mode()
     def _run(
@@ -308,12 +308,10 @@ class Evaluator:
                 pool, x = pooled_block.pool, outputs[split]
                 answer = student(x if pool is None else pool(x)).logits
                 rows = compare(answer, target, self.head).double().sum(dim=0).cpu()
-                sums = torch.cat((rows, torch.tensor([len(target), 0.0], dtype=torch.float64)))
-                self.sums[config] = (
-                    self.sums.get(config, torch.zeros(5, dtype=torch.float64)) + sums
-                )
+                sums = torch.cat((rows, rows.new_tensor([len(target), 0])))
+                self.sums[config] = self.sums.get(config, torch.zeros(4)) + sums
         for config in configs:
-            self.sums[config][4] = stop
+            self.sums[config][3] = stop
 
     def _truth(self, part: FileImages, start: int, stop: int, views: Tensor | None) -> Tensor:
         """The source's answers at its own size."""

@@ -18,12 +18,12 @@ from ..bench.run import measure
 from ..checkpoint.save_load import save
 from ..config import HVTConfig
 from ..costs import cost
-from ..data.evaluation import SMALL, as_files, eval_transform
-from ..data.loader import EvalBatches
-from ..data.sources import ArrayImages, EvalData, open_eval
+from ..data.evaluation import eval_batches
+from ..data.sources import EvalData, open_eval
 from ..errors import HVTError
-from ..evaluation import Score, evaluate
+from ..evaluation import evaluate
 from ..model import HVT
+from .distil import Agreement
 from .placement import Ranked
 from .placement import describe as describe_placement
 from .settings import Settings
@@ -53,7 +53,7 @@ class Row:
 def measure_rows(
     source: HVT,
     models: dict[str, HVT],
-    scores: dict[str, Score],
+    scores: dict[str, Agreement],
     best: str,
     labelled: EvalData | None,
     settings: Settings,
@@ -64,11 +64,18 @@ def measure_rows(
     rows = []
     for name, model in {"source": source, **models}.items():
         price = cost(model)
-        agreement, kl = (100.0, 0.0) if name == "source" else (scores[name].top1, scores[name].loss)
+        agreement, kl, _ = scores.get(name, Agreement(100.0, 0.0, 0))  # the source is like itself
         row = Row(name, price.gflops, price.params_m, agreement, kl)
         if labelled is not None:
             log(f"evaluating {name} on {settings.eval}")
-            row.top1, row.top5 = _accuracy(model, labelled, settings, device)
+            batches = eval_batches(
+                model,
+                labelled.val,
+                workers=max(0, settings.workers),
+                skip_broken=settings.skip_broken,
+            )
+            score = evaluate(model, batches, model.num_classes, device)
+            row.top1, row.top5 = score.top1, score.top5
         rows.append(row)
     if settings.speed:
         speed = measure_speed({"source": source, "upcycled": models[best]}, device, log)
@@ -107,23 +114,6 @@ def open_labelled(settings: Settings, source: HVT) -> EvalData | None:
         match_by_order=settings.match_by_order,
         in_chans=source.config.in_chans,
     )
-
-
-def _accuracy(
-    model: HVT, data: EvalData, settings: Settings, device: torch.device
-) -> tuple[float, float]:
-    """Top-1 and top-5 on labelled data."""
-    height, width = model.config.image
-    small = isinstance(data.val, ArrayImages) and height == width <= SMALL
-    batches = EvalBatches(
-        data.val if small else as_files(data.val),
-        eval_transform(model, arrays=small),
-        batch_size=64,
-        workers=max(0, settings.workers),
-        skip_broken=settings.skip_broken,
-    )
-    score = evaluate(model, batches, model.num_classes, device)
-    return score.top1, score.top5
 
 
 def measure_speed(models: dict[str, HVT], device: torch.device, log: Log) -> dict[str, Any]:

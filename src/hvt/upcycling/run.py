@@ -32,7 +32,6 @@ from ..config import HVTConfig
 from ..costs import arrow, cost
 from ..data.sample import evenly
 from ..errors import HVTError, did_you_mean
-from ..evaluation import Score
 from ..files import atomic_write, check_folder, check_new, expanded
 from ..model import HVT
 from ..terminal import print_line
@@ -40,7 +39,7 @@ from ..training.pipeline import reading_processes
 from ..training.run_lock import RunLock, discard_empty
 from ..training.state import weights_digest
 from . import report
-from .distil import HoldoutAgreement
+from .distil import Agreement, HoldoutAgreement
 from .phase import Work, distil, resume_command
 from .photos import Photos, open_photos, read_views
 from .placement import Evaluator, Ranked, candidates, describe, rank
@@ -326,7 +325,7 @@ class Upcycling:
     def _finish(
         self,
         models: dict[str, HVT],
-        scores: dict[str, Score],
+        scores: dict[str, Agreement],
         holdout: HoldoutAgreement,
         table: list[dict[str, Any]],
     ) -> Upcycled:
@@ -361,13 +360,13 @@ class Upcycling:
             shutil.copyfile(saved, temporary)
         self._log(f"the model is in {self.output}")
 
-    def _log_score(self, name: str, score: Score) -> None:
+    def _log_score(self, name: str, score: Agreement) -> None:
         words = (
             "agreement {:.1f} %, KL {:.4f}"
             if self.source.num_classes
             else "cosine similarity {:.1f} %, loss {:.4f}"
         )
-        self._log(f"{name}: {words.format(score.top1, score.loss)} on {score.images} photos")
+        self._log(f"{name}: {words.format(*score[:2])} on {score.photos} photos")
 
     def _log(self, text: str) -> None:
         if self.processes.is_main_process:
@@ -378,10 +377,10 @@ class Upcycling:
             temporary.write_text(json.dumps(values, indent=2) + "\n")
 
 
-def _best(scores: dict[str, Score]) -> str:
-    """The name with the lowest finite loss."""
-    finite = {name: score.loss for name, score in scores.items() if math.isfinite(score.loss)}
-    return min(finite, key=finite.__getitem__) if finite else next(iter(scores))
+def _best(scores: dict[str, Agreement]) -> str:
+    """The name with the lowest KL that is finite."""
+    kl = {name: score.kl if score.kl < math.inf else math.inf for name, score in scores.items()}
+    return min(kl, key=kl.__getitem__)
 
 
 def _command() -> str:

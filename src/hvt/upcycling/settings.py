@@ -23,7 +23,7 @@ EPOCHS = 10.0
 class Settings:
     """Everything but the source, the photos and the file to write."""
 
-    gflops: float | None = field(None, "multiply-adds of one image to stay within, in 10⁹", gt=0)
+    gflops: float | None = field(None, "MACs per image to stay within, in 10⁹", gt=0)
 
     img_size: int | tuple[int, int] | None = field(None, "image size: N or HxW")
     pool_after: tuple[int, ...] | None = field(None, "blocks to pool after; () pools nowhere")
@@ -54,8 +54,8 @@ class Settings:
     )
     weight_decay: float = field(0.02, "AdamW's", ge=0)
     ema: float = field(0.0, "decay of averaged weights; 0 is off", ge=0, lt=1)
-    mixup: float = field(0.0, "share of the crops that are blended with another", ge=0, le=1)
-    scale: float = field(0.5, "smallest share of a photo that a crop shows", gt=0, le=1)
+    mixup: float = field(0.0, "fraction of the crops that are blended with another", ge=0, le=1)
+    scale: float = field(0.5, "smallest fraction of a photo that a crop shows", gt=0, le=1)
     holdout: int = field(500, "photos held out to measure by, at most a fifth of all", ge=1)
     skip_broken: bool = field(False, "pass over unreadable photos and count them")
 
@@ -78,8 +78,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.batch_size % 2:
-            raise HVTError(f"batch_size={self.batch_size} must be even")
         if self.minutes is not None and self.epochs is not None:
             raise HVTError(
                 f"minutes={self.minutes:g} bounds the training instead of epochs={self.epochs:g}: "
