@@ -46,9 +46,12 @@ def small(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_timm_s(name: str) -> None:
+def test_logits_and_features_are_timm_s(name: str, tmp_path: Any) -> None:
     theirs = small(name)
-    ours = from_timm(theirs, name)
+    hvt.save(from_timm(theirs, name), tmp_path / "it.safetensors")
+    ours = hvt.load(tmp_path / "it.safetensors")
+    assert ours.config == from_timm(theirs, name).config
+    assert hvt.cost(ours).params == sum(p.numel() for p in theirs.parameters())
     images = torch.randn(2, 3, *ours.config.image)
     with torch.inference_mode():
         assert torch.allclose(ours(images), theirs(images), atol=1e-5)
@@ -56,18 +59,6 @@ def test_logits_are_timm_s(name: str) -> None:
         assert torch.allclose(
             ours.forward_head(ours.forward_features(images), pre_logits=True), features, atol=1e-5
         )
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_cost_and_checkpoint_know_it(name: str, tmp_path: Any) -> None:
-    ours = from_timm(small(name), name)
-    assert hvt.cost(ours).params == sum(p.numel() for p in ours.parameters())
-    hvt.save(ours, tmp_path / "it.safetensors")
-    again = hvt.load(tmp_path / "it.safetensors")
-    assert again.config == ours.config
-    images = torch.randn(1, 3, *ours.config.image)
-    with torch.inference_mode():
-        assert torch.equal(again(images), ours(images))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -148,20 +139,6 @@ def test_positions_that_fit_twice_are_asked_for(tmp_path: Any) -> None:
     assert hvt.load(tmp_path / "bare.safetensors", no_embed_class=False).config.img_size == 32
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_it_can_be_pooled_and_resized(name: str) -> None:
-    ours = from_timm(small(name), name)
-    side = 2 * ours.config.image[0]
-    ours.set_input_size(side)
-    pooled = hvt.HVT(
-        ours.config.replace(pool_after=(0,), pool="avg", pool_kernel=2, pool_dims=2)
-    ).eval()
-    pooled.load_state_dict(ours.state_dict(), strict=False)
-    images = torch.randn(1, 3, side, side)
-    assert pooled(images).shape == ours(images).shape == (1, 10)
-    assert hvt.cost(pooled).macs < hvt.cost(ours).macs
-
-
 def test_preprocessing_comes_along() -> None:
     theirs = copy.deepcopy(small("vit_base_patch32_clip_quickgelu_224"))
     theirs.pretrained_cfg |= {"label_names": [f"class {i}" for i in range(10)]}
@@ -176,9 +153,6 @@ def test_preprocessing_comes_along() -> None:
     [
         ("vit_base_patch16_siglip_224", "its head pools by 'map'"),
         ("vit_base_patch16_rope_224", "it is a Eva"),
-        ("swin_tiny_patch4_window7_224", "it is a SwinTransformer"),
-        ("vit_relpos_small_patch16_224", "it is a VisionTransformerRelPos"),
-        ("beit_base_patch16_224", "it is a Beit"),
         ("vit_giant_patch14_dinov2", "its MLP is a GluMlp"),
         ("vit_base_patch16_rpn_224", "its blocks are ResPostBlock"),
         ("resnet18", "it is a ResNet"),
@@ -194,7 +168,7 @@ def test_what_does_not_fit_is_named(name: str, reason: str) -> None:
     ("arguments", "reason"),
     [
         ({"act_layer": "relu"}, "its activation is ReLU"),
-        ({"qk_norm": True}, r"it is not .* plain ViT checkpoint: it has blocks\.0\.attn\.q_norm"),
+        ({"qk_norm": True}, r"it is not a plain ViT: it has blocks\.0\.attn\.q_norm"),
         ({"proj_bias": False}, r"it is not a plain ViT: it lacks blocks\.0\.attn\.proj\.bias"),
     ],
     ids=str,

@@ -226,7 +226,6 @@ def test_every_patch_is_in_a_window(stride: int) -> None:
         (None, FIXED | {"img_size": 50}, "does not divide"),
         (0.001, {"pool_after": (9,)}, "must name blocks from 0 to 3"),
         (0.001, {"pool_dims": 1, "pool_stride": (2, 1)}, "has rows and columns, and pool_dims=1"),
-        (0.001, {"pool_stride": 0}, "pool_stride=0 must be 1 or more"),
     ],
 )
 def test_a_budget_or_place_that_cannot_be(gflops: Any, fixed: Any, match: str) -> None:
@@ -549,6 +548,7 @@ def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:
     [
         ({"minutes": 3.0, "epochs": 2.0}, "minutes=3 bounds the training instead of epochs=2"),
         ({"epochs": 1e10}, r"epochs=10000000000\.0 must be"),
+        ({"pool_stride": (2, 0)}, r"pool_stride=\(2, 0\) must be"),
         ({"batch_size": 7}, "must be a multiple of 2"),
         ({"pool": "conv"}, "pool='conv' must be max or avg or any"),
         ({"gflop": 1}, "unknown setting 'gflop': did you mean gflops"),

@@ -29,10 +29,8 @@ VARIANTS = {
     "2d": {"pool_dims": 2},
     "conv": {"pool": "conv"},
     "conv 2d": {"pool": "conv", "pool_dims": 2},
-    "avg": {"pool": "avg", "pool_kernel": 2},
     "named blocks": {"pool_after": (1,)},
     "deit": {"stages": 0, "class_token": True},
-    "class token and pooling": {"class_token": True},
     "power": {"stages": 0, "class_token": True, "retention": (17, 5)},
     "non-square": {"img_size": (16, 24)},
     "grey": {"in_chans": 1},
@@ -72,17 +70,13 @@ def test_round_trip_is_exact(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert torch.equal(model(images), back(images))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_precision_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
-    model = tiny().to(dtype)
-    hvt.save(model, tmp_path / "m.safetensors")
-    assert_same_weights(model, hvt.load(tmp_path / "m.safetensors"))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_narrow_file_gives_the_model_s_own_precision(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Half the bytes; the weights are rounded, and the model is float32 again."""
+    """Half the bytes; the weights are rounded, and the model is float32 again, or as it was."""
     model, path = tiny(), tmp_path / "narrow.safetensors"
+    hvt.save(model.to(dtype), path)
+    assert_same_weights(model, hvt.load(path))
+    model.float()
     model.pretrained_cfg["origin"] = {"license": "apache-2.0"}
     hvt.save(model, tmp_path / "wide.safetensors")
     hvt.save(model, path, dtype=dtype)
@@ -232,14 +226,6 @@ def test_another_class_count_gets_a_new_head_and_keeps_the_rest(saved: Path) -> 
             assert torch.equal(tensor, old[name]), name
 
 
-def test_no_classes_leave_the_features(saved: Path) -> None:
-    features, images = hvt.load(saved, num_classes=0), torch.randn(2, 3, 16, 16)
-    assert features(images).shape == (2, 8)
-    whole = hvt.load(saved)
-    pooled = whole.forward_head(whole.forward_features(images), pre_logits=True)
-    assert torch.equal(features(images), pooled)
-
-
 def test_one_channel_sums_the_filters_of_three(saved: Path) -> None:
     model, grey = hvt.load(saved), hvt.load(saved, in_chans=1)
     image = torch.randn(2, 1, 16, 16)
@@ -254,11 +240,11 @@ def test_other_channels_cannot_be_turned(tmp_path: Path) -> None:
 
 
 def test_load_into_resizes_to_the_model(saved: Path) -> None:
-    model = tiny(img_size=24, num_classes=5)
+    model = tiny(img_size=24, num_classes=5).double()  # which it stays
     head = model.get_classifier().weight.clone()
     load_into(model, saved)
     assert torch.equal(model.get_classifier().weight, head)
-    wanted = hvt.load(saved, img_size=24)
+    wanted = hvt.load(saved, img_size=24).double()
     for name, tensor in model.state_dict().items():
         if not name.startswith("head."):
             assert torch.equal(tensor, wanted.state_dict()[name]), name
@@ -302,12 +288,6 @@ def test_positions_of_another_kind_are_not_resized(tmp_path: Path) -> None:
     for other in ({"no_embed_class": True}, {"pool_dims": 2}):
         with pytest.raises(CheckpointError, match="another architecture than asked for"):
             hvt.load(tmp_path / "m.safetensors", img_size=128, **other)
-
-
-def test_load_into_keeps_the_models_precision(saved: Path) -> None:
-    model = tiny().double()
-    load_into(model, saved)
-    assert_same_weights(model, hvt.load(saved).double())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from .description import (
     read_description,
     understood,
 )
-from .fitting import compare, parameter_shapes
+from .fitting import check_weights, compare, parameter_shapes
 from .folder import WEIGHT_FILES, read_folder
 from .foreign import infer_config
 from .torch_files import read_torch, stripped
@@ -46,8 +46,11 @@ def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     beside = path.name in WEIGHT_FILES and os.path.isfile(path.parent / "config.json")  # noqa: PTH113
     if os.path.isdir(path) or beside:  # noqa: PTH112
         weights = path if beside else _weights(path)
-        return _read_folder(weights.parent, weights, hints or {})
-    return _read_file(path, {}, hints or {})
+        checkpoint = _read_folder(weights.parent, weights, hints or {})
+    else:
+        checkpoint = _read_file(path, {}, hints or {})
+    check_weights(checkpoint.tensors, checkpoint.config, path)
+    return checkpoint
 
 
 def _weights(folder: Path) -> Path:

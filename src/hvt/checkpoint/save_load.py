@@ -17,7 +17,7 @@ from ..files import atomic_write
 from ..model import HVT
 from . import checksum
 from .description import DTYPES, describe
-from .fitting import check_weights, compare, fitted, parameter_shapes
+from .fitting import compare, fitted, parameter_shapes
 from .reading import Checkpoint, read
 
 __all__ = ["load", "load_into", "read", "save"]
@@ -87,7 +87,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
     if checkpoint.missing:
         raise CheckpointError(checkpoint.missing)
     config = checkpoint.config.replace(**overrides)
-    tensors = _weights(checkpoint, config)
+    tensors = fitted(checkpoint.tensors, checkpoint.config, config, checkpoint.path)
     model = HVT(config).to(checkpoint.dtype)
     model.load_state_dict(tensors, strict=False)  # a new head is not in them
     model.pretrained_cfg.update(checkpoint.preprocessing)
@@ -101,15 +101,10 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
 def load_into(model: HVT, path: str | Path) -> None:
     """Take a checkpoint's weights into a model of the same architecture, resizing them to it."""
     checkpoint = read(path, model.config.to_dict())
-    tensors = _weights(checkpoint, model.config)
+    tensors = fitted(checkpoint.tensors, checkpoint.config, model.config, checkpoint.path)
     if checkpoint.described:
         _check_alike(checkpoint, model.config)
     model.load_state_dict(tensors, strict=False)
-
-
-def _weights(checkpoint: Checkpoint, config: HVTConfig) -> dict[str, Tensor]:
-    check_weights(checkpoint.tensors, checkpoint.config, checkpoint.path)
-    return fitted(checkpoint.tensors, checkpoint.config, config, checkpoint.path)
 
 
 _MAY_DIFFER = (

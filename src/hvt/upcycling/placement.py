@@ -18,6 +18,7 @@ from ..errors import HVTError
 from ..model import HVT
 from .distil import compare
 from .photos import Normalise, read_views
+from .settings import PLACEMENT
 from .student import Student, pooled, resized, split_of
 
 NEAR = 0.85
@@ -43,11 +44,7 @@ class Ranked:
     """Those it was judged by; the worse ones left early."""
 
     def to_dict(self) -> dict[str, Any]:
-        fields = (
-            "img_size", "pool_after", "pool", "pool_dims", "pool_kernel", "pool_stride",
-            "proportional_attention",
-        )  # fmt: skip
-        described = {name: getattr(self.config, name) for name in fields}
+        described = {name: getattr(self.config, name) for name in PLACEMENT}
         described["pool_after"] = self.config.pool_blocks
         return described | {
             "gflops": self.gflops, "agreement": self.agreement, "kl": self.kl,
@@ -152,22 +149,16 @@ def _sizes(base: HVTConfig, fixed: dict[str, Any]) -> list[tuple[int, int]]:
 
 def _strides(fixed: dict[str, Any]) -> list[tuple[int, int] | int]:
     dims, stride = fixed.get("pool_dims"), fixed.get("pool_stride")
-    if stride is not None and min(stride if isinstance(stride, tuple) else (stride,)) < 1:
-        raise HVTError(f"pool_stride={stride} must be 1 or more")
-    if dims == 1 and isinstance(stride, tuple):
-        raise HVTError(
-            f"pool_stride={stride[0]}x{stride[1]} has rows and columns, and pool_dims=1 pools the "
-            "sequence: use pool_dims=2, or one number"
-        )
+    options = list(STRIDES)
     if stride is not None:
-        if dims == 2 and isinstance(stride, int):
-            stride = (stride, stride)
-        if dims is None and isinstance(stride, int):
-            return [(stride, stride), stride]
-        return [stride]
-    if dims is None:
-        return list(STRIDES)
-    return [s for s in STRIDES if isinstance(s, tuple) == (dims == 2)]
+        options = [stride] if isinstance(stride, tuple) else [(stride, stride), stride]
+    fitting = [s for s in options if dims is None or isinstance(s, tuple) == (dims == 2)]
+    if not fitting:
+        raise HVTError(
+            f"pool_stride={stride} has rows and columns, and pool_dims=1 pools the sequence: use "
+            "pool_dims=2, or one number"
+        )
+    return fitting
 
 
 def _places(base: HVTConfig, fixed: dict[str, Any]) -> list[tuple[int, ...]]:

@@ -31,8 +31,12 @@ class Settings:
         None, "ask for pooling: max, avg, or any of the two", choices=("max", "avg", "any")
     )
     pool_dims: int | None = field(None, "1 pools the sequence, 2 the grid", ge=1, le=2)
-    pool_stride: int | tuple[int, int] | None = field(None, "pooling stride: N, or HxW of the grid")
-    pool_kernel: int | tuple[int, int] | None = field(None, "pooling window: N, or HxW of the grid")
+    pool_stride: int | tuple[int, int] | None = field(
+        None, "pooling stride: N, or HxW of the grid", ge=1
+    )
+    pool_kernel: int | tuple[int, int] | None = field(
+        None, "pooling window: N, or HxW of the grid", ge=1
+    )
     proportional_attention: bool | None = field(
         None, "pooled tokens count in attention as the tokens they stand for"
     )
