@@ -50,7 +50,7 @@ def test_hosts_that_are_allowed(settings: dict, host: str, allowed: bool) -> Non
 def test_the_flag_is_given_for_each_name() -> None:
     parser = argparse.ArgumentParser()
     add_fields(parser, Settings)
-    args = parser.parse_args(["--allow-host", "example.com", "--allow_host", "x,y.example"])
+    args = parser.parse_args(["--allow-host", "example.com", "--allow-host", "x,y.example"])
     with pytest.raises(HVTError, match=re.escape("allow_host='x,y.example' must be a name")):
         Settings(**given_fields(args, Settings))
     args = parser.parse_args(["--allow-host", "example.com", "--allow-host", "b"])
