@@ -135,15 +135,6 @@ def test_the_full_protocol_is_the_paper_s() -> None:
         full.data_of(stages, "imagnet")
 
 
-def test_a_recipe_builds_the_config_of_its_row(tiny: Protocol) -> None:
-    for table, name in (("patch_size", "P=32"), ("main", "HVT-S-1"), ("pool_type", "Conv")):
-        training = trained(table, name, tiny)
-        recipe = training.recipe
-        assert recipe.model is not None
-        built = hvt.get_config(recipe.model, **recipe.overrides | {"num_classes": 10})
-        assert built == training.config
-
-
 def test_budgets(cpu: Protocol) -> None:
     epochs = cpu.recipes["cifar100"].epochs
     reference = trained("main", "DeiT-Ti", cpu)
@@ -318,7 +309,7 @@ def test_other_tables_have_what_they_share(here: Here, capsys: Captured) -> None
 
 
 class Interrupting(io.StringIO):
-    """A terminal whose user presses Ctrl-C after an epoch, the first unless another is named."""
+    """A terminal whose user presses Ctrl-C after an epoch."""
 
     def __init__(self, epoch: int = 1) -> None:
         super().__init__()
@@ -356,22 +347,22 @@ def test_an_interrupted_row_resumes(here: Here, tmp_path: Path) -> None:
         run.run_job(job, here.protocol, place, quiet())
 
 
-def test_a_row_that_is_asked_to_stop_too_late_is_the_last(here: Here, tmp_path: Path) -> None:
-    job, place = here.job("pool_type", "Avg"), Here(tmp_path, here.file, here.protocol).place()
-    with pytest.raises(Interrupted, match="stopped at its end; the same command does the rest"):
-        run.run_job(job, here.protocol, place, Console(file=Interrupting(2), width=200))
-    assert run.is_done(job, place)
-
-
+@pytest.mark.parametrize(
+    ("epoch", "words"),
+    [(1, "the same command resumes from there"), (2, "the same command does the rest")],
+)
 def test_ctrl_c_at_the_command_line(
-    here: Here, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    here: Here, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
+    epoch: int, words: str,
+) -> None:  # fmt: skip
+    """A row that was asked to stop in its last epoch is done, and the last."""
     other = Here(tmp_path, here.file, here.protocol)
-    screen = Console(file=Interrupting(), width=200)
+    screen = Console(file=Interrupting(epoch), width=200)
     monkeypatch.setattr("reproduction.__main__.new_console", lambda: screen)
-    assert main(["run", "pool_type", "--row", "Max", *other.flags()]) == 130
-    assert "the same command resumes from there" in capsys.readouterr().err
-    assert other.known() == {}
+    row = ["--row", "Max", "--budget", "epochs"]
+    assert main(["run", "pool_type", *row, *other.flags()]) == 130
+    assert words in capsys.readouterr().err
+    assert len(other.known()) == epoch - 1
 
 
 def test_a_row_with_power(here: Here, tmp_path: Path) -> None:
