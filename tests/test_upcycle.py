@@ -26,10 +26,11 @@ from hvt.data.augment import transform_by_key
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
 from hvt.training.run_lock import RunLock
-from hvt.upcycling.distil import Weights, compare, distillation_loss, mixed
+from hvt.upcycling.distil import compare, distillation_loss, mixed
 from hvt.upcycling.photos import Crops, Normalise, open_photos, read_views, unpack
 from hvt.upcycling.placement import Evaluator, candidates, describe, variants
 from hvt.upcycling.run import resume, upcycle
+from hvt.upcycling.settings import Settings
 from hvt.upcycling.source import open_source
 from hvt.upcycling.student import Student, Target, averaged, pooled, resized, split_of
 
@@ -142,7 +143,7 @@ def test_an_unpooled_student_is_its_target() -> None:
     images = torch.randn(2, 3, 64, 64)
     answer, target = Student(pooled(source, config))(images), Target(source, config)(images)
     assert len(answer.tokens) == len(target.tokens) > 0
-    assert distillation_loss(answer, target, Weights(), head=True).item() == pytest.approx(
+    assert distillation_loss(answer, target, Settings(), head=True).item() == pytest.approx(
         0, abs=1e-6
     )
 
@@ -177,12 +178,12 @@ def test_each_loss_can_be_left_out(part: str) -> None:
     target = Target(small(), config)
     answer, truth = student(torch.randn(2, 3, 48, 48)), target(torch.randn(2, 3, 64, 64))
     none = {"kl": 0.0, "feature": 0.0, "tokens": 0.0}
-    assert distillation_loss(answer, truth, Weights(**none), head=True).item() == 0
-    alone = distillation_loss(answer, truth, Weights(**none | {part: 1.0}), head=True)
+    assert distillation_loss(answer, truth, Settings(**none), head=True).item() == 0
+    alone = distillation_loss(answer, truth, Settings(**none | {part: 1.0}), head=True)
     assert alone.item() > 0
     both = {"kl": 1.0, "feature": 1.0, "tokens": 1.0}
-    whole = distillation_loss(answer, truth, Weights(**both), head=True)
-    rest = distillation_loss(answer, truth, Weights(**both | {part: 0.0}), head=True)
+    whole = distillation_loss(answer, truth, Settings(**both), head=True)
+    rest = distillation_loss(answer, truth, Settings(**both | {part: 0.0}), head=True)
     assert (whole - rest).item() == pytest.approx(alone.item(), rel=1e-3, abs=1e-5)
 
 

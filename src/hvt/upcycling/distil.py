@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,16 +16,8 @@ from ..training.learner import Learner
 from ..training.optimize import seed_all, seed_dropout
 from ..training.recipe import Recipe
 from .photos import Normalise, Size, unpack
+from .settings import Settings
 from .student import Answer, Student, Target
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What each loss counts; 0 leaves it out."""
-
-    kl: float = 1.0
-    feature: float = 1.0
-    tokens: float = 0.5
 
 
 def divergence(logits: Tensor, target: Tensor) -> Tensor:
@@ -53,7 +44,7 @@ def token_loss(tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
     return torch.stack(losses).mean()
 
 
-def distillation_loss(answer: Answer, target: Answer, weights: Weights, head: bool) -> Tensor:
+def distillation_loss(answer: Answer, target: Answer, weights: Settings, head: bool) -> Tensor:
     """The weighted sum; without a head there are no logits to compare.
 
     A part of no weight is left in, times zero, so that DDP finds a gradient for each parameter.
@@ -92,11 +83,9 @@ class Distiller(Learner):
         *,
         target: Target,
         sizes: Sequence[Size],
-        weights: Weights,
-        mixup: float = 0.0,
+        settings: Settings,
     ) -> None:
-        self.target, self.sizes = target.to(device), sizes
-        self.weights, self.mixup_share = weights, mixup
+        self.target, self.sizes, self.settings = target.to(device), sizes, settings
         self.normalise = Normalise(model, device)
         super().__init__(recipe, model, batches, processes, device)
 
@@ -105,7 +94,7 @@ class Distiller(Learner):
 
     def _loss(self, batch: Batch, update: int) -> Tensor:
         seed_all(self.recipe.seed, update, self.device)
-        kept = self._kept(batch.rows) if self.mixup_share else None
+        kept = self._kept(batch.rows) if self.settings.mixup else None
         seed_dropout(self.recipe.seed, update, batch.shard, self.device)
         views = unpack(batch.images, self.model.config.in_chans, self.sizes)
         if kept is not None:
@@ -115,12 +104,12 @@ class Distiller(Learner):
         ours = theirs if len(views) == 1 else self.normalise(views[-1])
         with self._autocast():
             target, answer = self.target(theirs), self.network(ours)
-        return distillation_loss(answer, target, self.weights, self.model.num_classes > 0)
+        return distillation_loss(answer, target, self.settings, self.model.num_classes > 0)
 
     def _kept(self, rows: Tensor | None) -> Tensor:
         """How much of each crop of a microbatch stays when crops are mixed, drawn for all."""
         size = self.recipe.batch_size
-        kept = torch.where(torch.rand(size) < self.mixup_share, torch.rand(size), 1.0)
+        kept = torch.where(torch.rand(size) < self.settings.mixup, torch.rand(size), 1.0)
         return kept if rows is None else kept[rows]
 
     def _trial(self, size: int) -> Tensor:
@@ -128,7 +117,7 @@ class Distiller(Learner):
         config, theirs = self.model.config, self.target.source.config
         x = torch.zeros(size, config.in_chans, *config.image, device=self.device)
         target = self.target(torch.zeros(size, config.in_chans, *theirs.image, device=self.device))
-        return distillation_loss(self.network(x), target, self.weights, self.model.num_classes > 0)
+        return distillation_loss(self.network(x), target, self.settings, self.model.num_classes > 0)
 
 
 # ── how alike they are ──────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,7 @@ from ..training.recipe import Recipe
 from ..training.recipe import from_dict as recipe_from_dict
 from ..training.state import newest_state
 from ..training.trainer import Trainer
-from .distil import Distiller, HoldoutAgreement, Weights
+from .distil import Distiller, HoldoutAgreement
 from .photos import Crops, Photos, Size
 from .settings import EPOCHS, Settings
 from .student import Target
@@ -99,8 +99,7 @@ def _trainer(work: Work, model: HVT, recipe: Recipe, folder: Path) -> Trainer:
         device,
         target=work.target,
         sizes=work.sizes,
-        weights=Weights(settings.kl, settings.feature, settings.tokens),
-        mixup=settings.mixup,
+        settings=settings,
     )
     measure, other = ("kl", "agreement") if model.num_classes else ("distance", "cosine")
 

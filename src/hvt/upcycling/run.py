@@ -193,7 +193,7 @@ class Upcycling:
     def _asked(self) -> dict[str, Any]:
         """The run's identity; paths as they are from any folder."""
         return {
-            "settings": self.settings.to_dict(),
+            "settings": dataclasses.asdict(self.settings),
             "output": str(self.output.absolute()),
             "data": str(expanded(self.data).absolute()),
             "photos": self.photos.digest,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +97,6 @@ class Settings:
     def asks_for_pooling(self) -> bool:
         """Whether the unpooled source on smaller images will not do."""
         return self.pool == "any" or bool(self.fixed.keys() - {"img_size"})
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def from_dict(values: dict[str, Any]) -> Settings:
