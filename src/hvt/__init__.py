@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import CheckpointError as CheckpointError
     from .errors import HVTError as HVTError
     from .evaluation import Score as Score
+    from .fitting.run import fit as fit
     from .model import HVT as HVT
     from .planning.run import plan as plan
     from .registry import create_model as create_model
@@ -49,6 +50,7 @@ _HOMES = {
     "cost": "costs",
     "create_model": "registry",
     "evaluate": "deploy.evaluate",
+    "fit": "fitting.run",
     "from_pretrained": "checkpoint.hub",
     "get_config": "zoo",
     "list_models": "zoo",

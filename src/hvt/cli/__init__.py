@@ -32,6 +32,7 @@ examples:
   hvt bench hvt_s_1 hvt_s_4 --modes eager,onnx,int8
   hvt serve best.safetensors --port 8080
   hvt see tokens best.safetensors cat.jpg
+  hvt fit IMAGES                    a classifier of your own images
   hvt upcycle deit.pth small.safetensors --gflops 0.7 --data PHOTOS
   hvt paper costs                   every cost that the paper prints, and ours
 """
@@ -43,6 +44,7 @@ COMMANDS = {
     "plan": "plan",
     "search": "search",
     "recipes": "train",
+    "fit": "fit",
     "check": "check",
     "train": "train",
     "eval": "eval",

@@ -1,0 +1,1 @@
+"""A classifier of your own images: embed once, fit a linear head, report; then fine-tune."""

@@ -1,0 +1,150 @@
+"""A linear head on fixed features: logistic regression, its regularisation by cross-validation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FOLDS = 5
+STRENGTHS = tuple(float(10**power) for power in np.arange(0.0, 4.5, 0.5))
+"""Of the L2 penalty over the number of images, on features of unit variance."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Logits are `x @ weight.T + bias`."""
+
+    weight: Tensor  # (classes, D)
+    bias: Tensor  # (classes,)
+    strength: float
+    """The L2 penalty that cross-validation chose."""
+    held_out: Tensor  # (N, classes)
+    """Probabilities of each training image by a head that was fitted without it."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+    def scaled(self, temperature: float) -> Head:
+        """The same classes with probabilities at another temperature."""
+        weight, bias = self.weight / temperature, self.bias / temperature
+        return Head(weight, bias, self.strength, self.held_out)
+
+
+def fit_head(
+    x: Tensor, labels: Tensor, classes: int, *, balance: bool = False, seed: int = 0
+) -> Head:
+    """Fit to features `(N, D)`; `balance` gives every class the same weight.
+
+    Features are centred and scaled to unit variance by one number, which the head then contains.
+    """
+    x = x.double()
+    mean = x.mean(dim=0)
+    scale = (x - mean).square().mean().sqrt().clamp(min=1e-12)
+    z = (x - mean) / scale
+    counts = torch.bincount(labels, minlength=classes).double()
+    weights = len(labels) / (classes * counts[labels]) if balance else torch.ones(len(labels))
+    folds = _folds(labels, seed)
+    best: tuple[float, float, Tensor] | None = None
+    starts: list[Tensor | None] = [None] * (int(folds.max()) + 1)
+    for strength in reversed(STRENGTHS):  # the strongest first: each starts from the one before
+        held_out = torch.zeros(len(labels), classes, dtype=torch.float64)
+        for fold in range(len(starts)):
+            kept, left = folds != fold, folds == fold
+            theta = _logistic(z[kept], labels[kept], classes, strength, weights[kept], starts[fold])
+            starts[fold] = theta
+            held_out[left] = _logits(theta, z[left])
+        loss = F.cross_entropy(held_out, labels, reduction="none") @ weights.double() / len(labels)
+        if best is None or loss.item() < best[0]:
+            best = (loss.item(), strength, held_out)
+    assert best is not None
+    _, strength, held_out = best
+    theta = _logistic(z, labels, classes, strength, weights)
+    weight = theta[:, :-1] / scale
+    bias = theta[:, -1] - weight @ mean
+    return Head(weight.float(), bias.float(), strength, held_out.softmax(dim=1).float())
+
+
+def _logits(theta: Tensor, z: Tensor) -> Tensor:
+    return z @ theta[:, :-1].T + theta[:, -1]
+
+
+def _logistic(
+    z: Tensor,
+    labels: Tensor,
+    classes: int,
+    strength: float,
+    weights: Tensor,
+    start: Tensor | None = None,
+) -> Tensor:
+    """Weights and bias `(classes, D + 1)` that minimise the penalised cross-entropy; convex."""
+    theta = torch.zeros(classes, z.shape[1] + 1, dtype=torch.float64)
+    if start is not None:
+        theta.copy_(start)
+    theta.requires_grad_(True)
+    optimizer = torch.optim.LBFGS(
+        [theta], max_iter=200, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        each = F.cross_entropy(_logits(theta, z), labels, reduction="none")
+        penalty = 0.5 * strength * theta[:, :-1].square().sum()
+        value = (each @ weights.double() + penalty) / len(labels)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return theta.detach()
+
+
+def _folds(labels: Tensor, seed: int) -> Tensor:
+    """A fold for each image, every class spread over all of them."""
+    smallest = int(torch.bincount(labels)[labels.unique()].min())
+    count = max(2, min(FOLDS, smallest))
+    folds = torch.zeros(len(labels), dtype=torch.int64)
+    draw = torch.Generator().manual_seed(seed)
+    for label in labels.unique():
+        members = (labels == label).nonzero()[:, 0]
+        order = members[torch.randperm(len(members), generator=draw)]
+        folds[order] = torch.arange(len(order)) % count
+    return folds
+
+
+def temperature(logits: Tensor, labels: Tensor) -> float:
+    """What to divide logits by for calibrated probabilities, by the likelihood of the labels."""
+    log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([log_t], max_iter=50, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        # A weak prior at 1 keeps a few images, all of them right, from making it zero.
+        value = F.cross_entropy(logits.double() / log_t.exp(), labels) + log_t**2 / len(labels)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return float(log_t.detach().exp())
+
+
+def label_errors(probabilities: Tensor, labels: Tensor) -> list[tuple[int, int]]:
+    """Images that probably have another label, and that label, the most certain first.
+
+    Confident learning (Northcutt et al., 2021): a class is confident about an image if its held-out
+    probability is at least the mean over the images with that label.
+    """
+    classes = probabilities.shape[1]
+    present = labels.unique().tolist()
+    mean = {label: probabilities[labels == label, label].mean() for label in present}
+    threshold = torch.tensor([mean.get(label, torch.inf) for label in range(classes)])
+    confident = torch.where(probabilities >= threshold, probabilities, 0.0)
+    guess = confident.argmax(dim=1)
+    found = (confident.amax(dim=1) > 0) & (guess != labels)
+    margin = probabilities.gather(1, guess[:, None])[:, 0]
+    margin = margin - probabilities.gather(1, labels[:, None])[:, 0]
+    places: Sequence[int] = found.nonzero()[:, 0].tolist()
+    return [(i, int(guess[i])) for i in sorted(places, key=lambda i: -float(margin[i]))]

@@ -1,0 +1,214 @@
+"""A classifier of one's own images: head, label errors, duplicates, report, errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Command
+from PIL import Image
+
+import hvt
+from hvt.fitting.head import fit_head, label_errors, temperature
+from hvt.fitting.report import wilson
+from hvt.model import HVT
+
+COLOURS = {"blue": (30, 40, 200), "green": (30, 180, 60), "red": (200, 40, 30)}
+
+
+def save_images(folder: Path, count: int, seed: int = 0, names: Any = COLOURS) -> None:
+    """Noisy images of one colour per class."""
+    draw = np.random.default_rng(seed)
+    for name in names:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = draw.normal(COLOURS[name], 50, (40, 50, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{seed}-{number}.png")
+
+
+@pytest.fixture(scope="module")
+def init(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model to embed with."""
+    torch.manual_seed(0)
+    config = hvt.get_config(
+        "hvt_ti_1", img_size=32, patch_size=8, depth=2, num_heads=2, head_dim=16
+    )
+    path = tmp_path_factory.mktemp("init") / "small.safetensors"
+    hvt.save(HVT(config), path)
+    return path
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HVT_CACHE", str(tmp_path / "cache"))
+    save_images(tmp_path / "images", 15)
+    return tmp_path / "images"
+
+
+@pytest.fixture(scope="module")
+def features() -> tuple[torch.Tensor, torch.Tensor]:
+    """Three overlapping clouds of 200 points."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(600) % 3
+    centres = torch.randn(3, 8, generator=draw)
+    return centres[labels] + 0.8 * torch.randn(600, 8, generator=draw) + 5, labels
+
+
+def test_the_head_is_scikit_learn_s(features: tuple[torch.Tensor, torch.Tensor]) -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    x, labels = features
+    head = fit_head(x, labels, 3)
+    scale = float((x - x.mean(0)).square().mean())
+    theirs = linear.LogisticRegression(C=1 / (head.strength * scale), max_iter=1000, tol=1e-8)
+    theirs.fit(x.numpy(), labels.numpy())
+    ours = head(x).softmax(dim=1).numpy()
+    assert np.abs(ours - theirs.predict_proba(x.numpy())).max() < 5e-3
+
+
+def test_held_out_probabilities_are_of_heads_without_the_image(
+    features: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    x, labels = features
+    noise = torch.randn(len(x), 400, generator=torch.Generator().manual_seed(1))
+    head = fit_head(noise, labels, 3)  # nothing to learn, much to overfit
+    assert (head.held_out.argmax(dim=1) == labels).float().mean() < 0.45
+    assert (fit_head(x, labels, 3).held_out.argmax(dim=1) == labels).float().mean() > 0.7
+
+
+def test_balance_weighs_rare_classes(features: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, labels = features
+    kept = (labels != 2) | (torch.arange(len(labels)) % 15 == 2)  # a fifth of the third class
+    x, labels = x[kept], labels[kept]
+    found = [
+        (fit_head(x, labels, 3, balance=balance)(x).argmax(1) == 2).sum()
+        for balance in (False, True)
+    ]
+    assert found[0] < found[1]
+
+
+def test_label_errors_are_found(features: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, labels = features
+    wrong = labels.clone()
+    wrong[:12] = (wrong[:12] + 1) % 3
+    found = label_errors(fit_head(x, wrong, 3).held_out, wrong)
+    hits = [i for i, guess in found[:12] if i < 12 and guess == labels[i]]
+    assert len(hits) >= 8
+
+
+def test_the_temperature_calibrates() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(2000, 4, generator=draw)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=draw)[:, 0]
+    assert temperature(3 * logits, labels) == pytest.approx(3, rel=0.1)
+    assert temperature(torch.tensor([[5.0, 0.0]]), torch.tensor([0])) > 0.1  # one image, right
+
+
+@pytest.mark.parametrize(
+    ("right", "total", "interval"), [(8, 10, (49.0, 94.3)), (0, 5, (0.0, 43.4)), (0, 0, (0, 100))]
+)
+def test_intervals_are_wilson_s(right: int, total: int, interval: tuple[float, float]) -> None:
+    assert wilson(right, total) == pytest.approx(interval, abs=0.1)
+
+
+class Links(HTMLParser):
+    """What a page would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [v or "" for k, v in attrs if k in ("src", "href")]
+
+
+def test_a_folder_becomes_a_checkpoint_and_a_report(
+    images: Path, init: Path, tmp_path: Path, command: Command
+) -> None:
+    code, out, _ = command("fit", images, "--init", init, "--output", tmp_path / "run")
+    assert code == 0
+    assert "drawn from the training images" in out
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert report["top1"] > 90
+    assert report["val_images"] == 9
+    assert sum(map(sum, report["confusion"])) == 9
+    predictor = hvt.Predictor(tmp_path / "run/model.safetensors")
+    assert predictor.class_names == tuple(COLOURS)
+    save_images(tmp_path / "new", 3, seed=1)
+    for name in COLOURS:
+        for prediction in predictor(tmp_path / "new" / name):
+            assert prediction.name == name
+    links = Links()
+    links.feed((tmp_path / "run/report.html").read_text())
+    assert all(link.startswith("data:image/") for link in links.found)
+    assert str(tmp_path) not in (tmp_path / "run/report.html").read_text()
+
+
+def test_a_second_run_embeds_nothing(
+    images: Path, init: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = hvt.fit(images, tmp_path / "1", init=init)
+    shutil.copytree(images, tmp_path / "copied")  # it is the content that counts
+    monkeypatch.setattr(HVT, "forward_features", None)
+    second = hvt.fit(tmp_path / "copied", tmp_path / "2", init=init)
+    assert torch.equal(first.model.head.weight, second.model.head.weight)
+    (cache,) = (tmp_path / "cache/embeddings").iterdir()
+    cache.write_bytes(b"damaged")
+    monkeypatch.undo()
+    monkeypatch.setenv("HVT_CACHE", str(tmp_path / "cache"))
+    third = hvt.fit(images, tmp_path / "3", init=init)
+    assert torch.equal(first.model.head.weight, third.model.head.weight)
+
+
+def test_train_and_val_with_duplicates_and_contradictions(
+    images: Path, init: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(images, data / "train")
+    save_images(data / "val", 4, seed=2)
+    shutil.copy(images / "red/0-0.png", data / "val/red/copy.png")
+    shutil.copy(images / "red/0-1.png", data / "train/blue/copy.png")
+    report = hvt.fit(data, tmp_path / "run", init=init).report
+    assert not report.val_drawn
+    assert [pair.labels for pair in report.duplicates if pair.exact] == [("red", "red")]
+    assert {pair.labels for pair in report.contradictions} == {("blue", "red")}
+    assert any("also in the training images" in text for text in report.warnings)
+    assert any("in two classes" in text for text in report.warnings)
+
+
+def test_few_images_say_how_uncertain_they_are(init: Path, tmp_path: Path, images: Path) -> None:
+    save_images(tmp_path / "few", 5)
+    report = hvt.fit(tmp_path / "few", tmp_path / "run", init=init).report
+    low, high = report.interval
+    assert high - low > 20
+    assert any("few training images: blue (4)" in text for text in report.warnings)
+    assert any("uncertain by more than 20 points" in text for text in report.warnings)
+
+
+def test_bad_input_is_one_sentence(
+    images: Path, init: Path, tmp_path: Path, command: Command
+) -> None:
+    def error(*words: Any) -> str:
+        code, _, err = command("fit", *words, "--init", init)
+        assert (code, err.count("\n")) == (2, 1)
+        return err
+
+    save_images(tmp_path / "one", 3, names=["red"])
+    assert "single class 'red'" in error(tmp_path / "one")
+    assert "neither a folder nor a known source" in error("nowhere")
+    assert "not a folder of images" in error("digits")
+    (images / "red/broken.png").write_bytes(b"nothing")
+    assert "broken.png cannot be read as an image" in error(images)
+    code, out, _ = command(
+        "fit", images, "--init", init, "--skip-broken", "--output", tmp_path / "r"
+    )
+    assert code == 0
+    assert "1 images cannot be read and were skipped" in out
+    assert "has a model.safetensors already" in error(images, "--output", tmp_path / "r")
+    (images / "empty").mkdir()
+    assert "empty" in error(images)
