@@ -49,7 +49,7 @@ QUICK: dict[str, Any] = FIXED | {
 def small(**fields: Any) -> HVT:
     torch.manual_seed(0)
     model = HVT(SMALL.replace(**fields)).eval()
-    for name, parameter in model.named_parameters():  # so that images differ in their answers
+    for name, parameter in model.named_parameters():  # so that images differ in their outputs
         norm = "norm" in name and name.endswith("weight")
         torch.nn.init.normal_(parameter, mean=float(norm), std=0.3)
     return model
@@ -141,9 +141,9 @@ def test_an_unpooled_student_is_its_target() -> None:
     source = small()
     config = source.config.replace(drop_path_rate=0.0)
     images = torch.randn(2, 3, 64, 64)
-    answer, target = Student(pooled(source, config))(images), Target(source, config)(images)
-    assert len(answer.tokens) == len(target.tokens) > 0
-    assert distillation_loss(answer, target, Settings(), head=True).item() == pytest.approx(
+    outputs, target = Student(pooled(source, config))(images), Target(source, config)(images)
+    assert len(outputs.tokens) == len(target.tokens) > 0
+    assert distillation_loss(outputs, target, Settings(), head=True).item() == pytest.approx(
         0, abs=1e-6
     )
 
@@ -176,14 +176,14 @@ def test_each_loss_can_be_left_out(part: str) -> None:
     config = candidates(source.config, None, FIXED)[0][0]
     student = Student(pooled(resized(source, config.image), config).requires_grad_(True))
     target = Target(small(), config)
-    answer, truth = student(torch.randn(2, 3, 48, 48)), target(torch.randn(2, 3, 64, 64))
+    outputs, truth = student(torch.randn(2, 3, 48, 48)), target(torch.randn(2, 3, 64, 64))
     none = {"kl": 0.0, "feature": 0.0, "tokens": 0.0}
-    assert distillation_loss(answer, truth, Settings(**none), head=True).item() == 0
-    alone = distillation_loss(answer, truth, Settings(**none | {part: 1.0}), head=True)
+    assert distillation_loss(outputs, truth, Settings(**none), head=True).item() == 0
+    alone = distillation_loss(outputs, truth, Settings(**none | {part: 1.0}), head=True)
     assert alone.item() > 0
     both = {"kl": 1.0, "feature": 1.0, "tokens": 1.0}
-    whole = distillation_loss(answer, truth, Settings(**both), head=True)
-    rest = distillation_loss(answer, truth, Settings(**both | {part: 0.0}), head=True)
+    whole = distillation_loss(outputs, truth, Settings(**both), head=True)
+    rest = distillation_loss(outputs, truth, Settings(**both | {part: 0.0}), head=True)
     assert (whole - rest).item() == pytest.approx(alone.item(), rel=1e-3, abs=1e-5)
 
 
@@ -234,7 +234,7 @@ def test_a_budget_or_place_that_cannot_be(gflops: Any, fixed: Any, match: str) -
         candidates(SMALL, gflops, fixed)
 
 
-def test_the_judge_is_as_exact_as_whole_models(place: Path) -> None:
+def test_the_evaluator_is_as_exact_as_whole_models(place: Path) -> None:
     source = hvt.load(place / "vit.safetensors")
     photos = open_photos(place / "photos", 8, 500).train
     configs = candidates(source.config, 0.6 * hvt.cost(source).gflops, {})[0]
@@ -423,7 +423,7 @@ def test_no_pooling_within_a_budget_is_the_best_of_the_sizes(place: Path, tmp_pa
     assert result.model.config.image[0] == result.ranked[0]["img_size"]
 
 
-def test_a_restart_does_not_go_on_in_a_stranger_s_folder(
+def test_a_restart_does_not_resume_another_run(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(place, tmp_path, epochs=0.0)
@@ -492,7 +492,7 @@ def test_other_photos_are_noticed_on_resuming(place: Path, tmp_path: Path) -> No
         resume(tmp_path / "run", quiet())
 
 
-def refused(capsys: Any, *words: str) -> str:
+def one_error(capsys: Any, *words: str) -> str:
     assert main(["upcycle", *words]) == 2
     error: str = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -504,33 +504,37 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
     run_flags = ["--run-folder", str(tmp_path / "run"), "--device", "cpu", "--workers", "0"]
     (tmp_path / "empty").mkdir()
     common = ["--gflops", "0.0005", *run_flags]
-    assert "has no images" in refused(capsys, vit, out, "--data", str(tmp_path / "empty"), *common)
-    text = refused(capsys, vit, out, "--data", photos + "/photos/a", "--batch-size", "64", *common)
+    assert "has no images" in one_error(
+        capsys, vit, out, "--data", str(tmp_path / "empty"), *common
+    )
+    text = one_error(
+        capsys, vit, out, "--data", photos + "/photos/a", "--batch-size", "64", *common
+    )
     assert "20 images, of which 16" in text
     assert "too few for a batch of 64" in text
     run_flags += ["--batch-size", "8"]
     (tmp_path / "labelled/zebra").mkdir(parents=True)
     shutil.copy(place / "photos/a/1.png", tmp_path / "labelled/zebra")
-    text = refused(
+    text = one_error(
         capsys, vit, out, "--data", photos, *common, "--batch-size", "8", "--eval",
         str(tmp_path / "labelled"),
     )  # fmt: skip
     assert "the class 'zebra'" in text
-    assert "should end in .safetensors" in refused(capsys, vit, "out.pth", "--data", photos)
-    assert "no photos are given" in refused(capsys, vit, out)
+    assert "should end in .safetensors" in one_error(capsys, vit, "out.pth", "--data", photos)
+    assert "no photos are given" in one_error(capsys, vit, out)
     pattern = photos + "/photos/a/*.png"
-    assert "is not a folder" in refused(capsys, vit, out, "--data", pattern, *common)
-    assert "Invalid pretrained tag" in refused(
+    assert "is not a folder" in one_error(capsys, vit, out, "--data", pattern, *common)
+    assert "Invalid pretrained tag" in one_error(
         capsys, "vit_base_patch16_224.nope", out, "--data", photos, *common
     )
-    assert "a source and a file" in refused(capsys, vit)
-    assert "give it alone" in refused(capsys, vit, out, "--resume", "x")
-    assert "not the folder of an upcycling" in refused(capsys, "--resume", str(tmp_path))
+    assert "a source and a file" in one_error(capsys, vit)
+    assert "leave the others out" in one_error(capsys, vit, out, "--resume", "x")
+    assert "not the folder of an upcycling" in one_error(capsys, "--resume", str(tmp_path))
     assert not (tmp_path / "run").exists()
     assert not Path(out).exists()
 
 
-def test_a_phase_without_answers_ends_with_what_was_best(place: Path, tmp_path: Path) -> None:
+def test_a_training_that_diverges_ends_with_what_was_best(place: Path, tmp_path: Path) -> None:
     result = run(place, tmp_path, epochs=1.0, lr=1e30)
     assert [row.name for row in result.rows][:2] == ["source", "untrained"]
     assert (tmp_path / "out.safetensors").exists()
@@ -563,7 +567,7 @@ def test_settings_are_checked(values: dict[str, Any], words: str) -> None:
 
 
 def test_without_pooling_the_class_token_ends_alone(place: Path, tmp_path: Path) -> None:
-    """It costs less, and answers as the source does on such images."""
+    """It costs less, and has the outputs of the source on such images."""
     values = {"pool_after": (), "pool": None, "pool_dims": None}
     result = run(place, tmp_path, quiet(), epochs=0.0, img_size=48, **values)
     model = hvt.load(result.path)

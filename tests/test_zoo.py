@@ -324,7 +324,7 @@ def test_tokens_that_lost_their_places_are_no_map(small: dict) -> None:
 
 
 @pytest.mark.parametrize("extractor", ["fx", "hook"])
-def test_other_feature_extractors_are_refused(extractor: str, small: dict) -> None:
+def test_other_feature_extractors_are_an_error(extractor: str, small: dict) -> None:
     with pytest.raises(HVTError, match=f"feature_cls='{extractor}' does not work .* leave it out"):
         timm.create_model("hvt_s_2_2d", features_only=True, feature_cls=extractor, **small)
 
@@ -382,11 +382,11 @@ def test_layer_decay_follows_the_blocks(build: Build) -> None:
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An empty cache, and no way out."""
 
-    def refuse(*_: Any, **__: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise URLError("no route to host")
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setattr(torch.hub, "urlopen", refuse)
+    monkeypatch.setattr(torch.hub, "urlopen", fail)
 
 
 def authors_file(path: Path, model: HVT) -> Path:

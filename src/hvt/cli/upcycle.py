@@ -1,4 +1,4 @@
-"""`hvt upcycle`: a trained ViT in, a cheap one out that answers like it."""
+"""`hvt upcycle`: a trained ViT in, a cheap one with nearly its outputs out."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
     console = new_console(stderr=True) if args.json else None
     if args.resume:
         if args.source or args.data or args.run_folder or values:
-            raise HVTError("--resume uses the run's own settings: give it alone")
+            raise HVTError("--resume uses the run's own settings: leave the others out")
         done = resume(args.resume, console)
     else:
         if not args.source or not args.output:

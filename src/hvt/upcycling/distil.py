@@ -17,7 +17,7 @@ from ..training.optimize import seed_all, seed_dropout
 from ..training.recipe import Recipe
 from .photos import Normalise, Size, unpack
 from .settings import Settings
-from .student import Answer, Student, Target
+from .student import Outputs, Student, Target
 
 
 def divergence(logits: Tensor, target: Tensor) -> Tensor:
@@ -44,23 +44,23 @@ def token_loss(tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
     return torch.stack(losses).mean()
 
 
-def distillation_loss(answer: Answer, target: Answer, weights: Settings, head: bool) -> Tensor:
+def distillation_loss(outputs: Outputs, target: Outputs, weights: Settings, head: bool) -> Tensor:
     """The weighted sum; without a head there are no logits to compare.
 
     A part of no weight is left in, times zero, so that DDP finds a gradient for each parameter.
     """
-    loss = weights.feature * feature_loss(answer.feature, target.feature)
-    tokens = token_loss(answer.tokens, target.tokens)
+    loss = weights.feature * feature_loss(outputs.feature, target.feature)
+    tokens = token_loss(outputs.tokens, target.tokens)
     loss = loss + weights.tokens * tokens.to(loss.device)
     if head:
-        loss = loss + weights.kl * divergence(answer.logits, target.logits).mean()
+        loss = loss + weights.kl * divergence(outputs.logits, target.logits).mean()
     return loss
 
 
 def mixed(views: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
     """Mixup of bytes: each crop blended with its opposite in the batch, alike at every size.
 
-    `(B, C, H, W)` each, and `(B,)` → float of the same shapes. The source answers what it is shown,
+    `(B, C, H, W)` each, and `(B,)` → float of the same shapes. The source labels what it is shown,
     so the blends need no labels, and few photos overfit less.
     """
     keep = kept.view(-1, 1, 1, 1)
@@ -103,8 +103,8 @@ class Distiller(Learner):
         theirs = self.normalise(views[0])
         ours = theirs if len(views) == 1 else self.normalise(views[-1])
         with self._autocast():
-            target, answer = self.target(theirs), self.network(ours)
-        return distillation_loss(answer, target, self.settings, self.model.num_classes > 0)
+            target, outputs = self.target(theirs), self.network(ours)
+        return distillation_loss(outputs, target, self.settings, self.model.num_classes > 0)
 
     def _kept(self, rows: Tensor | None) -> Tensor:
         """How much of each crop of a microbatch stays when crops are mixed, drawn for all."""
@@ -124,7 +124,7 @@ class Distiller(Learner):
 
 
 class Agreement(NamedTuple):
-    """How like its source a model answers."""
+    """How close a model is to its source."""
 
     agreement: float
     """Per cent of the photos with the same top-1 class; cosine similarity without a head."""
@@ -134,7 +134,7 @@ class Agreement(NamedTuple):
 
 
 class HoldoutAgreement:
-    """Held-out photos with the source's answers, on which models are compared with it.
+    """Held-out photos with the source's outputs, on which models are compared with it.
 
     This process's part: with several, `measure` adds up.
     """
@@ -150,34 +150,34 @@ class HoldoutAgreement:
         self.processes, self.device, self.images = processes, device, ours
         self.normalise = Normalise(source, device)
         self.head = source.num_classes > 0
-        self.answers = self._answers(source, theirs)
+        self.outputs = self._outputs(source, theirs)
 
     @torch.inference_mode()
-    def _answers(self, model: HVT, images: Tensor) -> Tensor:
+    def _outputs(self, model: HVT, images: Tensor) -> Tensor:
         """Logits, or features where there is no head."""
         model.eval()
         pieces = [model(self.normalise(piece)).float().cpu() for piece in images.split(32)]
         return torch.cat(pieces) if pieces else torch.zeros(0, 1)
 
     def measure(self, model: HVT) -> Agreement:
-        """How like the source a model answers, over the photos of all processes."""
+        """How close a model is to the source, over the photos of all processes."""
         training = model.training
-        answers = self._answers(model, self.images)
+        outputs = self._outputs(model, self.images)
         model.train(training)
-        rows = compare(answers, self.answers, self.head).double()
+        rows = compare(outputs, self.outputs, self.head).double()
         sums = torch.cat((rows.sum(dim=0), rows.new_tensor([len(rows)])))
         total = self.processes.all_reduce(sums.to(collective_device(self.device)))
         same, kl, photos = total.tolist()
         return Agreement(100 * same / photos, kl / photos, int(photos))
 
 
-def compare(answers: Tensor, target: Tensor, head: bool) -> Tensor:
+def compare(outputs: Tensor, target: Tensor, head: bool) -> Tensor:
     """For each image whether the top-1 class is the same, and KL: `(B, 2)`.
 
     Without a head it is the features' cosine similarity, and what it lacks of one.
     """
     if not head:
-        alike = F.cosine_similarity(answers.float(), target.float(), dim=1)
+        alike = F.cosine_similarity(outputs.float(), target.float(), dim=1)
         return torch.stack((alike, 1 - alike), dim=1)
-    same = answers.argmax(dim=1).eq(target.argmax(dim=1))
-    return torch.stack((same.float(), divergence(answers, target)), dim=1)
+    same = outputs.argmax(dim=1).eq(target.argmax(dim=1))
+    return torch.stack((same.float(), divergence(outputs, target)), dim=1)

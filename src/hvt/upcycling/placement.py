@@ -22,11 +22,11 @@ from .settings import PLACEMENT
 from .student import Student, pooled, resized, split_of
 
 NEAR = 0.85
-"""The share of the budget that a placement spends at least, where there are any such."""
+"""The least part of the budget that a placement spends, where there are any such."""
 ROUNDS = (16, 64)
 """Photos of the first rounds; the last has as many as are asked for."""
 KEPT = (24, 12)
-"""Placements that go on after each of these rounds; their variants enter after the first."""
+"""Placements that stay after each of these rounds; their variants enter after the first."""
 STRIDES: tuple[tuple[int, int] | int, ...] = ((2, 2), (2, 1), (1, 2), 2)
 """Rows and columns of the grid, or a stride of the sequence."""
 
@@ -41,7 +41,7 @@ class Ranked:
     """Per cent of the photos with the same top-1 class; cosine similarity without a head."""
     kl: float
     photos: int
-    """Those it was judged by; the worse ones left early."""
+    """Those it was measured on; the worse ones left early."""
 
     def to_dict(self) -> dict[str, Any]:
         described = {name: getattr(self.config, name) for name in PLACEMENT}
@@ -221,8 +221,8 @@ def _rivals(base: HVTConfig, gflops: float, sizes: Iterable[tuple[int, int]]) ->
 def drop_unread_patches(config: HVTConfig) -> HVTConfig:
     """A model without pooling, without what no head reads.
 
-    Where the head reads the class token alone, the patches may go after the last block's attention:
-    its MLP is then for one token, and the answers are the same.
+    Where the head reads only the class token, the patches may go after the last block's attention:
+    its MLP is then for one token, and the outputs are the same.
     """
     if config.pool_blocks or config.head_pool != "token" or config.num_prefix_tokens > 1:
         return config
@@ -241,7 +241,7 @@ class Evaluator:
     """Measures placements on photos, cheaply.
 
     For each image size the source's blocks run once and every block's output is kept, so that a
-    placement costs its tail alone.
+    placement costs only its tail.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Evaluator:
         self.normalise = Normalise(source, device)
         self.head = source.num_classes > 0
         self.sums: dict[HVTConfig, Tensor] = {}  # same top-1, KL, photos read, asked for
-        self._answers: dict[tuple[int, int], Tensor] = {}
+        self._targets: dict[tuple[int, int], Tensor] = {}
 
     def measure(self, configs: Sequence[HVTConfig], photos: int) -> None:
         """Bring some placements to so many photos."""
@@ -264,7 +264,7 @@ class Evaluator:
                 self._run(alike, image, start, stop)
 
     def ranked(self, configs: Iterable[HVTConfig]) -> list[Ranked]:
-        """Those that were judged, best first; by the more photos, the more they are worth."""
+        """Those that were measured, best first; by the more photos, the more they are worth."""
         rows = []
         for config in configs:
             same, kl, count, _ = self.sums[config].tolist()
@@ -297,21 +297,21 @@ class Evaluator:
                 split = split_of(config)
                 pooled_block: Any = student.model.blocks[split]
                 pool, x = pooled_block.pool, outputs[split]
-                answer = student(x if pool is None else pool(x)).logits
-                rows = compare(answer, target, self.head).double().sum(dim=0).cpu()
+                logits = student(x if pool is None else pool(x)).logits
+                rows = compare(logits, target, self.head).double().sum(dim=0).cpu()
                 sums = torch.cat((rows, rows.new_tensor([len(target), 0])))
                 self.sums[config] = self.sums.get(config, torch.zeros(4)) + sums
         for config in configs:
             self.sums[config][3] = stop
 
     def _truth(self, part: FileImages, start: int, stop: int, views: Tensor | None) -> Tensor:
-        """The source's answers at its own size."""
-        if (start, stop) not in self._answers:
+        """The source's outputs at its own size."""
+        if (start, stop) not in self._targets:
             if views is None:
                 views = read_views(part, [self.source], self.workers, self.skip)[0]
             pieces = [self.source(self.normalise(piece)) for piece in views.split(16)]
-            self._answers[start, stop] = torch.cat(pieces)
-        return self._answers[start, stop]
+            self._targets[start, stop] = torch.cat(pieces)
+        return self._targets[start, stop]
 
 
 def rank(

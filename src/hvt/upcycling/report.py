@@ -117,7 +117,7 @@ def open_labelled(settings: Settings, source: HVT) -> EvalData | None:
 
 
 def measure_speed(models: dict[str, HVT], device: torch.device, log: Log) -> dict[str, Any]:
-    """Images/s of each model by mode and batch, in turns; without a head PyTorch's alone."""
+    """Images/s of each model by mode and batch, in turns; without a head only PyTorch's."""
     exported = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     heads = all(model.num_classes for model in models.values())
     modes = list(MODES) if exported and heads and device.type == "cpu" else ["eager"]

@@ -40,12 +40,12 @@ from ..training.run_lock import RunLock, discard_empty
 from ..training.state import weights_digest
 from . import report
 from .distil import Agreement, HoldoutAgreement
-from .phase import Work, distil, resume_command
 from .photos import Photos, open_photos, read_views
 from .placement import Evaluator, Ranked, candidates, describe, rank
 from .settings import Settings, from_dict
 from .source import open_source
 from .student import Target, pooled, resized
+from .train import Work, distil, resume_command
 
 
 @dataclass

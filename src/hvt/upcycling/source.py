@@ -42,7 +42,7 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
         assert isinstance(model, HVT)
         return model
     with timm_errors(named.name):
-        named_config(named.name)  # refuses what does not fit before anything is fetched
+        named_config(named.name)  # raises where it does not fit, before anything is fetched
     theirs: Any = build(named, pretrained=True)
     ours = from_timm(theirs, named.name)
     if licence := theirs.pretrained_cfg.get("license"):
@@ -51,7 +51,7 @@ def _open(source: str | Path | nn.Module, name: str) -> HVT:
 
 
 def check_plain(config: HVTConfig, name: str) -> None:
-    """Refuse what is not a plain ViT, by what it is instead."""
+    """Raise an error that says what a model is instead of a plain ViT."""
     what = None
     if config.pool_blocks:
         what = f"it is pooled after block {config.pool_blocks[0]}"

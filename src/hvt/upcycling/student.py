@@ -14,7 +14,7 @@ from ..model import HVT
 from ..pooling import as_image, as_tokens
 
 
-class Answer(NamedTuple):
+class Outputs(NamedTuple):
     """What distillation compares."""
 
     logits: Tensor  # (B, classes); the feature where there is no head
@@ -35,7 +35,7 @@ def resized(source: HVT, image: tuple[int, int]) -> HVT:
 def pooled(source: HVT, config: HVTConfig) -> HVT:
     """The source's weights in a pooled architecture of the same image size.
 
-    Positions that follow a pooling are zero, so that what is pooled goes on as it is. Other weights
+    Positions that follow a pooling are zero, so that pooled tokens are unchanged. Other weights
     are shared with the source.
     """
     with torch.device("meta"):
@@ -74,7 +74,7 @@ class Student(nn.Module):
         self.model, self.split = model, split
         self.taken = taken_blocks(model.config)
 
-    def forward(self, x: Tensor) -> Answer:
+    def forward(self, x: Tensor) -> Outputs:
         model, first = self.model, 0
         blocks: Any = model.blocks
         if self.split is None:
@@ -87,12 +87,12 @@ class Student(nn.Module):
             x, _ = model._run(blocks[index], x, None)
             if index in self.taken:
                 tokens.append(x)
-        return self._answer(x, tokens)
+        return _outputs(model, x, tokens)
 
-    def _answer(self, x: Tensor, tokens: list[Tensor]) -> Answer:
-        model = self.model
-        x = model.norm(x)
-        return Answer(model.forward_head(x), model.forward_head(x, pre_logits=True), tuple(tokens))
+
+def _outputs(model: HVT, x: Tensor, tokens: list[Tensor]) -> Outputs:
+    x = model.norm(x)
+    return Outputs(model.forward_head(x), model.forward_head(x, pre_logits=True), tuple(tokens))
 
 
 def averaged(x: Tensor, index: int, whole: HVTConfig, student: HVTConfig) -> Tensor:
@@ -111,7 +111,7 @@ def averaged(x: Tensor, index: int, whole: HVTConfig, student: HVTConfig) -> Ten
 
 
 class Target(nn.Module):
-    """What a source answers, its tokens pooled to a student's grids; never trained."""
+    """The outputs of a source, its tokens pooled to a student's grids; never trained."""
 
     def __init__(self, source: HVT, student: HVTConfig) -> None:
         super().__init__()
@@ -124,13 +124,11 @@ class Target(nn.Module):
         return super().train(False)
 
     @torch.no_grad()
-    def forward(self, images: Tensor) -> Answer:
+    def forward(self, images: Tensor) -> Outputs:
         source, tokens = self.source, []
         x = source._embed(images)
         for index, block in enumerate(source.blocks):
             x = block(x)
             if index in self.taken:
                 tokens.append(averaged(x, index, source.config, self.student))
-        x = source.norm(x)
-        logits, feature = source.forward_head(x), source.forward_head(x, pre_logits=True)
-        return Answer(logits, feature, tuple(tokens))
+        return _outputs(source, x, tokens)
