@@ -59,7 +59,7 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
     best = _distinct(sorted(ranked, key=lambda entry: entry.order), space, count)
 
     def fits(config: HVTConfig) -> bool:
-        return budgets.fits(estimator.costs(config, limits))
+        return budgets.fits(estimator.costs(config))
 
     baseline = deit(space, fits)
     cumulative = np.maximum.accumulate(steps)

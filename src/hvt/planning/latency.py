@@ -172,16 +172,10 @@ def nonnegative_lstsq(x: Floats, y: Floats) -> Floats:
 
 def _bilinear(rows: Floats, columns: Floats, table: Floats, r: Floats, c: Floats) -> Floats:
     """Bilinear interpolation, constant outside the table."""
-    i, u = _cell(rows, r)
-    j, v = _cell(columns, c)
-    below, right = np.minimum(i + 1, len(rows) - 1), np.minimum(j + 1, len(columns) - 1)
-    upper = table[i, j] * (1 - v) + table[i, right] * v
-    lower = table[below, j] * (1 - v) + table[below, right] * v
-    return upper * (1 - u) + lower * u
+    value: Floats = np.einsum("...i,ij,...j", _nearness(rows, r), table, _nearness(columns, c))
+    return value
 
 
-def _cell(edges: Floats, values: Floats) -> tuple[Any, Floats]:
-    """The edge before each value, and the fraction of the way to the next."""
-    position = np.interp(values, edges, np.arange(len(edges)))
-    at = position.astype(int)
-    return at, position - at
+def _nearness(edges: Floats, values: Floats) -> Floats:
+    """The weight of each edge for each value: that of the two around it, by how near they are."""
+    return np.stack([np.interp(values, edges, one) for one in np.eye(len(edges))], axis=-1)

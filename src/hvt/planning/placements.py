@@ -51,18 +51,15 @@ def plan_source(
             f"no placement with the fixed fields costs less than the {whole:.3g} GFLOPs of "
             f"{Path(source).name} itself: use smaller images, or pool earlier"
         )
-    costs = [estimator.costs(config, budgets.limits) for config in known]
+    costs = [estimator.costs(config) for config in known]
     usage = budgets.usage({n: np.array([one[n] for one in costs]) for n in budgets.limits})
     within = [config for config, used in zip(known, usage, strict=True) if used <= 1]
     if not within:
         raise budgets.error(f"placement of {Path(source).name}")
     within.sort(key=_mean_log_tokens, reverse=True)
     sizes = sorted({base.image} | {one.image for one in known if one.image <= base.image})
-    unpooled = [
-        config
-        for config in (base.replace(img_size=size) for size in sizes)
-        if budgets.fits(estimator.costs(config, budgets.limits))
-    ]
+    smaller = [base.replace(img_size=size) for size in sizes]
+    unpooled = [config for config in smaller if budgets.fits(estimator.costs(config))]
     return Plan(
         budgets=budgets.limits,
         fixed=fixed,

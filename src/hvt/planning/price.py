@@ -8,6 +8,7 @@ with `hvt.cost`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..config import HVTConfig, window
 from ..costs import FLOAT32, Cost
-from .space import MAX_STAGES, ImageSpec, Pooling, Space, lengths
+from .space import Space, lengths
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -39,15 +40,19 @@ def training_bytes(cost: Cost, config: HVTConfig, batch: int) -> int:
 class Lengths:
     """Q pairs of an image and a pooling window, each with its tokens at every stage."""
 
-    def __init__(
-        self, images: list[ImageSpec], poolings: list[Pooling], tokens: Floats, prefix: int
-    ) -> None:
-        self.images, self.poolings, self.prefix = images, poolings, prefix
-        self.tokens = tokens
+    def __init__(self, space: Space, stages: int) -> None:
+        pairs = list(itertools.product(space.images, space.poolings))
+        self.images = [image for image, _ in pairs]
+        self.poolings = [pooling for _, pooling in pairs]
+        self.prefix = space.base.num_prefix_tokens
+        self.tokens: Floats = np.zeros((len(pairs), stages + 1))
         """(Q, stages + 1) with prefix tokens; 0 where a pooling would leave too few."""
-        self.summed = tokens.cumsum(axis=1)
+        for row, (image, pooling) in zip(self.tokens, pairs, strict=True):
+            patches = lengths(image.grid, pooling, stages)
+            row[: len(patches)] = np.add(patches, self.prefix)
+        self.summed = self.tokens.cumsum(axis=1)
         """(Q, stages + 1), tokens of all stages up to each."""
-        self.logs = np.log(np.maximum(tokens - prefix, 1))
+        self.logs = np.log(np.maximum(self.tokens - self.prefix, 1))
         """(Q, stages + 1), the logarithm of the patches; 0 where there are none."""
 
 
@@ -61,8 +66,10 @@ class Priced:
         self.batch = batch
         """Of the training memory."""
         tokens, base = lengths.tokens, space.base
-        counts = [_counts(after, depth, tokens.shape[1]) for after in places]
-        self.counts: Ints = np.array(counts, np.int64)
+        ends = np.full((len(places), tokens.shape[1]), depth)
+        for row, after in zip(ends, places, strict=True):
+            row[: len(after)] = np.add(after, 1)  # a block that pools sees the tokens before
+        self.counts: Ints = np.diff(ends, prepend=0)
         """(P, stages + 1), how many blocks see each stage's tokens."""
         self.poolings: Ints = np.array([len(after) for after in places], np.int64)
         """(P,), how many there are."""
@@ -131,35 +138,10 @@ class Priced:
         return ADAMW * self.params + self.batch * held
 
 
-def sequences(space: Space) -> Lengths:
-    """All pairs of an image and a pooling."""
-    prefix = space.base.num_prefix_tokens
-    stages = MAX_STAGES
-    if space.fixed.get("pool_after") is not None:
-        stages = len(space.fixed["pool_after"])
-    elif space.fixed.get("stages") is not None:
-        stages = space.fixed["stages"]
-    images, poolings, rows = [], [], []
-    for image in space.images:
-        for pooling in space.poolings:
-            counts = [n + prefix for n in lengths(image.grid, pooling, stages)]
-            images.append(image)
-            poolings.append(pooling)
-            rows.append(counts + [0] * (stages + 1 - len(counts)))
-    return Lengths(images, poolings, np.array(rows, float), prefix)
-
-
 def priced(space: Space, batch: int = 1) -> Iterator[Priced]:
     """The costs of a space, one depth after another; `batch` is that of the training memory."""
-    counts = sequences(space)
-    for depth in space.depths:
-        places = [after for after in space.places(depth) if len(after) < counts.tokens.shape[1]]
-        if places:
-            yield Priced(space, depth, places, counts, batch)
-
-
-def _counts(after: tuple[int, ...], depth: int, stages: int) -> list[int]:
-    """How many blocks see the tokens of each stage; the block that pools sees those before."""
-    ends = [block + 1 for block in after] + [depth]
-    counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    return counts + [0] * (stages - len(counts))
+    places = {depth: after for depth in space.depths if (after := space.places(depth))}
+    stages = max((len(after) for options in places.values() for after in options), default=0)
+    counts = Lengths(space, stages)
+    for depth, options in places.items():
+        yield Priced(space, depth, options, counts, batch)

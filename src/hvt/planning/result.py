@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,10 +32,8 @@ class Choice:
     """Of the regression: it ranks, and is not an accuracy."""
     macs_share: dict[str, float]
     """Of the patch embedding, of the blocks of each stage and of the head."""
-
-    def to_dict(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return values | {"tokens": list(self.config.tokens), "config": self.config.to_dict()}
+    tokens: tuple[int, ...]
+    """Of the config, at every stage."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +84,7 @@ class Plan:
         draw(self, path)
 
     def to_dict(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return values | {
-            "best": [choice.to_dict() for choice in self.best],
-            "scaled": [choice.to_dict() for choice in self.scaled],
-            "baseline": self.baseline.to_dict() if self.baseline else None,
-        }
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ class Estimator:
     train_batch: int
 
     def choice(self, name: str, config: HVTConfig) -> Choice:
-        price = cost(config)
+        price, costs = cost(config), self.costs(config)
         macs: dict[str, int] = {}
         for layer in price.layers:
             if layer.name.startswith("blocks."):
@@ -112,24 +104,23 @@ class Estimator:
             else:
                 part = "patches" if layer.name == "patch_embed" else "head"
             macs[part] = macs.get(part, 0) + layer.macs
-        costs = self.costs(config, ("memory", *(["latency_ms"] if self.latency else [])))
         return Choice(
             name=name,
             config=config,
-            gflops=price.gflops,
-            params_m=price.params_m,
+            gflops=costs["gflops"],
+            params_m=costs["params"],
             training_memory_mb=costs["memory"],
             latency_ms=costs.get("latency_ms"),
             score=float(self.quality.score(measures_of(config), flags_of(config))),
             macs_share={part: count / price.macs for part, count in macs.items()},
+            tokens=config.tokens,
         )
 
-    def costs(self, config: HVTConfig, names: Iterable[str]) -> dict[str, float]:
-        """The named costs of a config, each in the unit of its budget."""
+    def costs(self, config: HVTConfig) -> dict[str, float]:
+        """The costs of a config, each in the unit of its budget."""
         price = cost(config)
-        costs = {"gflops": price.gflops, "params": price.params_m}
-        if "memory" in names:
-            costs["memory"] = training_bytes(price, config, self.train_batch) / 1e6
-        if "latency_ms" in names and self.latency is not None:
+        memory = training_bytes(price, config, self.train_batch) / 1e6
+        costs = {"gflops": price.gflops, "params": price.params_m, "memory": memory}
+        if self.latency is not None:
             costs["latency_ms"] = 1e3 * self.latency.seconds(config)
         return costs

@@ -182,11 +182,9 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
 def _widths(fixed: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     heads, dim, width = (fixed.get(n) for n in ("num_heads", "head_dim", "embed_dim"))
     if width is not None:
-        if heads is None and dim is None:
-            dim = head_dim_of(width)
-        heads = heads or (width // dim if dim and width % dim == 0 else None)
-        dim = dim or (width // heads if heads and width % heads == 0 else None)
-        if not heads or not dim or heads * dim != width:
+        dim = dim or (width // heads if heads else head_dim_of(width))
+        heads = heads or width // dim
+        if heads * dim != width:
             raise HVTError(
                 f"embed_dim={width} is not num_heads × head_dim: fix two of the three that agree"
             )
