@@ -23,7 +23,7 @@ import hvt
 from hvt.cli.search import _train_command
 from hvt.config import HVTConfig
 from hvt.planning.budget import tolerance
-from hvt.searching.halving import RungScore, frontier, is_promoted, rung_epochs
+from hvt.searching.halving import frontier, is_promoted, rung_epochs
 from hvt.searching.report import importances, render, write_report
 from hvt.searching.run import _recipe
 from hvt.searching.study import (
@@ -156,12 +156,16 @@ def test_rungs_are_thirds() -> None:
 
 
 def test_a_third_is_promoted_among_trials_that_cost_no_more() -> None:
-    assert is_promoted(RungScore(1.0, 10.0), [])
-    assert not is_promoted(RungScore(1.0, 10.0), [RungScore(1.0, 20.0)])
-    assert is_promoted(RungScore(1.0, 10.0), [RungScore(2.0, 20.0)])
-    others = [RungScore(1.0, float(top1)) for top1 in range(8)]
-    assert is_promoted(RungScore(1.0, 5.5), others)  # the third of nine
-    assert not is_promoted(RungScore(1.0, 4.5), others)
+    def row(gflops: float, *top1: float) -> dict[str, Any]:
+        return {"gflops": gflops, "rungs": [[1, one] for one in top1]}
+
+    assert is_promoted(1.0, 10.0, 0, [])
+    assert not is_promoted(1.0, 10.0, 0, [row(1.0, 20.0)])
+    assert is_promoted(1.0, 10.0, 0, [row(2.0, 20.0)])
+    assert is_promoted(1.0, 10.0, 1, [row(1.0, 20.0)])  # which was not trained on this rung
+    others = [row(1.0, 99.0, top1) for top1 in range(8)]
+    assert is_promoted(1.0, 5.5, 1, others)  # the third of nine
+    assert not is_promoted(1.0, 4.5, 1, others)
 
 
 def test_the_frontier() -> None:

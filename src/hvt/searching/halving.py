@@ -8,8 +8,7 @@ a longer one, so that models are compared after their learning rate has decayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import HVTError
@@ -19,14 +18,6 @@ FACTOR = 3
 RUNGS, MAX_RUNGS = 3, 9
 SIMILAR = 1.05
 """The factor of GFLOPs up to which another trial counts as no more expensive."""
-
-
-@dataclass(frozen=True)
-class RungScore:
-    """The accuracy of a trial on a rung, and its cost."""
-
-    gflops: float
-    top1: float
 
 
 def rung_epochs(epochs: float, rungs: int = RUNGS) -> list[float]:
@@ -46,22 +37,18 @@ def rung_epochs(epochs: float, rungs: int = RUNGS) -> list[float]:
     return [*shorter, epochs]
 
 
-def is_promoted(score: RungScore, others: Iterable[RungScore]) -> bool:
+def is_promoted(gflops: float, top1: float, rung: int, others: Sequence[dict[str, Any]]) -> bool:
     """Whether a trial is in the best third of those that cost no more than it, including itself.
 
     Cheap trials are not compared with expensive ones: the search has two objectives. The first
     trials of a study are promoted if they are the best so far.
     """
-    similar = [other.top1 for other in others if other.gflops <= SIMILAR * score.gflops]
-    better = sum(top1 > score.top1 for top1 in similar)
-    return better < max(1, (len(similar) + 1) // FACTOR)
-
-
-def scores_at(rows: Sequence[dict[str, Any]], rung: int) -> list[RungScore]:
-    """The scores of all trials that were trained on a rung."""
-    return [
-        RungScore(row["gflops"], row["rungs"][rung][1]) for row in rows if len(row["rungs"]) > rung
+    similar = [
+        row["rungs"][rung][1]
+        for row in others
+        if len(row["rungs"]) > rung and row["gflops"] <= SIMILAR * gflops
     ]
+    return sum(other > top1 for other in similar) < max(1, (len(similar) + 1) // FACTOR)
 
 
 def frontier(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

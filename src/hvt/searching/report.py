@@ -19,10 +19,6 @@ from ..zoo import write_config
 from .halving import frontier
 from .study import ID, SETTINGS, import_optuna
 
-COLUMNS = (
-    "trial", "top1", "gflops", "params_m", "epochs", "finished", "seconds", "retry_of", "rungs",
-    "params", "config",
-)  # fmt: skip
 MIN_TRIALS = 4
 """Trials below which importances say nothing."""
 LOCK = ".lock"
@@ -46,7 +42,7 @@ def _write(folder: Path, study: Any, gflops: float, rows: Sequence[dict[str, Any
     with atomic_write(folder / "trials.json") as temporary:
         temporary.write_text(json.dumps(described, indent=1) + "\n")
     with atomic_write(folder / "trials.csv") as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
         for row in rows:
             nested = {name: json.dumps(row[name]) for name in ("rungs", "params", "config")}

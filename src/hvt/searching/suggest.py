@@ -114,13 +114,10 @@ class SearchSpace:
 
     def check_budget(self) -> None:
         """Raise an error for a budget that no config of the space meets."""
-        space, budgets = self.space, Budgets(gflops=self.gflops)
-        narrowest = min(space.widths, key=lambda pair: pair[0] * pair[1])
-        depths = tuple(depth for depth in space.depths if space.places(depth))[:1]
-        small = dataclasses.replace(space, widths=(narrowest,), depths=depths)
+        budgets = Budgets(gflops=self.gflops)
         usage = [
             budgets.usage({"gflops": one.macs / 1e9}, one.valid[:, :, None]).min()
-            for one in priced(small)
+            for one in priced(self.space)
         ]
         if min(usage, default=math.inf) > 1:
             raise budgets.error("config of the search")

@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..training import engine
 from ..training.interrupt import Interrupted
 from ..training.recipe import Recipe
 from ..training.watch import clock
-from .halving import RungScore, is_promoted, scores_at
+from .halving import is_promoted
 from .study import GIVEN, import_optuna, retry, rows_of
 from .suggest import SearchSpace
 
@@ -30,19 +31,22 @@ WAIT = 2.0
 """Seconds between checks of the trials of other processes, when no new one is due."""
 
 
+@dataclass
 class Worker:
     """One process's part in a study."""
 
-    def __init__(
-        self, recipe: Recipe, space: SearchSpace, study: Any, folder: Path, trials: int,
-        console: Console, rungs: list[float],
-    ) -> None:  # fmt: skip
-        self.recipe, self.space, self.study = recipe, space, study
-        self.folder, self.trials, self.console = folder, trials, console
-        self.rungs = rungs
-        self.stop_asked = False
-        self.began = time.monotonic()
-        self.done = self.empty = 0
+    recipe: Recipe
+    space: SearchSpace
+    study: Any
+    folder: Path
+    trials: int
+    console: Console
+    rungs: list[float]
+    stop_asked: bool = False
+    began: float = field(default_factory=time.monotonic)
+    done: int = 0
+    empty: int = 0
+    """Suggestions in a row without a config."""
 
     def work(self) -> None:
         """Take trials until the study has enough; those of dead processes are retried."""
@@ -111,8 +115,7 @@ class Worker:
     def _is_promoted(self, config: HVTConfig, scores: Sequence[tuple[float, float]]) -> bool:
         """Whether a config is promoted from its last rung; other trials of it do not count."""
         others = [row for row in rows_of(self.study) if not _has(row, config)]
-        score = RungScore(cost(config).gflops, scores[-1][1])
-        return is_promoted(score, scores_at(others, len(scores) - 1))
+        return is_promoted(cost(config).gflops, scores[-1][1], len(scores) - 1, others)
 
     def _sampler(self, number: int) -> Any:
         """The sampler of a trial, seeded by its place among those that did not fail.
