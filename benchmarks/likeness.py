@@ -40,7 +40,7 @@ def main() -> None:
         if truth is None:
             truth = torch.cat([source(normalise(batch)) for batch in theirs.split(25)])
         logits = torch.cat([model(normalise(batch)) for batch in ours.split(25)])
-        same, _, kl = compare(logits, truth, True).mean(dim=0).tolist()
+        same, kl = compare(logits, truth, True).mean(dim=0).tolist()
         gflops = hvt.cost(model).gflops
         print(f"{path}: {gflops:.3f} GFLOPs, agreement {100 * same:.1f} %, KL {kl:.4f}")
 

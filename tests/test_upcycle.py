@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from hvt.data.augment import transform_by_key
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
 from hvt.training.run_lock import RunLock
+from hvt.upcycling import report
 from hvt.upcycling.distil import compare, distillation_loss, mixed
 from hvt.upcycling.photos import Crops, Normalise, open_photos, read_views, unpack
 from hvt.upcycling.placement import Evaluator, candidates, describe, variants
@@ -460,6 +462,27 @@ def test_a_resumed_run_does_not_replace_another_model(place: Path, tmp_path: Pat
     with pytest.raises(hvt.HVTError, match=r"out\.safetensors is another model by now"):
         resume(first.folder, quiet())
     assert first.path.read_bytes() == written
+
+
+def test_speed_is_by_mode_and_batch(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: str, mode: str, *_: Any) -> tuple[str, str]:
+        return path, mode
+
+    def measured(models: Any, batches: Any, *_: Any, **__: Any) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(model=path, mode=mode, batch=batch, images_per_s=7.25 * batch)
+            for path, mode in models
+            for batch in batches
+        ]
+
+    monkeypatch.setattr(report, "open_bench_model", opened)
+    monkeypatch.setattr(report, "measure", measured)
+    console = quiet()
+    result = run(place, tmp_path, console, epochs=0.0, speed=True)
+    assert {row.speed["eager"][16] for row in result.rows} == {116.0}
+    assert "images/s, PyTorch, batch 1 " in said(console)
 
 
 def test_a_source_without_a_head_is_followed_by_its_features(place: Path, tmp_path: Path) -> None:
