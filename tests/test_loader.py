@@ -24,10 +24,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
-from timm.data import Mixup, create_transform
+from timm.data import Mixup, create_dataset, create_transform
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from hvt import cli
 from hvt.data import loader
 from hvt.data.arrays import ArrayImages
 from hvt.data.augment import BatchAugment, SeededDataset, normalise
@@ -502,7 +503,7 @@ def test_more_workers_than_shards_lose_nothing(shards: Path) -> None:
 
 
 def test_a_single_shard_is_shuffled_anew_in_each_epoch(shards: Path) -> None:
-    images = open_data(f"wds/{shards}", train_split="train-0.tar|6").train
+    images = create_dataset("wds/", root=str(shards), split="train-0.tar|6", is_training=True)
     batches = TrainBatches(images, timm_training(), batch_size=6)
     orders = [labels(batches.epoch(epoch)) for epoch in range(4)]
     assert all(sorted(order) == list(range(6)) for order in orders)
@@ -642,6 +643,27 @@ def test_a_reading_process_that_dies_is_an_error(files: FileImages) -> None:
     with pytest.raises(HVTError, match="a reading process died, or took more than") as caught:
         list(reading)
     assert "\n" not in str(caught.value)
+
+
+def test_a_reading_process_that_dies_between_batches_is_an_error_of_the_command(
+    files: FileImages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch raises it from a signal handler, wherever the program is."""
+
+    def run(args: Any) -> int:
+        before = set(multiprocessing.active_children())
+        reading = TrainBatches(files, timm_training(), batch_size=2, workers=1).epoch(0)
+        next(reading)
+        (worker,) = set(multiprocessing.active_children()) - before
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # as torch's handler looks
+        return 0
+
+    monkeypatch.setattr("hvt.cli.check.run_check", run)
+    assert cli.main(["check", "digits"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hvt: a reading process died, or took more than")
 
 
 class Stuck:

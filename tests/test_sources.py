@@ -136,14 +136,6 @@ def test_split_is_the_same_everywhere() -> None:
 def test_bad_fractions(fraction: float) -> None:
     with pytest.raises(HVTError, match="out of range"):
         split_stratified([0, 0, 1, 1], fraction, 0)
-    with pytest.raises(HVTError, match=r"val_fraction=.* is out of range"):
-        open_data("digits", val_fraction=fraction)
-    if fraction != 0:
-        with pytest.raises(HVTError, match=r"holdout=.* is out of range"):
-            open_data("digits", holdout=fraction)
-    if fraction != 1:
-        with pytest.raises(HVTError, match=r"train_fraction=.* is out of range"):
-            open_data("digits", train_fraction=fraction)
 
 
 # Digits
@@ -223,23 +215,17 @@ def test_damaged_cifar(cifar: Path, tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("train", "test"):
         (folder / name).symlink_to(cifar / "cifar-100-python" / name)
-    with pytest.raises(HVTError, match="meta is missing: pass --download"):
+    (folder / "meta").write_bytes(b"damaged")
+    with pytest.raises(HVTError, match=r"damaged: pass --download .*metadata file not found or"):
         open_data("cifar100", root=tmp_path)
-    content = bytearray((cifar / "cifar-100-python" / "meta").read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / "meta").write_bytes(content)
-    with pytest.raises(HVTError, match="meta is damaged, its MD5 sum is wrong") as caught:
-        open_data("cifar100", root=tmp_path)
-    assert "--download" in sentence(caught)
 
 
 @pytest.mark.parametrize(
     ("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")]
 )
 def test_absent_cifar(tmp_path: Path, name: str, folder: str) -> None:
-    with pytest.raises(HVTError, match=f"{name} is not in .*--download.*--root.*{folder}") as error:
+    with pytest.raises(HVTError, match=f"{name} is not in .*--download.*--root.*{folder}"):
         open_data(name, root=tmp_path)
-    sentence(error)
 
 
 # Folders
@@ -552,8 +538,6 @@ def test_hugging_face_data(hub_folder: Path, tmp_path: Path) -> None:
     turned = open_eval(f"hfds/{hub_folder}", root=tmp_path / "cache", class_names=("dog", "cat"))
     assert sorted(turned.val.labels) == [0, 0, 1, 1]
     assert turned.val[0][0].getpixel((0, 0))[0] % 2 == 1 - turned.val[0][1]
-    with pytest.raises(HVTError, match=r"cannot be opened with the split nothing"):
-        open_data(f"hfds/{hub_folder}", root=tmp_path / "cache", val_split="nothing")
     with pytest.raises(HVTError, match=r"hfds/.*absent cannot be opened") as caught:
         open_data(f"hfds/{hub_folder / 'absent'}", root=tmp_path / "cache")
     sentence(caught)
@@ -648,7 +632,7 @@ def test_webdataset_shards(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"even\n\nodd\n", "line 2 of .*classes.txt is empty, where the name of class 1 should"),
-        ("gr\u00fcn\nrot\n".encode("latin-1"), "classes.txt is not UTF-8 text: save it as that"),
+        ("gr\u00fcn\nrot\n".encode("latin-1"), "classes.txt cannot be read as UTF-8 text"),
     ],
 )
 def test_names_that_cannot_be_right_are_an_error(
@@ -666,7 +650,7 @@ def test_names_may_end_with_empty_lines(tmp_path: Path) -> None:
 
 
 def test_a_label_that_has_no_name() -> None:
-    images = FactoryImages(Numbered([0, 2, 1]), "mine")
+    images = FactoryImages(Numbered([0, 2, 1]), "mine", [0, 2, 1])
     check_labels("torch/mine", images, 3)
     with pytest.raises(HVTError, match="torch/mine has the label 2 and names 2 classes: name them"):
         check_labels("torch/mine", images, 2)

@@ -120,13 +120,23 @@ def _run(words: Sequence[str]) -> int:
             sys.meta_path.insert(0, _TorchNotice(words[0]))
         return args.run(args) or 0
     except HVTError as error:
-        rank = os.environ.get("RANK", "0")  # the other processes may have reasons of their own
-        who = "hvt" if rank == "0" else f"hvt ({rank})"
-        print(f"{who}: {printable(str(error))}", file=sys.stderr)
-        return 2
+        return _fail(error)
+    except RuntimeError as error:
+        from ..data.loader import worker_error
+
+        if (ours := worker_error(error)) is None:
+            raise
+        return _fail(ours)
     except (Interrupted, KeyboardInterrupt) as stopped:
         print(f"hvt: {str(stopped) or 'stopped'}", file=sys.stderr)
         return 130
+
+
+def _fail(error: HVTError) -> int:
+    rank = os.environ.get("RANK", "0")  # the other processes may have reasons of their own
+    who = "hvt" if rank == "0" else f"hvt ({rank})"
+    print(f"{who}: {printable(str(error))}", file=sys.stderr)
+    return 2
 
 
 class _TorchNotice(MetaPathFinder):

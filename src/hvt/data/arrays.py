@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import datasets
-from torchvision.datasets.utils import check_integrity
 
 from ..errors import HVTError
 from .splits import split_stratified
@@ -60,22 +59,23 @@ def open_digits(in_chans: int) -> tuple[ArrayImages, ArrayImages, tuple[str, ...
 
 
 def open_cifar(
-    name: str, root: Path, *, download: bool, in_chans: int, need_train: bool = True
+    name: str, root: Path, download: bool, in_chans: int, need_train: bool
 ) -> tuple[ArrayImages | None, ArrayImages, tuple[str, ...]]:
     """CIFAR-10 or CIFAR-100 in torchvision's layout: training part, test part, class names."""
     source = CIFAR[name]
     if root.name == source.base_folder and not (root / source.base_folder).exists():
         root = root.parent
-    if not download and not (root / source.base_folder).is_dir():
-        raise HVTError(
-            f"{name} is not in {root}: pass --download (download=True) to fetch it, or --root the "
-            f"folder that has {source.base_folder} in it"
-        )
     try:
         test = source(root, train=False, download=download)
         train = source(root, train=True) if need_train else None
     except (OSError, RuntimeError) as error:
-        raise HVTError(_what_is_wrong(source, root) or f"cannot get {name}: {error}") from error
+        reason = " ".join(str(error).split())
+        if download:
+            raise HVTError(f"cannot get {name}: {reason}") from error
+        raise HVTError(
+            f"{name} is not in {root}, or damaged: pass --download (download=True) to fetch it, or "
+            f"--root the folder that has {source.base_folder} in it ({reason})"
+        ) from error
     images = None if train is None else _from_torchvision(train, in_chans)
     return images, _from_torchvision(test, in_chans), tuple(test.classes)
 
@@ -86,18 +86,3 @@ def _from_torchvision(raw: Any, in_chans: int) -> ArrayImages:
         pixels = np.stack([np.asarray(Image.fromarray(one).convert("L")) for one in pixels])
         pixels = pixels[..., None]  # (N, 32, 32, 1)
     return ArrayImages(torch.from_numpy(pixels), torch.tensor(raw.targets))
-
-
-def _what_is_wrong(source: Any, root: Path) -> str | None:
-    """Which file is missing or damaged: torchvision only reports that one is."""
-    folder = root / source.base_folder
-    sums = [*source.train_list, *source.test_list, (source.meta["filename"], source.meta["md5"])]
-    for file, md5 in sums:
-        if folder.exists() and not (folder / file).is_file():
-            return f"{folder / file} is missing: pass --download (download=True) to fetch it"
-        if folder.exists() and not check_integrity(folder / file, md5):
-            return (
-                f"{folder / file} is damaged, its MD5 sum is wrong: "
-                "pass --download (download=True) to fetch it again"
-            )
-    return None

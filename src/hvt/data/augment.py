@@ -157,11 +157,15 @@ processes brings its traceback.
 """
 
 
-def transform_by_key(transform: Any, image: Any, key: int) -> Tensor:
-    """Augment an image: timm's transforms draw from all three generators, which the key seeds."""
-    random.seed(key)
-    np.random.seed(key % 2**32)
-    torch.default_generator.manual_seed(key % 2**63)  # that of the CPU: a tenth of the time
+def transform_by_key(transform: Any, image: Any, key: int | None) -> Tensor:
+    """Augment an image: timm's transforms draw from all three generators, which the key seeds.
+
+    Without a key, the transform must have nothing random.
+    """
+    if key is not None:
+        random.seed(key)
+        np.random.seed(key % 2**32)
+        torch.default_generator.manual_seed(key % 2**63)  # that of the CPU: a tenth of the time
     return transform(image)
 
 
@@ -201,11 +205,7 @@ class SeededDataset:
                 index = (index + 1) % len(self)
 
     def _transformed(self, image: Any, index: int, key: int | None) -> Tensor:
-        if key is not None:
-            return transform_by_key(self.transform, image, key)
         try:
-            return self.transform(image)
+            return transform_by_key(self.transform, image, key)
         except UnreadableImageError as error:  # the transform does not know its name
-            path = getattr(self.dataset, "path", None)
-            name = f"image {index} of the data" if path is None else path(index)
-            raise UnreadableImageError.of(name, error.reason) from error
+            raise UnreadableImageError.of(self.dataset.path(index), error.reason) from error

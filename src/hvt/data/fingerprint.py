@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from .arrays import ArrayImages
-from .factory import FactoryImages
 from .images import FileImages
-from .sources import AnyImages, Data, Images
+from .sources import Data, Images
 from .streams import stream_length
 
 _SAMPLED = 256
@@ -28,17 +27,14 @@ def identity(data: Data) -> dict[str, str]:
     """
     found = {}
     for part, images in (("training", data.train), ("validation", data.val)):
-        found[f"number of {part} images"] = str(count_images(images))
-        if isinstance(images, Images) and images.labels is not None:
-            files = _files(images)
-            found[f"list of {part} images"] = _list_digest(images.labels, files)
-            found[f"content of {part} images"] = _content_digest(images, files)
+        if not isinstance(images, Images):
+            found[f"number of {part} images"] = str(stream_length(images))
+            continue
+        files = images.names if isinstance(images, FileImages) else []
+        found[f"number of {part} images"] = str(len(images))
+        found[f"list of {part} images"] = _list_digest(images.labels, files)
+        found[f"content of {part} images"] = _content_digest(images, files)
     return found
-
-
-def count_images(images: AnyImages) -> int:
-    """How many there are; of a stream, over all processes."""
-    return len(images) if isinstance(images, Images) else stream_length(images)
 
 
 def _list_digest(labels: object, files: Sequence[str]) -> str:
@@ -75,13 +71,3 @@ def _size(file: str) -> int:
         return os.stat(file).st_size  # noqa: PTH116 - twice as fast
     except OSError:  # reading it says what is wrong
         return -1
-
-
-def _files(images: Images) -> list[str]:
-    if isinstance(images, FileImages):
-        return images.names
-    if isinstance(images, FactoryImages):  # torchvision's folders list theirs
-        samples = getattr(images.dataset, "samples", None)
-        if isinstance(samples, list):
-            return [samples[index][0] for index in images.indices]
-    return []

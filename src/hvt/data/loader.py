@@ -8,8 +8,6 @@ Streams, which have no order to choose from, promise less: see `TrainBatches`.
 
 from __future__ import annotations
 
-import atexit
-import functools
 import itertools
 import os
 import shutil
@@ -269,16 +267,16 @@ def _load(images: Any, workers: int, **options: Any) -> Iterator[Batch]:
         **options,
     )
     batches: Any = iter(loader)
-    if workers:
-        _end_at_exit(batches)
+    # Also at exit, where Python asks daemonic processes to end by SIGTERM and waits: ours are deaf.
+    end = weakref.finalize(batches, _end, weakref.ref(batches)) if workers else None
     try:
         while (batch := _next(batches)) is not None:
             if isinstance(batch, UnreadableImageError):
                 raise batch
             yield batch
     finally:
-        if workers:
-            _end(batches)
+        if end is not None:
+            end()
 
 
 def _next(batches: Iterator[Any]) -> Any:
@@ -286,13 +284,23 @@ def _next(batches: Iterator[Any]) -> Any:
     try:
         return next(batches, None)
     except (RuntimeError, EOFError, ConnectionError) as error:  # the latter while it sent a batch
-        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader "):
+        if (ours := worker_error(error)) is None:
             raise
-        reason = " ".join(str(error).split()) or "it sent half a batch"
-        raise HVTError(
-            f"a reading process died, or took more than {READ_TIMEOUT:.0f} s for a batch: use "
-            f"fewer workers, or --workers 0 ({reason})"
-        ) from error
+        raise ours from error
+
+
+def worker_error(error: Exception) -> HVTError | None:
+    """An `HVTError` for torch's error about a reading process that died or is stuck, or None.
+
+    torch also raises it from a signal handler, wherever the program is at the time.
+    """
+    reason = " ".join(str(error).split()).rstrip(".") or "it sent half a batch"
+    if isinstance(error, RuntimeError) and not reason.startswith("DataLoader "):
+        return None
+    return HVTError(
+        f"a reading process died, or took more than {READ_TIMEOUT:.0f} s for a batch: use "
+        f"fewer workers, or --workers 0 ({reason})"
+    )
 
 
 def _workers_with_room(images: Any, workers: int, first: list[Any]) -> int:
@@ -342,28 +350,10 @@ def _start_worker(_: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-_reading: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The iterators of `DataLoader` whose processes may still run."""
-
-
-def _end_at_exit(batches: Any) -> None:
-    """Python asks daemonic processes to end by SIGTERM and waits for them, and ours are deaf."""
-    _reading.add(batches)
-    _register_exit_hook()
-
-
-@functools.cache  # once, and not by importing
-def _register_exit_hook() -> None:
-    atexit.register(_end_all)
-
-
-def _end_all() -> None:
-    for batches in list(_reading):
-        _end(batches)
-
-
-def _end(batches: Any) -> None:
+def _end(reference: weakref.ref[Any]) -> None:
     """End the reading processes, also one that is stuck."""
+    if (batches := reference()) is None:
+        return
     if batches._worker_pids_set:  # torch would report an end in the midst of this as a failure
         _remove_worker_pids(id(batches))
         batches._worker_pids_set = False

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from timm.data import IterableImageDataset
-from torch import Tensor
 
 from ..errors import HVTError, did_you_mean
 from ..files import encodable, expanded
@@ -72,67 +72,39 @@ class Splits:
 def open_data(
     name: str | Path,
     *,
-    root: str | Path | None = None,
     val_fraction: float = 0.1,
     holdout: float = 0.0,
     train_fraction: float = 1.0,
     seed: int = 0,
-    download: bool = False,
-    in_chans: int = 3,
-    train_split: str | None = None,
-    val_split: str | None = None,
+    **where: Any,
 ) -> Data:
-    """Open a source for training.
+    """Open a source for training, given also `root`, `download` and `in_chans` as `open_parts` is.
 
-    `name` is one of `SOURCES`, a folder (with `train/` and `val/`, or of class folders only), or
-    has a prefix of timm's dataset factory (`hfds/food101`); `./digits` is a folder in any case.
-    `root` is where the named sources lie (`data` if not given), and what a relative folder is
-    relative to. Without a validation part, `val_fraction` of the training data becomes one. A
-    `holdout` above 0 takes that much of the training data in place of the validation part, so that
-    choices never see it. A `train_fraction` below 1 keeps that fraction of each class of the rest,
-    and at least one image of it. The split names are for timm's factory.
+    Without a validation part, `val_fraction` of the training data becomes one. A `holdout` above 0
+    takes that much of the training data in place of the validation part, so that choices never see
+    it. A `train_fraction` below 1 keeps that fraction of each class of the rest, and at least one
+    image of it.
     """
     name = str(name)
-    if not 0 < val_fraction < 1:
-        raise HVTError(
-            f"val_fraction={val_fraction} is out of range: give a number between 0 and 1"
-        )
-    if not 0 <= holdout < 1:
-        raise HVTError(
-            f"holdout={holdout} is out of range: give a number from 0 to below 1, such as 0.1"
-        )
-    if not 0 < train_fraction <= 1:
-        raise HVTError(
-            f"train_fraction={train_fraction} is out of range: give a number above 0, at most 1"
-        )
-    parts = open_parts(
-        name,
-        root=root,
-        seed=seed,
-        download=download,
-        in_chans=in_chans,
-        train_split=train_split,
-        val_split=val_split,
-    )
-    train, val = parts.train, parts.val
+    parts = open_parts(name, seed=seed, **where)
     if reasons := why_not_trainable(name, parts):
         raise HVTError("; ".join(reasons))
+    train, val = parts.train, parts.val
     assert train is not None
-    held_out = val is None or holdout > 0
     if val is None:
         train, val = _cut(name, train, val_fraction, seed)
     if holdout:
         train, val = _cut(name, train, holdout, seed)
-    if train_fraction < 1:
-        images, labels = _with_labels(name, train)
-        train = images.subset(subsample(labels, train_fraction, seed))
+    if train_fraction != 1:
+        images = _with_labels(name, train)
+        train = images.subset(subsample(images.labels, train_fraction, seed))
     return Data(
         name=name,
         train=train,
         val=val,
         class_names=parts.class_names,
         image_size=parts.image_size,
-        held_out=held_out,
+        held_out=parts.val is None or holdout > 0,
         validation_part=parts.val is not None,
     )
 
@@ -147,7 +119,7 @@ def why_not_trainable(name: str, parts: Splits) -> list[str]:
             f"{name} has the single class {parts.class_names[0]!r}: a classifier needs at least "
             "two class folders"
         )
-    elif parts.val is None and isinstance(parts.train, Images) and parts.train.labels is not None:
+    elif parts.val is None and isinstance(parts.train, Images):
         counts = Counter(int(label) for label in parts.train.labels)
         if max(counts.values(), default=0) < 2:
             reasons.append(
@@ -159,30 +131,21 @@ def why_not_trainable(name: str, parts: Splits) -> list[str]:
 def open_eval(
     name: str | Path,
     *,
-    root: str | Path | None = None,
     class_names: Sequence[str] | None = None,
     num_classes: int | None = None,
     match_by_order: bool = False,
-    download: bool = False,
-    in_chans: int = 3,
-    val_split: str | None = None,
+    **where: Any,
 ) -> EvalData:
     """Open only a source's validation part, or all of a source without one.
 
     `validation_part` tells which: a model trained on the latter has seen most of its images.
+    `root`, `download` and `in_chans` are those of `open_parts`.
 
     With a model's `class_names`, or its `num_classes` where it does not know their names, the
     labels become indices of its logits (see `match_classes`).
     """
     name = str(name)
-    parts = open_parts(
-        name,
-        root=root,
-        download=download,
-        in_chans=in_chans,
-        val_split=val_split,
-        need_train=False,
-    )
+    parts = open_parts(name, need_train=False, **where)
     if parts.problems:
         raise HVTError("; ".join(parts.problems))
     val = parts.val if parts.val is not None else parts.train
@@ -220,13 +183,15 @@ def open_parts(
     seed: int = 0,
     download: bool = False,
     in_chans: int = 3,
-    train_split: str | None = None,
-    val_split: str | None = None,
     need_train: bool = True,
 ) -> Splits:
     """Open a source without splitting it; without `need_train`, training data is not read.
 
-    A folder of class folders without a validation part is the training part.
+    `name` is one of `SOURCES`, a folder (with `train/` and `val/`, or of class folders only), or
+    has a prefix of timm's dataset factory (`hfds/food101`); `./digits` is a folder in any case.
+    `root` is where the named sources lie (`data` if not given), and what a relative folder is
+    relative to. `seed` shuffles streams. A folder of class folders without a validation part is
+    the training part.
     """
     name = str(name)
     mode_of(in_chans)
@@ -234,30 +199,20 @@ def open_parts(
         if value == "":  # which would be the working folder
             raise HVTError(f"the {word} has an empty name: name a folder")
     base = None if root is None else expanded(root)
+    base_or_default = base or Path("data")
     if name == "digits":
         return Splits(*open_digits(in_chans), image_size=8)
-    base_or_default = base or Path("data")
     if name in CIFAR:
-        arrays = open_cifar(
-            name, base_or_default, download=download, in_chans=in_chans, need_train=need_train
-        )
+        arrays = open_cifar(name, base_or_default, download, in_chans, need_train)
         return Splits(*arrays, image_size=32)
     if name == "imagenet":
         return _open_imagenet(base_or_default, in_chans, need_train)
     if name.lower() in ("torch/folder", "torch/image_folder"):
         return _open_folder(base_or_default, in_chans, need_train)
     if is_factory_name(name):
-        parts = open_factory(
-            name,
-            root=base,
-            train_split=train_split,
-            val_split=val_split,
-            need_train=need_train,
-            download=download,
-            seed=seed,
-            in_chans=in_chans,
+        return Splits(
+            *open_factory(name, base, in_chans, need_train=need_train, download=download, seed=seed)
         )
-        return Splits(*parts)
     folder = expanded(name) if base is None else base / expanded(name)
     exists = os.path.exists(folder)  # noqa: PTH110 - never raises
     if not exists and not any(sign in name for sign in "/\\.~"):
@@ -267,19 +222,19 @@ def open_parts(
     return _open_folder(folder, in_chans, need_train)
 
 
-def _cut(name: str, dataset: AnyImages, fraction: float, seed: int) -> tuple[AnyImages, AnyImages]:
-    images, labels = _with_labels(name, dataset)
-    train, val = split_stratified(labels, fraction, seed)
+def _cut(name: str, dataset: AnyImages, fraction: float, seed: int) -> tuple[Images, Images]:
+    images = _with_labels(name, dataset)
+    train, val = split_stratified(images.labels, fraction, seed)
     return images.subset(train), images.subset(val)
 
 
-def _with_labels(name: str, dataset: AnyImages) -> tuple[Images, Sequence[int] | Tensor]:
-    if not isinstance(dataset, Images) or dataset.labels is None:
+def _with_labels(name: str, dataset: AnyImages) -> Images:
+    if not isinstance(dataset, Images):
         raise HVTError(
-            f"{name} does not list its labels before it is read, so no part can be held out: "
-            "name a training and a validation split instead"
+            f"{name} is a stream, of which no part can be held out: it needs a training and a "
+            "validation split"
         )
-    return dataset, dataset.labels
+    return dataset
 
 
 def _open_imagenet(root: Path, in_chans: int, need_train: bool) -> Splits:

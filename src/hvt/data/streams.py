@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import HVTError
 from .augment import Item, keys_for, transform_by_key
-from .images import UnreadableImageError
+from .images import UnreadableImageError, why
 
 
 class SeededStream(IterableDataset[Item]):
@@ -53,58 +53,53 @@ class SeededStream(IterableDataset[Item]):
             self.dataset.set_epoch(epoch)
 
     def workers(self, wanted: int) -> int:
-        """As many reading processes as have files to read."""
-        reader = getattr(self.dataset, "reader", None)
-        files = getattr(getattr(reader, "split_info", None), "filenames", None)
-        if isinstance(files, list | tuple):
-            wanted = min(wanted, max(1, len(files) // (self.world_size if self.divided else 1)))
-        elif (shards := _shards(reader)) is not None:
-            # Files that processes cannot share evenly are read by each of them.
-            shared = self.divided and shards % self.world_size == 0
-            wanted = min(wanted, max(1, shards // self.world_size if shared else shards))
+        """As many reading processes as have files to read: one too many would wait for ever."""
+        reader: Any = getattr(self.dataset, "reader", None)
+        builder: Any = getattr(reader, "builder", None)
+        files = None
+        sharing = self.world_size if self.divided else 1
+        if hasattr(reader, "split_info"):  # WebDataset's, TensorFlow's
+            files = len(reader.split_info.filenames)
+        elif hasattr(builder, "as_streaming_dataset") and not reader.download:  # Hugging Face's
+            files = builder.as_streaming_dataset(split=reader.split).n_shards
+            if files % sharing:  # files that processes cannot share evenly are read by each of them
+                sharing = 1
+        if files is not None:
+            wanted = min(wanted, max(1, files // sharing))
         if hasattr(self.dataset, "set_loader_cfg"):
             self.dataset.set_loader_cfg(num_workers=max(1, wanted))
         return wanted
 
     def __iter__(self) -> Iterator[Item]:
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        count = 0
         try:
-            for number, (image, label) in enumerate(self.dataset):
-                if not self.divided and number % self.world_size != self.rank:
-                    continue
-                if self.epoch is None:
-                    try:
-                        item: Item = self.transform(image), int(label), 0
-                    except UnreadableImageError as error:  # such as too long a strip
-                        broken = UnreadableImageError.of("an image of the stream", error.reason)
-                        item = (None, 0, 1) if self.skip_broken else broken
-                    yield item
-                    continue
-                for _ in range(self.repeats):
-                    place = (count * workers + worker) * self.world_size + self.rank
-                    key = int(keys_for(self.seed, self.epoch, np.array([place]))[0])
-                    yield transform_by_key(self.transform, image, key), int(label), 0
-                    count += 1
+            images = enumerate(self.dataset)
+            if self.divided:
+                own = (item for _, item in images)
+            else:
+                own = (item for i, item in images if i % self.world_size == self.rank)
+            yield from self._items(own)
         except HVTError as error:  # a label that has no name
             yield UnreadableImageError(str(error))
         except (OSError, SyntaxError) as error:  # what Pillow raises where the reader lets it
-            yield UnreadableImageError.of("an image of the stream", " ".join(str(error).split()))
+            yield UnreadableImageError.of("an image of the stream", why(error))
+
+    def _items(self, images: Iterator[tuple[Any, Any]]) -> Iterator[Item]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        place, step = worker * self.world_size + self.rank, workers * self.world_size
+        for image, label in images:
+            for _ in range(self.repeats):
+                key = None
+                if self.epoch is not None:
+                    key = int(keys_for(self.seed, self.epoch, np.array([place]))[0])
+                try:
+                    yield transform_by_key(self.transform, image, key), int(label), 0
+                except UnreadableImageError as error:  # such as too long a strip
+                    broken = UnreadableImageError.of("an image of the stream", error.reason)
+                    yield (None, 0, 1) if self.skip_broken else broken
+                place += step
 
 
 def stream_length(dataset: Any) -> int:
     """The images of a stream over all processes, as far as its description tells."""
     return getattr(getattr(dataset, "reader", None), "num_samples", None) or len(dataset)
-
-
-def _shards(reader: Any) -> int | None:
-    """The files of a stream of Hugging Face's: one process too many would wait for ever."""
-    builder: Any = getattr(reader, "builder", None)
-    if not hasattr(builder, "as_streaming_dataset") or getattr(reader, "download", False):
-        return None
-    try:
-        return int(builder.as_streaming_dataset(split=reader.split).n_shards)
-    except OSError as error:
-        reason = " ".join(str(error).split())
-        raise HVTError(f"the stream cannot be opened: {reason}") from error
