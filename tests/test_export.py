@@ -654,7 +654,7 @@ def test_an_archive_is_not_unpickled(trained: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "harmed").exists()
 
 
-def test_archives_that_are_refused(trained: Path, tmp_path: Path) -> None:
+def test_programs_that_are_not_ours_or_damaged_are_an_error(trained: Path, tmp_path: Path) -> None:
     class Other(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + 1

@@ -1,8 +1,10 @@
-"""What torch wrote is read as data: nothing runs, and anything but data is named."""
+"""What `torch.save` wrote is read as data: nothing runs, and anything but data is named.
+
+`test_export.py` has the programs of `torch.export`.
+"""
 
 import argparse
 import functools
-import json
 import os
 import zipfile
 from collections import Counter
@@ -17,7 +19,6 @@ from torch import Tensor, nn
 
 import hvt
 from hvt import HVT, CheckpointError, HVTConfig
-from hvt.checkpoint.description import describe
 from hvt.checkpoint.torch_files import read_torch
 from hvt.errors import UnsafeCheckpointError
 
@@ -158,83 +159,3 @@ def test_a_zip_that_is_larger_than_it_looks_is_not_opened(tmp_path: Path) -> Non
             new.writestr(name, part)
     with pytest.raises(UnsafeCheckpointError, match=r"m\.pth .* compressed or overlap"):
         hvt.load(path)
-
-
-# ── exported programs ───────────────────────────────────────────────────────────────────────────
-
-Parts = dict[str, bytes]
-Index = dict[str, Any]
-
-
-def export(
-    path: Path,
-    change: Callable[[Index, Parts], None] = lambda index, parts: None,
-) -> HVT:
-    """The parts of an exported program that are read: the weights, their index, the description."""
-    model = HVT(TINY).eval()
-    index: Index = {}
-    parts: Parts = {"archive_format": b"pt2", "extra/hvt.json": describe(model).encode()}
-    for number, (name, tensor) in enumerate(model.state_dict().items()):
-        sizes, strides = (
-            [{"as_int": n} for n in numbers] for numbers in (tensor.shape, tensor.stride())
-        )
-        index[name] = {
-            "path_name": f"weight_{number}",
-            "use_pickle": False,
-            "tensor_meta": {"sizes": sizes, "strides": strides},
-        }
-        parts[f"data/weights/weight_{number}"] = tensor.contiguous().numpy().tobytes()
-    change(index, parts)
-    parts["data/weights/model_weights_config.json"] = json.dumps({"config": index}).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, part in parts.items():
-            archive.writestr(f"model/{name}", part)
-    return model
-
-
-def test_an_exported_program_loads(tmp_path: Path) -> None:
-    model, images = export(tmp_path / "m.pt2"), torch.randn(2, 3, 16, 16)
-    assert torch.equal(hvt.load(tmp_path / "m.pt2")(images), model(images))
-
-
-def pickled(index: Index, parts: Parts) -> None:
-    index["norm.weight"]["use_pickle"] = True
-
-
-def short(index: Index, parts: Parts) -> None:
-    index["norm.weight"]["tensor_meta"]["sizes"] = [{"as_int": 10**10}]
-
-
-def undescribed(index: Index, parts: Parts) -> None:
-    del parts["extra/hvt.json"]
-
-
-def cropped(index: Index, parts: Parts) -> None:
-    content = json.loads(parts["extra/hvt.json"])
-    content["preprocessing"]["crop_pct"] = 0.001
-    parts["extra/hvt.json"] = json.dumps(content).encode()
-
-
-def not_a_number(index: Index, parts: Parts) -> None:
-    entry = f"data/weights/{index['norm.weight']['path_name']}"
-    parts[entry] = parts[entry][:-4] + b"\x00\x00\xc0\x7f"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (pickled, "not stored as plain float32"),
-        (short, "is damaged or cut short"),
-        (undescribed, "is not a torch.export program of hvt export"),
-        (cropped, "crop_pct=0.001 must be"),
-        (not_a_number, "norm.weight with NaN"),
-    ],
-)
-def test_an_export_that_is_not_ours_is_named(
-    tmp_path: Path, change: Callable[[Index, Parts], None], words: str
-) -> None:
-    export(tmp_path / "m.pt2", change)
-    with pytest.raises(CheckpointError) as caught:
-        hvt.load(tmp_path / "m.pt2")
-    assert words in str(caught.value)
-    assert "m.pt2" in str(caught.value)
