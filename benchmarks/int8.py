@@ -30,7 +30,7 @@ from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_images, sample_images
 from hvt.data.sources import open_eval
 from hvt.deploy.calibrate import CHOOSING, calibrate, smoothquant
-from hvt.deploy.export import to_onnx, write
+from hvt.deploy.export import to_onnx, write_onnx
 from hvt.deploy.quantise import linear_nodes, quantise
 from hvt.deploy.runtime import INPUT, OUTPUT, OnnxModel
 from hvt.evaluation import evaluate
@@ -124,8 +124,8 @@ def calling(model: Callable[[Tensor], object], images: Tensor) -> Callable[[], o
 def exported(model: hvt.HVT, images: Tensor, folder: Path) -> dict[str, Path]:
     """The float32 and the int8 file of a model, calibrated on the images."""
     files = {form: folder / f"{form}.onnx" for form in ("onnx", "int8")}
-    write(model, files["onnx"], "onnx")
-    write(model, files["int8"], "int8", calibrate(model, images))
+    write_onnx(model, files["onnx"])
+    write_onnx(model, files["int8"], calibrate(model, images))
     return files
 
 

@@ -106,7 +106,10 @@ def parse() -> argparse.Namespace:
 
 def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, object]]:
     extra = [m for m in hvt.list_models() if m not in args.models] if args.all_hvt else []
-    price = {name: bench_models.gflops(name) for name in [*args.models, *extra]}
+    price = {
+        name: bench_models.gflops(name, bench_models.build(name).eval().requires_grad_(False))
+        for name in [*args.models, *extra]
+    }
     memory: dict[Case, int] = {}
     for name in [] if args.no_memory else args.models:
         note(f"peak memory of {name}")
@@ -164,6 +167,10 @@ def warm_up(inference: Runs, train: Runs) -> None:
             run()
 
 
+def library(name: str) -> str:
+    return "timm" if resolve(name).kind == "timm" else "hvt"
+
+
 # ── reporting ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -179,7 +186,7 @@ def row(
     achieved = 2 * gflops * PASSES[case.mode] * images_per_s
     return {
         "model": case.model,
-        "library": bench_models.library(case.model),
+        "library": library(case.model),
         "mode": case.mode,
         "batch": case.batch,
         "images_per_s": f"{images_per_s:.3f}",
@@ -230,7 +237,7 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
     ):
         for i, batch in enumerate(batches):
             for y, name in enumerate(trained):
-                ours = bench_models.library(name) == "hvt"
+                ours = library(name) == "hvt"
                 at, ratio = y - 0.4 + height * (i + 0.5), value[Case(name, mode, batch)]
                 axis.barh(at, ratio, height, color="#0969da" if ours else "#8c959f", alpha=1 / 2**i)
                 ink = "black" if i else "white"
@@ -243,7 +250,7 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
         axis.set_xlabel("images/s, timm's DeiT-S = 1")
         axis.margins(x=0.1)
         axis.spines[["top", "right"]].set_visible(False)
-    labels = [f"{n} ({bench_models.library(n)}, {price[n]:.2f} G)" for n in trained]
+    labels = [f"{n} ({library(n)}, {price[n]:.2f} G)" for n in trained]
     axes[0].set_yticks(range(len(trained)), labels)
     axes[0].invert_yaxis()
     machine = rows[0]

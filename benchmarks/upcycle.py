@@ -33,14 +33,13 @@ from pages import fill, table, write
 import hvt
 from hvt.bench.measure import describe, portable_command
 from hvt.bench.models import open_bench_model
-from hvt.bench.plot import save
 from hvt.bench.run import measure, write_csv
 from hvt.data.evaluation import eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sources import open_eval
 from hvt.device import find_device
 from hvt.files import atomic_write
-from hvt.plot import new_figure
+from hvt.plot import new_figure, save
 from hvt.power import retention_for
 from hvt.upcycling.source import open_source
 from hvt.upcycling.student import pooled, resized

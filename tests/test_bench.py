@@ -19,12 +19,10 @@ from PIL import Image
 
 import hvt
 from hvt.bench.measure import calls_in_turns, describe, interleaved
-from hvt.bench.models import BenchModel, gflops, modes_of, open_bench_model
+from hvt.bench.models import BenchModel, bench_model, modes_of, open_bench_model
 from hvt.bench.peak import in_new_process, peak_memory
 from hvt.bench.plot import draw
-from hvt.bench.run import BenchRow, busy, measure, percentile
-from hvt.deploy.calibrate import Calibration, input_ranges
-from hvt.deploy.export import write
+from hvt.bench.run import BenchRow, busy, measure
 from hvt.errors import HVTError
 from hvt.zoo import write_config
 
@@ -80,14 +78,6 @@ def test_what_another_model_left_is_not_counted(monkeypatch: pytest.MonkeyPatch)
     calls_in_turns({0: run}, CPU, 0, 0.08, each)
     assert len(each[0]) >= 80
     assert max(each[0]) == pytest.approx(0.001)
-
-
-def test_percentiles() -> None:
-    seconds = [float(n) for n in range(100, 0, -1)]
-    assert (percentile(seconds, 50), percentile(seconds, 90), percentile(seconds, 99)) == (
-        51, 91, 100,
-    )  # fmt: skip
-    assert percentile([2.0], 99) == percentile([2.0], 50) == 2
 
 
 def test_the_machine_is_named() -> None:
@@ -157,48 +147,43 @@ def test_a_model_of_timm(tmp_path: Path) -> None:
     assert opened.call(2, CPU)().shape == (2, 1000)  # type: ignore[attr-defined]
     with pytest.raises(HVTError, match="test_vit is timm's"):
         open_bench_model("test_vit", "onnx", CPU, tmp_path)
-    with pytest.raises(HVTError, match="test_vit is timm's"):
-        peak_memory("test_vit", "onnx", [1], CPU)
 
 
-def test_timms_counter_agrees_with_the_closed_form() -> None:
+def test_timms_counter_agrees_with_the_closed_form(tmp_path: Path) -> None:
     """timm's DeiT-Ti is ours: 1.25 G."""
-    assert gflops("deit_tiny_patch16_224") == pytest.approx(gflops("deit_ti"), rel=0.01)
+    theirs, ours = (
+        open_bench_model(name, "eager", CPU, tmp_path)
+        for name in ("deit_tiny_patch16_224", "deit_ti")
+    )
+    assert theirs.gflops == pytest.approx(ours.gflops, rel=0.01)
 
 
 @pytest.mark.slow
 def test_peak_memory_of_an_exported_file(build: Build, tmp_path: Path) -> None:
     model = build("hvt_ti_1", depth=1, num_heads=6, head_dim=64)
-    write(model, tmp_path / "model.onnx", "onnx")
-    peaks = peak_memory(str(tmp_path / "model.onnx"), "onnx", [1, 64], CPU)
+    opened = bench_model("named", model, "onnx", CPU, tmp_path)
+    peaks = peak_memory(opened, [1, 64], CPU)
     assert list(peaks) == [1, 64]
     weights = 4 * hvt.cost(model).params
     assert weights < peaks[1] < peaks[64] < 1e9
 
 
-@pytest.mark.parametrize("mode", [pytest.param("onnx", marks=pytest.mark.slow), "int8"])
-def test_peak_memory_in_an_exported_mode_is_that_of_evaluation(
-    mode: str, monkeypatch: pytest.MonkeyPatch
+def test_exported_modes_are_those_of_evaluation(
+    models: dict[str, BenchModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the new process is given is the file that is timed: quantised, and without dropout."""
-    graphs: list[onnx.ModelProto] = []
-
-    def run(_: Any, file: str, *args: Any) -> dict[int, int]:
-        graphs.append(onnx.load(file))
-        return {1: 5}
-
-    monkeypatch.setattr("hvt.bench.peak.in_new_process", run)
-    fields = SMALL | {"img_size": 32, "depth": 1, "drop_rate": 0.1}
-    assert peak_memory("hvt_ti_1", mode, [1], CPU, **fields) == {1: 5}
-    (graph,) = graphs
-    kinds = {node.op_type for node in graph.graph.node}
-    assert not any(kind.startswith(("Random", "Dropout", "Bernoulli")) for kind in kinds)
-    assert ("QuantizeLinear" in kinds) == (mode == "int8")
+    """Quantised, and without dropout; peak memory is that of the file that is timed."""
+    monkeypatch.setattr("hvt.bench.peak.in_new_process", lambda _, file, *args: file)
+    training = hvt.create_model("hvt_ti_1", **SMALL | {"depth": 1, "drop_rate": 0.1}).train()
+    for opened in (models["int8"], bench_model("a", training, "onnx", CPU, tmp_path)):
+        file = peak_memory(opened, [1], CPU)
+        kinds = {node.op_type for node in onnx.load(str(file)).graph.node}
+        assert not any(kind.startswith(("Random", "Dropout", "Bernoulli")) for kind in kinds)
+        assert ("QuantizeLinear" in kinds) == (opened.mode == "int8")
 
 
 def test_peak_memory_of_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HVTError, match=r"^batch=100000000000000000000 does not fit into memory"):
-        peak_memory("test_vit", "eager", [10**20], CPU)
+        peak_memory(open_bench_model("test_vit", "eager", CPU, Path()), [10**20], CPU)
 
     def killed(*_: Any) -> None:
         raise BrokenProcessPool
@@ -216,7 +201,7 @@ def test_a_batch_that_does_not_fit() -> None:
     def run(images: torch.Tensor) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory" if len(images) > 1 else "x")
 
-    opened = BenchModel("a", "hvt", "eager", (3, 8, 8), lambda: 1.0, 1.0, run)
+    opened = BenchModel("a", "eager", open_bench_model("test_vit", "eager", CPU, Path()).model, run)
     with pytest.raises(HVTError, match="batch=2 does not fit"):
         measure([opened], [2], CPU)
     with pytest.raises(RuntimeError, match="x"):
@@ -229,27 +214,34 @@ def test_multiply_adds_that_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("timm.models.vision_transformer.VisionTransformer.forward", forward)
     with pytest.raises(HVTError, match=r"of test_vit cannot be counted \(no such kernel\): leave"):
-        gflops("test_vit")
+        _ = open_bench_model("test_vit", "eager", CPU, Path()).gflops
 
 
 # The command
 
 
-def test_the_command(command: Command, checkpoint: Path, build: Build, tmp_path: Path) -> None:
-    model = hvt.load(checkpoint)
-    calibration = Calibration(model, input_ranges(model, torch.randn(2, 3, 64, 64)))
-    write(model, tmp_path / "small-int8.onnx", "int8", calibration)
+def test_the_command(
+    command: Command,
+    checkpoint: Path,
+    models: dict[str, BenchModel],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("hvt.bench.run.BUSY", 0.0)  # as if something else ran as well
+    int8 = models["int8"].model.path
     code, out, err = command(
-        "bench", checkpoint, tmp_path / "small-int8.onnx", "--batch", "2", "--rounds", 1,
+        "bench", checkpoint, int8, "--batch", "2", "--rounds", 1,
         "--device", "cpu", "--no-memory", "--json", "--csv", tmp_path / "speed.csv",
         "--plot", tmp_path / "speed.svg",
     )  # fmt: skip
     assert code == 0
     assert "round 1 of 1" in err
+    assert "the machine was busy" in err
     said = json.loads(out)
+    assert said["busy"] is True
     assert [(row["model"], row["mode"]) for row in said["rows"]] == [
         (str(checkpoint), "eager"),
-        (str(tmp_path / "small-int8.onnx"), "int8"),
+        (str(int8), "int8"),
     ]
     assert said["machine"]["torch"] == torch.__version__
     with (tmp_path / "speed.csv").open() as file:
@@ -283,13 +275,10 @@ def test_the_command_as_a_table(
 
 
 def test_the_image(tmp_path: Path) -> None:
-    rows = [
-        BenchRow("deit_s", "hvt", "eager", 16, "224", 4.6, 22.0, 15.0, 1, 1, 1, 9, 1, 1, 1, None),
-        BenchRow(
-            "runs/$a_$b.onnx", "hvt", "int8", 1, "224", 1.4, 22.0, 70.0, 1, 1, 1, 9, 1, 1, 1, None
-        ),
-    ]
-    draw(rows, describe(CPU), tmp_path / "speed.png")
+    other = dataclasses.replace(ROW, model="runs/$a_$b.onnx", mode="int8", batch=1, gflops=1.4)
+    draw(
+        [ROW, dataclasses.replace(other, images_per_s=70.0)], describe(CPU), tmp_path / "speed.png"
+    )
     with Image.open(tmp_path / "speed.png") as image:
         assert image.format == "PNG"
         assert image.width > 1.5 * image.height  # a panel for each batch size
@@ -302,17 +291,6 @@ def test_a_busy_machine_is_reported() -> None:
         "the machine was busy: p90 is 3.1 times p50 for b at batch 16, so measure again when "
         "nothing else runs"
     )
-
-
-def test_the_command_reports_a_busy_machine(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hvt.bench.run.percentile", lambda seconds, share: 10 * max(seconds))
-    words = ("bench", "deit_ti", "--img-size", 32, "--batch", 1, "--rounds", 1, "--no-memory")
-    code, out, err = command(*words, "--device", "cpu", "--json")
-    assert code == 0
-    assert json.loads(out)["busy"] is True
-    assert "the machine was busy" in err
 
 
 def test_modes_that_a_model_has() -> None:
@@ -337,7 +315,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
         (("none.onnx",), "cannot read none.onnx: No such file"),
         (("none.safetensors",), "cannot read none.safetensors"),
         (("hvt_s_1", "--device", "gpu"), "the device 'gpu' is not available"),
-        (("hvt_s_1", "--plot", "speed.jpg"), "the image speed.jpg should end in .png or .svg"),
+        (("hvt_s_1", "--plot", "speed.jpg"), "the figure speed.jpg should end in .png or .svg"),
         (("hvt_s_1", "--csv", "model.safetensors"), "model.safetensors should end in .csv"),
         (("hvt_s_1", "--csv", "none/speed.csv"), "none/speed.csv: the folder none does not exist"),
         (("hvt_s_1", "resnet18", "--img-size", "64"), "hvt's names, and resnet18 has a size of"),

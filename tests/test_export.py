@@ -36,9 +36,9 @@ from hvt.deploy.calibrate import (
     sensitivities,
     smoothquant,
 )
-from hvt.deploy.export import MAX_ERROR, TOLERANCE, export, to_onnx, write
+from hvt.deploy.export import MAX_ERROR, TOLERANCE, export, to_onnx, write_onnx
 from hvt.deploy.quantise import linear_nodes, quantise
-from hvt.deploy.runtime import OnnxModel, _asked_threads, open_model
+from hvt.deploy.runtime import OnnxModel, open_model
 from hvt.errors import CheckpointError, HVTError
 from hvt.extraction import best, significance
 
@@ -127,7 +127,7 @@ ALIKE = (
 )
 def test_logits_at_every_batch_size(tmp_path: Path, config: hvt.HVTConfig) -> None:
     model = stir(hvt.HVT(config)).eval()
-    write(model, tmp_path / "model.onnx", "onnx")
+    write_onnx(model, tmp_path / "model.onnx")
     exported = OnnxModel(tmp_path / "model.onnx", "cpu", threads=1)
     assert exported.config == config
     for batch in (1, 2, 17):
@@ -148,7 +148,7 @@ def test_models_in_their_own_size(tmp_path: Path, name: str) -> None:
         expected = model(images)
     calibrations = {"onnx": None, "int8": plainly(model, images)}
     for form, allowed in (("onnx", TOLERANCE), ("int8", MAX_ERROR)):
-        write(model, tmp_path / "model.onnx", form, calibrations[form])
+        write_onnx(model, tmp_path / "model.onnx", calibrations[form])
         got = OnnxModel(tmp_path / "model.onnx", threads=1)(images)
         assert (got - expected).norm() <= allowed * expected.norm(), form
 
@@ -169,7 +169,7 @@ def test_power_drops_tokens_in_every_form(tmp_path: Path, build: Build) -> None:
     result = export(model, tmp_path / "model.pt2", "torch", images)
     assert result.difference <= TOLERANCE
     calibration = plainly(model, images)
-    write(model, tmp_path / "model.onnx", "int8", calibration)
+    write_onnx(model, tmp_path / "model.onnx", calibration)
     exported = OnnxModel(tmp_path / "model.onnx", threads=1)
     got = exported(images)
     assert (got - expected).norm() < 0.2 * expected.norm()
@@ -355,7 +355,7 @@ def test_int8_of_layers_without_a_bias(tmp_path: Path, build: Build) -> None:
     images = drawn_images(4, 3, model.config.image)
     with torch.inference_mode():
         expected = model(images)
-    write(model, tmp_path / "int8.onnx", "int8", plainly(model, images))
+    write_onnx(model, tmp_path / "int8.onnx", plainly(model, images))
     got = OnnxModel(tmp_path / "int8.onnx", threads=1)(images)
     assert (got - expected).norm() <= MAX_ERROR * expected.norm()
 
@@ -365,7 +365,7 @@ def test_rounding_is_onnx_runtimes(tmp_path: Path, build: Build) -> None:
     model = build("hvt_ti_1", depth=1)
     images = drawn_images(4, 3, (64, 64))
     ranges = input_ranges(model, images)
-    write(model, tmp_path / "int8.onnx", "int8", Calibration(model, ranges))
+    write_onnx(model, tmp_path / "int8.onnx", Calibration(model, ranges))
     images *= 1.5  # some values are outside of their ranges
     with torch.inference_mode():
         truth = model(images)
@@ -406,7 +406,7 @@ def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
 def test_int8_answers_do_not_depend_on_company(tmp_path: Path, build: Build) -> None:
     model = build("hvt_ti_1", depth=1).requires_grad_(False)  # as `export` does
     images = drawn_images(16, 3, (64, 64))
-    write(model, tmp_path / "int8.onnx", "int8", calibrate(model, images[:8]))
+    write_onnx(model, tmp_path / "int8.onnx", calibrate(model, images[:8]))
     exported = OnnxModel(tmp_path / "int8.onnx", threads=1)
     mine = images[8:]
     expected = exported(mine)
@@ -461,8 +461,6 @@ def test_int8_is_not_calibrated_on_what_is_not_there(tmp_path: Path, build: Buil
     ):
         with pytest.raises(HVTError, match=message):
             export(model, tmp_path / "m.onnx", "int8", calibration)
-    with pytest.raises(HVTError, match="int8 needs a calibration"):
-        write(model, tmp_path / "m.onnx", "int8")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -717,11 +715,3 @@ def test_drawn_images(size: tuple[int, int]) -> None:
     assert images.shape == (3, 2, *size)
     assert images.isfinite().all()
     torch.testing.assert_close(images, drawn_images(3, 2, size))
-
-
-@pytest.mark.parametrize(("asked", "threads"), [("3,2", 3), ("", 0), ("many", 0), (" 4 ", 4)])
-def test_openmp_s_setting_may_be_a_list(
-    monkeypatch: pytest.MonkeyPatch, asked: str, threads: int
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert _asked_threads() == threads

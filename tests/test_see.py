@@ -512,7 +512,7 @@ def test_the_built_in_model(run: Command, flower: Path, tmp_path: Path, kind: st
         ("see features hvt_ti_1 IMAGE --dpi 10", "dpi='10' must be a whole number from 40 to"),
         ("see features hvt_ti_1 IMAGE --seed -1", "seed='-1' must be a whole number from 0"),
         ("see features hvt_ti_1 IMAGE --ouput a.png", "unknown flag '--ouput': did you mean"),
-        ("see features hvt_ti_1 IMAGE --output a.pdf", "only PNG is, so name it a.png"),
+        ("see features hvt_ti_1 IMAGE --output a.pdf", "a.pdf should end in .png or .svg"),
         ("see tokens hvt_ti_1 IMAGE --output no/a.png", "the folder no does not exist"),
         ("see tokens hvt_ti_1 IMAGE --output IMAGE", "is the image itself"),
         ("see tokens hvt_ti_1 hvt_ti_2 IMAGE", "'hvt_ti_2' is one model too many"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import HVTError
-from .files import check_writable
+from .files import atomic_write, check_writable
 
 
 def new_figure(**kwargs: Any) -> Any:
@@ -18,11 +18,19 @@ def new_figure(**kwargs: Any) -> Any:
     return Figure(**kwargs)
 
 
-def png_path(path: str | Path) -> Path:
-    """A PNG file to draw into, checked before the work."""
+def figure_path(path: str | Path) -> Path:
+    """A PNG or SVG file to draw into, checked before the work."""
     new_figure()  # raises an error where matplotlib is missing
     path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise HVTError(f"{path} cannot be written: only PNG is, so name it {path.stem}.png")
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise HVTError(f"the figure {path} should end in .png or .svg")
     check_writable(path)
     return path
+
+
+def save(figure: Any, path: str | Path, dpi: int = 110) -> None:
+    """Write a figure atomically, as PNG or SVG by the path's suffix."""
+    form = Path(path).suffix.lower().removeprefix(".")
+    undated = {"Date": None} if form == "svg" else None  # or the same figures would differ
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format=form, dpi=dpi, metadata=undated)

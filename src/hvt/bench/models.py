@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..config import HVTConfig
 from ..costs import cost
 from ..data.sample import drawn_images
 from ..deploy.calibrate import Calibration, input_ranges
-from ..deploy.export import write
+from ..deploy.export import write_onnx
 from ..deploy.runtime import OnnxModel
 from ..errors import HVTError
 from ..model import HVT
@@ -35,20 +34,32 @@ class BenchModel:
     """A model that is ready to run in one of the modes."""
 
     name: str
-    library: str
-    """hvt or timm."""
     mode: str
-    input_size: tuple[int, int, int]
-    """Channels, height and width."""
-    count_gflops: Callable[[], float]
-    """For a timm model this builds another copy, which must not count in its memory."""
-    params_m: float
+    model: nn.Module | OnnxModel
     run: Callable[[Tensor], object]
+    """The model, compiled where the mode says so."""
+
+    @property
+    def library(self) -> str:
+        """hvt or timm."""
+        return "hvt" if isinstance(self.model, HVT | OnnxModel) else "timm"
+
+    @property
+    def input_size(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        return input_size(self.model)
 
     @functools.cached_property
     def gflops(self) -> float:
         """MACs per image, in 10⁹."""
-        return self.count_gflops()
+        return gflops(self.name, self.model)
+
+    @property
+    def params_m(self) -> float:
+        """Parameters, in millions."""
+        if isinstance(self.model, HVT | OnnxModel):
+            return cost(self.model.config).params_m
+        return sum(p.numel() for p in self.model.parameters()) / 1e6
 
     def call(self, batch: int, device: torch.device) -> Callable[[], object]:
         """One forward pass on a batch of noise, to be timed."""
@@ -86,53 +97,32 @@ def open_bench_model(
     """
     source = resolve(name)
     if source.kind == "onnx":
-        session = OnnxModel(source.name, device, torch.get_num_threads())
-        return _of_config(name, "int8" if session.int8 else "onnx", session.config, session)
-    model = build(name, **overrides).eval()
-    if isinstance(model, HVT):
-        return bench_model(name, model, mode, device, folder)
-    if mode in EXPORTED:
-        raise not_ours(name, mode)
-    params = sum(p.numel() for p in model.parameters()) / 1e6
-    run = _compiled(model.to(device), mode)
-    count = functools.partial(gflops, name)
-    return BenchModel(name, "timm", mode, input_size(model), count, params, run)
+        session = OnnxModel(source.name, device)
+        return BenchModel(name, "int8" if session.int8 else "onnx", session, session)
+    return bench_model(name, build(name, **overrides), mode, device, folder)
 
 
-def bench_model(name: str, model: HVT, mode: str, device: torch.device, folder: Path) -> BenchModel:
-    """A model of ours in evaluation mode, ready to run in a mode."""
+def bench_model(
+    name: str, model: nn.Module, mode: str, device: torch.device, folder: Path
+) -> BenchModel:
+    """A model, ready to run in a mode."""
+    model.eval().requires_grad_(
+        False
+    )  # or a graph would be that of training, with its random drops
     if mode not in EXPORTED:
-        return _of_config(name, mode, model.config, _compiled(model.to(device), mode))
-    session = OnnxModel(export_for_bench(model, mode, folder), device, torch.get_num_threads())
-    return _of_config(name, mode, model.config, session)
-
-
-def export_for_bench(model: HVT, mode: str, folder: Path) -> Path:
-    """The file of a model in an exported mode, in a folder of its own below `folder`."""
-    model.eval()  # or the graph would be that of training, with its random drops
+        model.to(device)
+        run = torch.compile(model, dynamic=False) if mode == "compiled" else model
+        return BenchModel(name, mode, model, run)
+    if not isinstance(model, HVT):
+        raise HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
     calibration = None
     if mode == "int8":
         images = drawn_images(2, model.config.in_chans, model.config.image)
         calibration = Calibration(model, input_ranges(model, images))
     path = Path(tempfile.mkdtemp(dir=folder)) / f"{mode}.onnx"  # names may be alike
-    write(model, path, mode, calibration)
-    return path
-
-
-def not_ours(name: str, mode: str) -> HVTError:
-    return HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
-
-
-def _compiled(model: nn.Module, mode: str) -> Callable[[Tensor], object]:
-    return torch.compile(model, dynamic=False) if mode == "compiled" else model
-
-
-def _of_config(
-    name: str, mode: str, config: HVTConfig, run: Callable[[Tensor], object]
-) -> BenchModel:
-    own = cost(config)
-    size = (config.in_chans, *config.image)
-    return BenchModel(name, "hvt", mode, size, lambda: own.gflops, own.params_m, run)
+    write_onnx(model, path, calibration)
+    session = OnnxModel(path, device)
+    return BenchModel(name, mode, session, session)
 
 
 def build(name: str, device: torch.device | str = "cpu", **overrides: Any) -> nn.Module:
@@ -156,29 +146,21 @@ def modes_of(name: str, modes: Sequence[str]) -> list[str]:
     return remaining
 
 
-def library(name: str) -> str:
-    """hvt or timm."""
-    return "timm" if resolve(name).kind == "timm" else "hvt"
-
-
-def input_size(model: nn.Module) -> tuple[int, int, int]:
+def input_size(model: Any) -> tuple[int, int, int]:
     """The channels, height and width that a model of either library takes."""
-    cfg: Any = model.pretrained_cfg
-    return tuple(cfg["input_size"])
+    return tuple(model.pretrained_cfg["input_size"])
 
 
-def gflops(name: str) -> float:
+def gflops(name: str, model: nn.Module | OnnxModel) -> float:
     """MACs per image in 10⁹: by `hvt.cost`, and by torch's counter for timm's models."""
-    source = resolve(name)
-    if source.kind != "timm":
-        return cost(source.name).gflops
-    # Frozen, for the counter follows whatever wants a gradient.
-    model = build_source(source).eval().requires_grad_(False)
+    if isinstance(model, HVT | OnnxModel):
+        return cost(model.config).gflops
+    where = next(model.parameters()).device
     counter = FlopCounterMode(display=False)
     # The counter does not know every fused attention kernel; the plain one is matrix products.
     try:
-        with sdpa_kernel(SDPBackend.MATH), counter:
-            model(torch.zeros(1, *input_size(model)))
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+            model(torch.zeros(1, *input_size(model), device=where))
     except Exception as error:  # of any kind: it is the model's own code that runs
         raise HVTError(
             f"the MACs of {name} cannot be counted ({first_line(error)}): leave it out"

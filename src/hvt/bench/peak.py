@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import platform
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,30 +16,23 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..deploy.runtime import OnnxModel
 from ..errors import HVTError
-from ..model import HVT
-from ..resolve import resolve
-from . import models
+from .models import BenchModel, fitting, open_bench_model
 
 Result = TypeVar("Result")
 
 
 def peak_memory(
-    name: str, mode: str, batches: Sequence[int], device: torch.device, **overrides: Any
+    model: BenchModel, batches: Sequence[int], device: torch.device, **overrides: Any
 ) -> dict[int, int]:
-    """Bytes by batch size, from a new process; `mode` is one of a `BenchModel`."""
-    exported = resolve(name).kind == "onnx"
-    if device.type == "cuda" and (exported or mode in models.EXPORTED):
-        return {}  # ONNX Runtime's memory there is not torch's to count
-    with tempfile.TemporaryDirectory() as folder:
-        file = name
-        if mode in models.EXPORTED and not exported:
-            # Exported here: exporting takes more memory than running.
-            model = models.build(name, **overrides)
-            if not isinstance(model, HVT):
-                raise models.not_ours(name, mode)
-            file, overrides = str(models.export_for_bench(model, mode, Path(folder))), {}
-        return in_new_process(_inference_peaks, file, mode, batches, device, overrides)
+    """Bytes by batch size, from a new process; `overrides` are those the model was opened with."""
+    name = model.name
+    if isinstance(model.model, OnnxModel):
+        if device.type == "cuda":
+            return {}  # ONNX Runtime's memory there is not torch's to count
+        name, overrides = str(model.model.path), {}
+    return in_new_process(_inference_peaks, name, model.mode, batches, device, overrides)
 
 
 def in_new_process(function: Callable[..., Result], *args: Any) -> Result:
@@ -60,10 +52,10 @@ def _inference_peaks(
     name: str, mode: str, batches: Sequence[int], device: torch.device, overrides: dict[str, Any]
 ) -> dict[int, int]:
     before = memory_held(device)
-    model = models.open_bench_model(name, mode, device, Path(), **overrides)
+    model = open_bench_model(name, mode, device, Path(), **overrides)
     peaks: dict[int, int] = {}
     for batch in sorted(batches):  # from small to large, for a peak never falls
-        with models.fitting(batch):
+        with fitting(batch):
             model.call(batch, device)()
         peaks[batch] = memory_peak(device) - before
     return peaks

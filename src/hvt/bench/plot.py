@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import HVTError
-from ..files import atomic_write, check_writable
-from ..plot import new_figure
+from ..plot import new_figure, save
 
 if TYPE_CHECKING:
     from .run import BenchRow
@@ -16,14 +14,6 @@ if TYPE_CHECKING:
 MARKERS = {"eager": "o", "compiled": "^", "onnx": "s", "int8": "D"}
 COLOURS = {"hvt": "#0969da", "timm": "#9a6700"}
 LINE = "#8c959f"
-
-
-def check_image(path: str | Path) -> None:
-    """Raise an error if a figure could not be drawn or written, before anything is measured."""
-    if Path(path).suffix.lower() not in (".png", ".svg"):
-        raise HVTError(f"the image {path} should end in .png or .svg")
-    check_writable(path)
-    new_figure()
 
 
 def draw(rows: Sequence[BenchRow], machine: dict[str, Any], path: str | Path) -> None:
@@ -43,7 +33,7 @@ def draw(rows: Sequence[BenchRow], machine: dict[str, Any], path: str | Path) ->
         f"{where}, {machine['threads']} threads, torch {machine['torch']}, {machine['date']}",
         fontsize=9,
     )
-    save(figure, path)
+    save(figure, path, dpi=120)
 
 
 def _panel(axes: Any, rows: Sequence[BenchRow]) -> None:
@@ -84,11 +74,3 @@ def _panel(axes: Any, rows: Sequence[BenchRow]) -> None:
 
 def _short(row: BenchRow) -> str:
     return Path(row.model).stem
-
-
-def save(figure: Any, path: str | Path) -> None:
-    """Write a figure atomically, as PNG or SVG by the path's suffix."""
-    form = Path(path).suffix.lower().removeprefix(".")
-    undated = {"Date": None} if form == "svg" else None  # or the same figures would differ
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format=form, dpi=120, metadata=undated)

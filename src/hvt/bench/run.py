@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..data.sample import drawn_images
@@ -104,7 +105,7 @@ def _row(
     peak: float,
     memory: Mapping[tuple[str, str, int], int],
 ) -> BenchRow:
-    median = statistics.median(seconds)
+    median, p90, p99 = np.percentile(seconds, (50, 90, 99)).tolist()
     achieved = 2 * model.gflops * batch / median
     held = memory.get((model.name, model.mode, batch))
     _, height, width = model.input_size
@@ -118,8 +119,8 @@ def _row(
         params_m=model.params_m,
         images_per_s=batch / median,
         p50_ms=1e3 * median,
-        p90_ms=1e3 * percentile(seconds, 90),
-        p99_ms=1e3 * percentile(seconds, 99),
+        p90_ms=1e3 * p90,
+        p99_ms=1e3 * p99,
         calls=len(seconds),
         gflop_per_s=achieved,
         matmul_peak_gflop_per_s=peak,
@@ -154,12 +155,6 @@ def compare_speed(model: HVT, path: Path, form: str, rounds: int = 3) -> dict[st
     for turn in range(rounds):
         interleaved(calls, torch.device("cpu"), turn, TURN, times)
     return {name: BATCH / statistics.median(seconds) for name, seconds in times.items()}
-
-
-def percentile(seconds: Sequence[float], share: float) -> float:
-    """The time that `share` per cent of the calls do not exceed; of few calls the slowest."""
-    ordered = sorted(seconds)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share / 100))]
 
 
 def write_csv(rows: Sequence[dict[str, Any]], path: str | Path) -> None:

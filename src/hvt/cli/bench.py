@@ -118,14 +118,14 @@ def _modes(text: str) -> list[str]:
 
 def _check_files(args: argparse.Namespace) -> None:
     """Raise an error for files that cannot be written, before minutes are spent on measuring."""
-    from ..bench.plot import check_image
+    from ..plot import figure_path
 
     if args.csv:
         if Path(args.csv).suffix.lower() != ".csv":
             raise HVTError(f"the table {args.csv} should end in .csv")
         check_writable(args.csv)
     if args.plot:
-        check_image(args.plot)
+        figure_path(args.plot)
 
 
 def _entries(args: argparse.Namespace, modes: list[str]) -> list[tuple[str, str]]:
@@ -155,7 +155,7 @@ def _memory(
     memory: dict[tuple[str, str, int], int] = {}
     for model in models:
         _note(f"peak memory of {model.name} ({model.mode})")
-        peaks = peak_memory(model.name, model.mode, batches, device, **overrides)
+        peaks = peak_memory(model, batches, device, **overrides)
         memory |= {(model.name, model.mode, batch): held for batch, held in peaks.items()}
     return memory
 

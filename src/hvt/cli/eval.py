@@ -43,17 +43,17 @@ def register(commands: Any) -> None:
         help="match the data's classes to the model's by their order, not by name",
     )
     parser.add_argument("--skip-broken", action="store_true", help="skip unreadable images")
-    parser.add_argument("--confusion", metavar="PNG", help="draw the confusion matrix")
+    parser.add_argument("--confusion", metavar="PNG|SVG", help="draw the confusion matrix")
     add_output_flags(parser)
     parser.set_defaults(run=run_eval, parser=parser)
 
 
 def run_eval(args: argparse.Namespace) -> int:
     from ..deploy.evaluate import evaluate
-    from ..plot import png_path
+    from ..plot import figure_path
     from ..see.confusion import draw_confusion
 
-    drawing = None if args.confusion is None else png_path(args.confusion)
+    drawing = None if args.confusion is None else figure_path(args.confusion)
     score = evaluate(
         args.checkpoint,
         args.data,

@@ -92,9 +92,9 @@ def run(args: argparse.Namespace) -> None:
     from ..planning.run import plan
 
     if args.plot:
-        from ..bench.plot import check_image
+        from ..plot import figure_path
 
-        check_image(args.plot)
+        figure_path(args.plot)
     planned = plan(
         args.gflops,
         params=args.params,

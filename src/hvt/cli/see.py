@@ -23,7 +23,7 @@ def register(commands: Any) -> None:
     group = commands.add_parser(
         "see",
         help="draw feature maps, kept tokens and costs",
-        description="What happens inside a model, as PNG images.",
+        description="What happens inside a model, as PNG or SVG.",
         epilog=(
             "examples:\n  hvt see features hvt_s_1 timm:resnet50 IMAGE\n"
             "  hvt see tokens hvt_s_4 IMAGE\n  hvt see cost deit_s hvt_s_1 hvt_s_4"
@@ -93,7 +93,7 @@ def _add_common(parser: Parser, run: Callable[..., None], words: str, output: st
         add_pretrained(parser)
         add_number(parser, "--seed", "seed of random weights", 0, ge=0, le=2**63 - 1)
     parser.add_argument(
-        "--output", metavar="FILE.png", help=f"the file to write (default: {output})"
+        "--output", metavar="PNG|SVG", help=f"the file to write (default: {output})"
     )
     add_number(parser, "--dpi", "pixels per inch, from 40 to 600", 110, ge=40, le=600)
     parser.set_defaults(run=run, parser=parser)
@@ -159,9 +159,9 @@ def _models_and_image(args: argparse.Namespace) -> tuple[list[str | None], str]:
 
 def _output(args: argparse.Namespace, default: str, image: str | None = None) -> Path:
     """Where to write; raises an error before the work if that cannot be right."""
-    from ..plot import png_path
+    from ..plot import figure_path
 
-    path = png_path(args.output or default)
+    path = figure_path(args.output or default)
     if image is not None and path.resolve() == Path(image).resolve():
         raise HVTError(f"{path} is the image itself: name another file with --output")
     return path

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.sample import evenly
@@ -53,7 +54,7 @@ def input_ranges(model: HVT, images: Tensor) -> dict[str, Range]:
         if not x.isfinite().all():
             raise HVTError(f"the inputs of {name} are not finite: the model cannot be quantised")
 
-    with _watching(model, widen):
+    with _watching(linear_layers(model), widen):
         for batch in images.split(BATCH):
             model(batch)
     return ranges
@@ -74,7 +75,7 @@ def smoothquant(model: HVT, images: Tensor) -> HVT:
     def measure(name: str, x: Tensor) -> None:
         largest[name] = x.flatten(0, -2).abs().amax(dim=0)
 
-    with _watching(model, measure):
+    with _watching(linear_layers(model), measure):
         model(images)
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
@@ -116,34 +117,21 @@ def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> li
     def count(name: str, x: Tensor) -> None:
         macs[name] = x.numel() * layers[name].out_features
 
-    hooks = [
-        block.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-        for block in model.blocks
-    ]
-    with _watching(model, count):
+    blocks = {str(index): block for index, block in enumerate(model.blocks)}
+    with _watching(layers, count), _watching(blocks, lambda _, x: inputs.append(x)):
         truth = model(images)
-    for hook in hooks:
-        hook.remove()
     weights = sum(layer.weight.numel() for layer in layers.values())
     measured = []
     for name, layer in layers.items():
         first = int(name.split(".")[1])
-        weight = layer.weight.data
-        hook = layer.register_forward_pre_hook(
-            lambda _, args, name=name: (rounded(name, args[0], ranges),)
-        )
-        layer.weight.data = rounded_weight(weight)
-        try:
-            x = inputs[first]  # the blocks before it are unchanged
+        x = inputs[first]  # the blocks before it are unchanged
+        with layer.register_forward_hook(_in_int8(name, ranges)):
             for block in model.blocks[first:]:
                 x = block(x)
-            logits = model.forward_head(model.norm(x))
-        finally:
-            hook.remove()
-            layer.weight.data = weight
+        logits = model.forward_head(model.norm(x))
         error = ((logits - truth).square().sum() / truth.square().sum()).item()
         # After pooling a layer has little work and as many weights as before.
-        share = max(macs[name] / sum(macs.values()), weight.numel() / weights)
+        share = max(macs[name] / sum(macs.values()), layer.weight.numel() / weights)
         measured.append(Sensitivity(name, error, share))
     return measured
 
@@ -173,7 +161,7 @@ def linear_layers(model: HVT) -> dict[str, nn.Linear]:
 
 def rounded_weight(weight: Tensor) -> Tensor:
     """A weight as int8 keeps it with a scale per output: `(out, in)` → the same."""
-    integers, scale = integer_weight(weight.numpy())
+    integers, scale = integer_weight(weight.detach().numpy())
     return torch.from_numpy(integers * scale)
 
 
@@ -188,19 +176,22 @@ def rounded(name: str, x: Tensor, ranges: Mapping[str, Range]) -> Tensor:
     return (((x / step).round() + zero).clamp(0, 255) - zero) * step
 
 
+def _in_int8(name: str, ranges: Mapping[str, Range]) -> Any:
+    """A hook that gives a linear layer's output as int8 would."""
+
+    def hook(layer: nn.Linear, args: tuple[Tensor], output: Tensor) -> Tensor:
+        return F.linear(rounded(name, args[0], ranges), rounded_weight(layer.weight), layer.bias)
+
+    return hook
+
+
 @contextlib.contextmanager
-def _watching(model: HVT, watch: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Call `watch` with the name and the input of each linear layer of the blocks that runs."""
-
-    def watching(name: str) -> Any:
-        return lambda _, args: watch(name, args[0])
-
-    hooks = [
-        layer.register_forward_pre_hook(watching(name))
-        for name, layer in linear_layers(model).items()
-    ]
-    try:
+def _watching(
+    modules: Mapping[str, nn.Module], watch: Callable[[str, Tensor], None]
+) -> Iterator[None]:
+    """Call `watch` with the name and the input of each module that runs."""
+    with contextlib.ExitStack() as hooks:
+        for name, module in modules.items():
+            hook = module.register_forward_pre_hook(lambda _, args, n=name: watch(n, args[0]))
+            hooks.enter_context(hook)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

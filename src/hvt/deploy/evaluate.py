@@ -14,7 +14,7 @@ from ..evaluation import Score
 from ..evaluation import evaluate as evaluate_batches
 from ..model import HVT
 from ..resolve import resolve
-from .runtime import OnnxModel, open_model
+from .runtime import OnnxModel, check_classifier, open_model
 
 
 def evaluate(
@@ -45,8 +45,7 @@ def evaluate(
         # "auto" is for ONNX Runtime to settle: it may know other devices than torch.
         on_onnx = isinstance(model, str | Path) and resolve(model).kind == "onnx"
         opened = open_model(model, device if on_onnx else place)
-        if not opened.num_classes:
-            raise HVTError(f"{what} has no classifier, so there is nothing to measure")
+        check_classifier(opened, what)
         source = open_eval(
             data,
             root=root,

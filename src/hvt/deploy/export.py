@@ -6,7 +6,6 @@ import contextlib
 import copy
 import io
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from ..checkpoint.description import describe
 from ..checkpoint.torch_files import DESCRIPTION
 from ..data.sample import drawn_images
 from ..errors import HVTError
-from ..files import atomic_write
+from ..files import atomic_write, check_writable
 from ..model import HVT
 from .calibrate import BATCH, Calibration, calibrate
 from .quantise import quantise
@@ -93,7 +92,10 @@ def export(
     elif images is None:
         images = drawn_images(BATCH, config.in_chans, config.image)
     with atomic_write(path) as temporary:
-        write(model, temporary, form, calibration)
+        if form == "torch":
+            _write_program(model, temporary)
+        else:
+            write_onnx(model, temporary, calibration)
         errors = _compare(model, open_exported(temporary, form), images)
         if form == "int8" and not errors["relative_error"] <= max_error:
             raise HVTError(
@@ -115,11 +117,10 @@ def export(
 
 
 def check_name(path: Path, form: str) -> None:
-    """Raise an error for an unknown form, a suffix that does not fit it, and a folder."""
+    """Raise an error for an unknown form, a suffix that does not fit it, or an unwritable path."""
     if form not in FORMS:
         raise HVTError(f"unknown form {form!r}: use {', '.join(FORMS)}")
-    if os.path.isdir(path):  # noqa: PTH112 - False for a name that cannot be
-        raise HVTError(f"cannot write {path}: it is a folder")
+    check_writable(path)
     if path.suffix.lower() != FORMS[form]:
         better = path.with_suffix(FORMS[form]).name
         raise HVTError(f"{path} should end in {FORMS[form]}, as {better} does")
@@ -139,17 +140,8 @@ def _calibrate(model: HVT, images: Tensor | None) -> tuple[Tensor, Calibration]:
     return images[1::2], calibrate(model, images[::2])
 
 
-def write(model: HVT, path: Path, form: str, calibration: Calibration | None = None) -> None:
-    """Write a float32 model in evaluation mode in one of `FORMS`, without comparing anything.
-
-    int8 needs a `Calibration` of the same model.
-    """
-    if (form == "int8") != (calibration is not None):
-        raise HVTError("int8 needs a calibration, and the other forms take none")
-    description = describe(model)
-    if form == "torch":
-        _write_program(model, description, path)
-        return
+def write_onnx(model: HVT, path: Path, calibration: Calibration | None = None) -> None:
+    """Write a float32 model in evaluation mode without comparing anything; calibrated, in int8."""
     if calibration is None:
         graph = to_onnx(model)
     else:
@@ -161,8 +153,8 @@ def write(model: HVT, path: Path, form: str, calibration: Calibration | None = N
         graph = quantise(to_onnx(calibration.model), calibration.ranges, calibration.kept, heads)
     helper = import_extra("onnx").helper
     graph.producer_name, graph.producer_version = "hvt", __version__
-    precision = "int8" if form == "int8" else "float32"
-    helper.set_model_props(graph, {METADATA: description, "precision": precision})
+    precision = "float32" if calibration is None else "int8"
+    helper.set_model_props(graph, {METADATA: describe(model), "precision": precision})
     try:
         content = graph.SerializeToString()
     except (ValueError, RuntimeError) as error:  # protobuf's EncodeError is a ValueError
@@ -223,7 +215,7 @@ def _attention(head_dim: int) -> Callable[..., Any]:
     return attention
 
 
-def _write_program(model: HVT, description: str, path: Path) -> None:
+def _write_program(model: HVT, path: Path) -> None:
     config = model.config
     example = torch.zeros(2, config.in_chans, *config.image)
     content = io.BytesIO()  # torch's own writer does not say why it failed, such as a full disk
@@ -231,14 +223,14 @@ def _write_program(model: HVT, description: str, path: Path) -> None:
         program = torch.export.export(
             model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
-        torch.export.save(program, content, extra_files={DESCRIPTION: description})
+        torch.export.save(program, content, extra_files={DESCRIPTION: describe(model)})
     path.write_bytes(content.getbuffer())
 
 
 def open_exported(path: Path, form: str) -> Callable[[Tensor], Tensor]:
     """A file that this process has just written, ready to run; a `.pt2` is unpickled."""
     if form != "torch":
-        return OnnxModel(path, "cpu", torch.get_num_threads())
+        return OnnxModel(path, "cpu")
     with _quiet(), path.open("rb") as file:
         return torch.export.load(file).module()
 

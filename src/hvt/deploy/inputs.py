@@ -34,7 +34,7 @@ ImageInput = str | os.PathLike[str] | InMemory
 def is_one(images: object) -> bool:
     """Whether this is one image rather than many; raises an error for what is neither."""
     if isinstance(images, str | os.PathLike):
-        path = _expanded(images)
+        path = os.path.expanduser(images)  # noqa: PTH111 - as below
         return os.path.isfile(path) or not (os.path.isdir(path) or glob.has_magic(path))  # noqa: PTH112, PTH113
     if _is_image(images):
         return True
@@ -154,9 +154,8 @@ def find_images(patterns: Sequence[str]) -> list[str]:
     """The files behind paths, folders and glob patterns, in order; each must give some."""
     paths: list[str] = []
     for pattern in patterns:
-        # os.path: a name that is too long, or holds a NUL, is not a file to it; Path would raise.
-        path = _expanded(pattern)
-        shown = pattern if len(pattern) <= 300 else f"{pattern[:300]} …"
+        # os.path: Path raises for a name that is too long, or an unknown user's.
+        path = os.path.expanduser(pattern)  # noqa: PTH111
         if os.path.isdir(path):  # noqa: PTH112
             files = _below(Path(path))
             if not files:
@@ -164,20 +163,13 @@ def find_images(patterns: Sequence[str]) -> list[str]:
         elif os.path.exists(path):  # noqa: PTH110
             files = [Path(path)]
         elif not glob.has_magic(path):
-            raise HVTError(f"there is no file {shown or repr(shown)}")
+            raise HVTError(f"there is no file {pattern}")
         else:
             files = _matching(Path(path))
             if not files:
-                raise HVTError(f"no image matches {shown}")
+                raise HVTError(f"no image matches {pattern}")
         paths += map(str, files)
     return paths
-
-
-def _expanded(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    if not isinstance(text, str):
-        raise HVTError(f"the path {text!r} is bytes: give it as text, by os.fsdecode")
-    return os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
 def _below(folder: Path) -> list[Path]:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,6 +16,7 @@ from ..data.evaluation import eval_transform
 from ..data.images import UnreadableImageError
 from ..device import find_device
 from ..errors import HVTError
+from ..fields import check_whole
 from ..model import HVT
 from ..zoo import DEFAULT
 from .inputs import ImageInput, InMemory, each_image, is_one, open_image, source_of
@@ -61,7 +61,7 @@ class Predictor:
     """A checkpoint that classifies images: `Predictor("model.safetensors")("cat.jpg")`.
 
     Also takes an ONNX file, a built-in model's name or a model; the default is the built-in model
-    for ImageNet's 1,000 classes. `threads` are those of ONNX Runtime; torch has its own setting.
+    for ImageNet's 1,000 classes. `threads` are those of ONNX Runtime; 0 takes as many as torch.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Predictor:
         batch_size: int = 64,
         threads: int = 0,
     ) -> None:
-        self.top = _at_least_1("top", top)
-        self.batch_size = _at_least_1("batch_size", batch_size)
+        check_whole(top=top, batch_size=batch_size)
+        self.top, self.batch_size = top, batch_size
         checkpoint = DEFAULT if checkpoint is None else checkpoint
         self.model = open_model(checkpoint, device, threads)
         # Where images are put; ONNX Runtime takes them from the CPU wherever it runs.
@@ -118,7 +118,8 @@ class Predictor:
         self, images: ImageInput | Iterable[ImageInput], top: int | None = None
     ) -> Iterator[Prediction]:
         """Predictions one by one, in the order of the images; a broken image stops nothing."""
-        count = self.top if top is None else _at_least_1("top", top)
+        count = self.top if top is None else top
+        check_whole(top=count)
         each = each_image(images)
         return itertools.chain.from_iterable(
             self._batch(batch, count)
@@ -162,9 +163,3 @@ class Predictor:
         rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
         finite = logits.isfinite().all(dim=1).tolist()
         return [row if good else None for row, good in zip(rows, finite, strict=True)]
-
-
-def _at_least_1(name: str, value: int) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise HVTError(f"{name}={value!r} must be a whole number of at least 1")
-    return int(value)

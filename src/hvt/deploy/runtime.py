@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ class OnnxModel:
     """An ONNX file that runs like a model: images in, logits out, from any number of threads.
 
     It runs on CUDA where ONNX Runtime can and `device` allows, else on the CPU; tensors may be
-    anywhere. `threads` are those of one call; 0 takes `OMP_NUM_THREADS`, or a thread per core.
+    anywhere. `threads` are those of one call; 0 takes as many as torch.
     It pickles as its path and these options: the file is read again where it is unpickled.
     """
 
@@ -50,7 +49,7 @@ class OnnxModel:
         self.int8 = metadata.get("precision") == "int8"
         """Whether `hvt export --int8` wrote it."""
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads or _asked_threads()
+        options.intra_op_num_threads = threads or torch.get_num_threads()
         options.log_severity_level = 3  # errors come as exceptions
         providers = _providers(runtime, str(device))
         fallback = int(len(providers) > 1)  # from the CPU to the CPU would only print a banner
@@ -196,11 +195,6 @@ def check_classifier(model: HVT | OnnxModel, what: str | Path) -> None:
         )
 
 
-def is_onnx(path: str | Path) -> bool:
-    """Whether a path is that of an ONNX file, by its suffix; protobuf has no magic number."""
-    return Path(path).suffix.lower() == ".onnx"
-
-
 def import_extra(name: str) -> Any:
     """A module of the `export` extra."""
     try:
@@ -209,12 +203,6 @@ def import_extra(name: str) -> Any:
         raise HVTError(
             f"exported models need {name.partition('.')[0]}: pip install 'hvt[export]'"
         ) from error
-
-
-def _asked_threads() -> int:
-    """`OMP_NUM_THREADS`, of which a list has one number for each level; 0 where it is not set."""
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdecimal() else 0
 
 
 def _providers(runtime: Any, device: str) -> list[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..bench.plot import check_image, save
 from ..errors import HVTError
-from ..plot import new_figure
+from ..plot import figure_path, new_figure, save
 
 if TYPE_CHECKING:
     from .result import Choice, Plan
@@ -18,7 +17,7 @@ LINE = "#8c959f"
 
 def draw(plan: Plan, path: str | Path) -> None:
     """Score against GFLOPs, over the whole space and for the choices."""
-    check_image(path)
+    figure_path(path)
     if plan.source is not None:
         raise HVTError("a plan for upcycling has no frontier to draw: leave --plot out")
     figure = new_figure(figsize=(7, 4.6), layout="constrained")
@@ -50,4 +49,4 @@ def draw(plan: Plan, path: str | Path) -> None:
     axes.margins(0.1)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(fontsize=8, loc="lower center")
-    save(figure, path)
+    save(figure, path, dpi=120)

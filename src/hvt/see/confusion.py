@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..evaluation import Score
-from ..files import atomic_write
-from ..plot import new_figure
+from ..plot import new_figure, save
 from ..terminal import printable
 
 NAMED = 40
@@ -54,5 +53,4 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     axes.set_ylabel("true class (images)")
     axes.set_title(f"top-1 {score.top1:.1f} % of {score.images} images")
     figure.colorbar(drawn, ax=axes, shrink=0.7, format="{x:.0%}", label="of the true class")
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
+    save(figure, path)

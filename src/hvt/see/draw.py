@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import plot
 from ..costs import Cost
-from ..files import atomic_write
+from ..plot import new_figure, save
 from .maps import FeatureMap, strongest
 from .sources import TokenSources
 
@@ -60,7 +59,7 @@ def draw_features(
             _show(axes, f"{_short(level.name, 20)} · {level.size}", mosaic)
         for axes in panels[1 + len(view.maps) :]:
             axes.set_axis_off()
-    _save(figure, path)
+    save(figure, path, dpi)
 
 
 def draw_tokens(
@@ -101,7 +100,7 @@ def draw_tokens(
         bar = figure.colorbar(shown, ax=panels.tolist(), pad=0.01)
         bar.ax.tick_params(labelsize=8, colors=_SOFT, length=2)
         bar.set_label("share of what is kept, 1 = even", **_LABEL)
-    _save(figure, path)
+    save(figure, path, dpi)
 
 
 def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = DPI) -> None:
@@ -137,21 +136,14 @@ def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = D
     figure.align_ylabels()
     place = {"loc": "outside lower center", "ncols": len(shown), "frameon": False}
     figure.legend(shown.values(), shown.keys(), fontsize=8.5, labelcolor=_SOFT, **place)
-    _save(figure, path)
+    save(figure, path, dpi)
 
 
 # ── panels ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _new_figure(width: float, height: float, dpi: int) -> Any:
-    return plot.new_figure(
-        figsize=(width, height), dpi=dpi, facecolor="white", layout="constrained"
-    )
-
-
-def _save(figure: Any, path: str | Path) -> None:
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=figure.dpi, pil_kwargs={"optimize": True})
+    return new_figure(figsize=(width, height), dpi=dpi, facecolor="white", layout="constrained")
 
 
 def _height(image: Tensor) -> float:

@@ -18,10 +18,11 @@ from ..checkpoint.save_load import load
 from ..config import HVTConfig
 from ..data.evaluation import eval_transform, resized_side
 from ..data.images import mode_of
-from ..deploy.export import write
-from ..deploy.runtime import OnnxModel, check_classifier, is_onnx
+from ..deploy.export import write_onnx
+from ..deploy.runtime import OnnxModel, check_classifier
 from ..errors import HVTError
 from ..model import HVT
+from ..resolve import resolve
 from ..zoo import DEFAULT, find_checkpoint
 from .decoding import Limits
 from .settings import Settings
@@ -54,7 +55,7 @@ class Engine:
         path = find_checkpoint(DEFAULT if source is None else source)
         self.name = valid_text(path.name or path.resolve().name)
         _log.info("loading %s", self.name)
-        self.model = None if is_onnx(path) else _load(path)
+        self.model = None if resolve(path).kind == "onnx" else _load(path)
         with contextlib.ExitStack() as stack:
             if self.model is not None:
                 path = Path(exported or stack.enter_context(_export(self.model)))
@@ -111,7 +112,7 @@ def valid_text(text: str) -> str:
 def export_to(folder: str | Path, source: str | Path | None) -> Path | None:
     """The export of a checkpoint for many processes to share; None if it is exported already."""
     path = find_checkpoint(DEFAULT if source is None else source)
-    return None if is_onnx(path) else _write(_load(path), Path(folder))
+    return None if resolve(path).kind == "onnx" else _write(_load(path), Path(folder))
 
 
 @contextlib.contextmanager
@@ -141,7 +142,7 @@ def _export(model: HVT) -> Iterator[Path]:
 
 def _write(model: HVT, folder: Path) -> Path:
     _log.info("exporting to ONNX")
-    write(model.requires_grad_(False), folder / "model.onnx", "onnx")
+    write_onnx(model.requires_grad_(False), folder / "model.onnx")
     return folder / "model.onnx"
 
 
