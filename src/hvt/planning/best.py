@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from .budget import Budgets, tolerance
 from .price import Priced, priced
 from .quality import Quality
 from .result import Estimator, Plan
-from .space import WINDOWS, Space, even
+from .space import WINDOWS, Choices, Space, even
 
 MIN_USAGE = 0.8
 """The share of some budget that the best configs spend at least, if any config does."""
@@ -26,6 +25,8 @@ BINS = 60
 """Steps of the frontier, which spans a factor of 100 below the budget."""
 
 Floats = NDArray[np.float64]
+Ranked = tuple[tuple[float, ...], Choices]
+"""The keys by which the best is first, and a config that is not built yet: that is slow."""
 
 
 def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int) -> Plan:
@@ -34,7 +35,7 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
     top = limits.get("gflops") or max(float(one.macs.max()) for one in priced(space)) / 1e9
     edges = np.geomspace(top / 100, tolerance(top), BINS)
     steps = np.full(BINS, -np.inf)
-    ranked: list[RankedConfig] = []
+    ranked: list[Ranked] = []
     num_configs = num_within = 0
     for one in priced(space, estimator.train_batch):
         scores = scores_of(one, space, quality)
@@ -56,7 +57,7 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
         ranked += _leaders(one, usage, scores)
     if not ranked:
         raise budgets.error()
-    best = _distinct(sorted(ranked, key=lambda entry: entry.order), space, count)
+    best = _distinct(sorted(ranked, key=lambda one: one[0]), count)
 
     def fits(config: HVTConfig) -> bool:
         return budgets.fits(estimator.costs(config))
@@ -64,7 +65,7 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
     baseline = deit(space, fits)
     cumulative = np.maximum.accumulate(steps)
     seen = np.isfinite(cumulative)
-    choices = [estimator.choice(str(n), entry.config(space)) for n, entry in enumerate(best, 1)]
+    choices = [estimator.choice(str(n), space.config(*one)) for n, one in enumerate(best, 1)]
     return Plan(
         budgets=limits,
         fixed=space.fixed,
@@ -81,36 +82,7 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
     )
 
 
-@dataclass(frozen=True)
-class RankedConfig:
-    """A config by its indices, for building one takes as long as pricing a thousand."""
-
-    order: tuple[float, ...]
-    """By which the best is first."""
-    priced: Priced
-    place: int
-    length: int
-    width: int
-
-    def config(self, space: Space) -> HVTConfig:
-        lengths = self.priced.lengths
-        return space.config(
-            space.widths[self.width], self.priced.depth, lengths.images[self.length],
-            lengths.poolings[self.length], self.priced.places[self.place],
-        )  # fmt: skip
-
-    def shape(self, space: Space) -> tuple[object, ...]:
-        """Width and depth to a factor of √2, patches, stages and dimensions of the pooling."""
-        heads, dim = space.widths[self.width]
-        lengths = self.priced.lengths
-        return (
-            round(2 * math.log2(heads * dim)), round(2 * math.log2(self.priced.depth)),
-            lengths.images[self.length].grid, len(self.priced.places[self.place]),
-            lengths.poolings[self.length][0],
-        )  # fmt: skip
-
-
-def _leaders(one: Priced, usage: Floats, scores: Floats) -> list[RankedConfig]:
+def _leaders(one: Priced, usage: Floats, scores: Floats) -> list[Ranked]:
     """The best configs of one depth: those that spend the budget first, then by score.
 
     Among ties, configs closer to the paper's pooling and patches come first, and then those that
@@ -133,7 +105,7 @@ def _leaders(one: Priced, usage: Floats, scores: Floats) -> list[RankedConfig]:
     unusual = np.array(unlike_paper, int)[q] + np.array(uneven, int)[p]
     keys = np.stack([np.full(len(found), wasteful), -level, unusual, -usage.flat[found]], axis=1)
     return [
-        RankedConfig(tuple(keys[at].tolist()), one, int(p[at]), int(q[at]), int(w[at]))
+        (tuple(keys[at].tolist()), one.choices(p[at], q[at], w[at]))
         for at in np.lexsort(keys.T[::-1])[:POOL]
     ]
 
@@ -159,14 +131,19 @@ def scores_of(one: Priced, space: Space, quality: Quality) -> Floats:
     return np.asarray(quality.score(measures, flags), dtype=np.float64)
 
 
-def _distinct(ranked: list[RankedConfig], space: Space, count: int) -> list[RankedConfig]:
-    """The first ones that differ from each before them in two respects."""
-    chosen: dict[tuple[object, ...], RankedConfig] = {}
-    for entry in ranked:
-        shape = entry.shape(space)
+def _distinct(ranked: list[Ranked], count: int) -> list[Choices]:
+    """The first ones that differ from each before them in two respects.
+
+    These are width and depth to a factor of √2, patches, stages and dimensions of the pooling.
+    """
+    chosen: dict[tuple[object, ...], Choices] = {}
+    for _, choices in ranked:
+        (heads, dim), depth, image, pooling, after = choices
+        width, blocks = round(2 * math.log2(heads * dim)), round(2 * math.log2(depth))
+        shape = (width, blocks, image.grid, len(after), pooling[0])
         differing = [sum(a != b for a, b in zip(one, shape, strict=True)) for one in chosen]
         if all(number >= 2 for number in differing):
-            chosen[shape] = entry
+            chosen[shape] = choices
         if len(chosen) == count:
             break
     return list(chosen.values())

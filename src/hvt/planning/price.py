@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..config import HVTConfig, window
 from ..costs import FLOAT32, Cost
-from .space import Space, lengths
+from .space import Choices, Space, lengths
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -90,6 +90,11 @@ class Priced:
         leaving = self._positions - tokens[:, 0]
         # (P, Q), patches after each pooling, summed
         self._outputs = leaving - self.poolings[:, None] * lengths.prefix
+
+    def choices(self, place: int, length: int, width: int) -> Choices:
+        """What one entry of the arrays stands for: the arguments of `Space.config`."""
+        image, pooling = self.lengths.images[length], self.lengths.poolings[length]
+        return self.space.widths[width], self.depth, image, pooling, self.places[place]
 
     @cached_property
     def macs(self) -> Floats:

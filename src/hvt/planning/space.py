@@ -56,6 +56,10 @@ class ImageSpec:
         return self.size[0] // self.patch, self.size[1] // self.patch
 
 
+Choices = tuple[tuple[int, int], int, ImageSpec, Pooling, tuple[int, ...]]
+"""Heads and the width of one, depth, image, pooling, and the blocks to pool after."""
+
+
 @dataclass(frozen=True)
 class Space:
     """The choices that remain when some fields are fixed."""

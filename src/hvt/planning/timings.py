@@ -61,7 +61,7 @@ def latency_table(
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        machine = machine_of(where, mode, batch)
+        machine = describe(where) | {"mode": mode, "batch": batch}
         path = cache_file(machine)
         stored = None if remeasure else _read(path, machine, note)
         if stored is not None and _still_fits(stored, where, note):
@@ -93,11 +93,6 @@ def _still_fits(stored: LatencyTable, device: torch.device, note: Note) -> bool:
 
 
 # ── the cache ───────────────────────────────────────────────────────────────────────────────────
-
-
-def machine_of(device: torch.device, mode: str, batch: int) -> dict[str, Any]:
-    """What the timings depend on, and the day."""
-    return describe(device) | {"mode": mode, "batch": batch}
 
 
 def cache_file(machine: dict[str, Any]) -> Path:
@@ -153,7 +148,8 @@ def cases_of(mode: str) -> dict[Case, HVTConfig]:
         cases["block", n * n, width] = _config(n, width)
         cases["deep", n * n, width] = _config(n, width, depth=DEEP)
     for width in (narrow, wide):
-        cases["patches", width] = _config(middle, width, patch=32, depth=1)
+        cases["block", middle * middle, width] = _config(middle, width)
+        cases["patches", middle * middle, width] = _config(middle, width, patch=32)
         for dims in (1, 2):
             cases["pool", dims, width] = _config(middle, width, depth=DEPTH, dims=dims)
     points = sorted(itertools.product(rows, widths), key=lambda point: point[0] * point[1])
@@ -195,7 +191,7 @@ def measure(
     calls = time_models(cases, mode, device, batch, rounds or ROUNDS, note)
     best = {case: min(seconds) for case, seconds in calls.items()}
     spread = statistics.median(statistics.median(calls[case]) / best[case] - 1 for case in calls)
-    machine = machine_of(device, mode, batch) | {"spread": round(spread, 3)}
+    machine = describe(device) | {"mode": mode, "batch": batch, "spread": round(spread, 3)}
     note(f"measured the {provenance(machine)}")
     if spread > BUSY:
         note("the machine is busy: take the timings again when it is idle, by --remeasure")
@@ -219,8 +215,8 @@ def time_models(
             runs[case]()
             first: dict[Case, list[float]] = {}
             calls_in_turns({case: runs[case]}, device, 0, 0.0, first)
-            optional = case[0] == "block" and ("deep", *case[1:]) not in cases
-            if optional and first[case][0] > SLOW:
+            needed = any((kind, *case[1:]) in cases for kind in ("deep", "patches"))
+            if case[0] == "block" and not needed and first[case][0] > SLOW:
                 break
         for turn in range(rounds):
             note(f"round {turn + 1} of {rounds}")
@@ -241,23 +237,18 @@ def solve(
             short, depth = times[twin], cases[twin].depth
             overheads.append(short - depth * (deep - short) / (DEEP - depth))
     overhead = max(0.0, statistics.median(overheads))
-    table = LatencyTable(machine, [], overhead, (0.0, 0.0), {}, anchor)
-    widths = [case[1] for case in cases if case[0] == "patches"]
-    for _ in range(3):  # the times of blocks need those of patches, and these those of blocks
-        points = []
-        for case, seconds in sorted(blocks.items()):
-            config = cases[case]
-            rest = max(seconds - overhead - table.patch_embedding(config), seconds / 4)
-            points.append((case[1], case[2], rest / config.depth))
-        table = LatencyTable(machine, points, overhead, table.patches, {}, anchor)
-        rows, values = [], []
-        for width in widths:  # the same image, but other MACs
-            config = cases["patches", width]
-            rows.append(patch_terms(config))
-            block = float(table.block(config.tokens[0], width))
-            values.append(max(times["patches", width] - overhead - block, 0.0))
-        patches = nonnegative_lstsq(np.array(rows), np.array(values)).tolist()
-        table = LatencyTable(machine, points, overhead, tuple(patches), {}, anchor)
+    rows, values = [], []
+    for case in (case for case in cases if case[0] == "patches"):
+        twin = ("block", *case[1:])  # the same blocks, of smaller patches
+        rows.append(np.subtract(patch_terms(cases[case]), patch_terms(cases[twin])))
+        values.append(max(times[case] - times[twin], 0.0))
+    per_mac, per_value = nonnegative_lstsq(np.array(rows), np.array(values)).tolist()
+    table = LatencyTable(machine, [], overhead, (per_mac, per_value), {}, anchor)
+    for case, seconds in sorted(blocks.items()):
+        config = cases[case]
+        rest = max(seconds - overhead - table.patch_embedding(config), seconds / 4)
+        table.points.append((case[1], case[2], rest / config.depth))
+    widths = [case[2] for case in cases if case[0] == "patches"]
     for dims in (1, 2):
         rows, values = [], []
         for width in widths:
