@@ -210,7 +210,7 @@ def test_a_search_writes_its_results(found: Any) -> None:
     assert page.count("data:image/png;base64") == len(figures)
     for name in figures:
         assert (found.folder / name).read_bytes()[:4] == b"\x89PNG"
-    assert not (found.folder / "trials").exists()  # no weights are left
+    assert not list(found.folder.rglob("*.safetensors"))  # no weights are left
 
 
 def test_a_finished_search_trains_nothing_more(found: Any) -> None:
@@ -454,7 +454,7 @@ def worker_in(folder: Path, trials: int = 9) -> Worker:
     study = open_study("s", f"sqlite:///{folder}/study.db", {}, heartbeat=1)
     space = search_space(small(), 0.002, fixed)
     rungs = rung_epochs(recipe.epochs)
-    return Worker(recipe, space, study, folder, trials, Console(quiet=True), rungs)
+    return Worker(recipe, space, study, trials, Console(quiet=True), rungs)
 
 
 def test_a_config_that_is_suggested_again_continues_only_if_it_is_promoted(
@@ -510,7 +510,7 @@ def test_studies_have_folders_of_their_own(
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 def test_the_trial_of_a_process_that_died_is_retried(trained: list[Recipe], tmp_path: Path) -> None:
-    """Its finished rungs are not trained again, and its folder is removed."""
+    """Its finished rungs are not trained again."""
     worker = worker_in(tmp_path, trials=1)
     trial = worker.study.ask()  # a process that asked, trained one rung and was killed
     config = worker.space.suggest(trial)
@@ -519,15 +519,10 @@ def test_the_trial_of_a_process_that_died_is_retried(trained: list[Recipe], tmp_
     model = {"config": config.to_dict(), "gflops": price.gflops, "params_m": price.params_m}
     trial.set_user_attr("model", model)
     trial.set_user_attr("rungs", [[worker.rungs[0], 55.5]])
-    run = tmp_path / "trials" / "0000-rung1"
-    run.mkdir(parents=True)
-    worker._remove_stale_folders(["RUNNING"])
-    assert run.exists()
     worker.study._storage.record_heartbeat(trial._trial_id)
     with sqlite3.connect(tmp_path / "study.db") as database:
         database.execute("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00'")
     worker.work()
-    assert not run.exists()
     (row,) = rows_of(worker.study)
     assert row["retry_of"] == trial.number
     assert row["params"] == trial.params
@@ -572,7 +567,6 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
     assert again.state.name == "COMPLETE"
     assert "RUNNING" not in states
     assert "WAITING" not in states
-    assert not (tmp_path / "trials").exists()
 
 
 # Errors

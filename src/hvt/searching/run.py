@@ -121,7 +121,7 @@ def search(
         count = min(promising, trials) if new else 0
         enqueue(opened, first, space.promising(count, base.seed) if count else [])
     try:
-        Worker(base, space, opened, folder, trials, console, epochs).work()
+        Worker(base, space, opened, trials, console, epochs).work()
     finally:
         rows = rows_of(opened)
         if any(row["complete"] for row in rows):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -38,7 +36,6 @@ class Worker:
     recipe: Recipe
     space: SearchSpace
     study: Any
-    folder: Path
     trials: int
     console: Console
     rungs: list[float]
@@ -54,7 +51,6 @@ class Worker:
         while True:
             optuna.storages.fail_stale_trials(self.study)
             states = [trial.state.name for trial in self.study.get_trials(deepcopy=False)]
-            self._remove_stale_folders(states)
             complete = sum(row["complete"] for row in rows_of(self.study))
             if complete >= self.trials:
                 return
@@ -97,7 +93,7 @@ class Worker:
         while promoted and len(scores) < len(self.rungs):
             rung = len(scores)
             try:
-                top1 = self._train(config, trial.number, rung)
+                top1 = self._train(config, rung)
             except (Interrupted, KeyboardInterrupt):
                 retry(self.study, trial.number)
                 raise
@@ -133,39 +129,23 @@ class Worker:
 
     # ── training ────────────────────────────────────────────────────────────────────────────────
 
-    def _train(self, config: HVTConfig, number: int, rung: int) -> float:
-        """Top-1 on the held-out images; 0 where the loss was not finite."""
-        run = self.folder / "trials" / f"{number:04d}-rung{rung}"
-        shutil.rmtree(run, ignore_errors=True)
+    def _train(self, config: HVTConfig, rung: int) -> float:
+        """Top-1 on the held-out images; 0 where the loss was not finite. No weights are kept."""
         model = "deit_s" if config.class_token else "hvt_s_0"
         overrides = {field: getattr(config, field) for field in FIELDS if field != "num_classes"}
-        recipe = self.recipe.replace(
-            overrides, model=model, epochs=self.rungs[rung], output=str(run), tensorboard=False,
-            eval_every=10**6, checkpoint_minutes=1e9,
-        )  # fmt: skip
-        try:
-            result = engine.train(recipe, console=Console(quiet=True))
-            self.stop_asked = result.stop_asked
-            return result.top1
-        except HVTError as error:
-            if "not finite" not in str(error):
-                raise
-            return 0.0
-        finally:
-            self._remove(run)
-
-    def _remove_stale_folders(self, states: Sequence[str]) -> None:
-        """Remove the folders of trials whose process was killed."""
-        for run in (self.folder / "trials").glob("*-rung*"):
-            number = int(run.name.partition("-")[0])
-            if number >= len(states) or states[number] != "RUNNING":
-                self._remove(run)
-
-    @staticmethod
-    def _remove(run: Path) -> None:
-        shutil.rmtree(run, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another process has a trial in it
-            run.parent.rmdir()
+        with tempfile.TemporaryDirectory(prefix="hvt-search-") as folder:
+            recipe = self.recipe.replace(
+                overrides, model=model, epochs=self.rungs[rung], output=f"{folder}/run",
+                tensorboard=False, eval_every=10**6, checkpoint_minutes=1e9,
+            )  # fmt: skip
+            try:
+                result = engine.train(recipe, console=Console(quiet=True))
+            except HVTError as error:
+                if "not finite" not in str(error):
+                    raise
+                return 0.0
+        self.stop_asked = result.stop_asked
+        return result.top1
 
     # ── progress ────────────────────────────────────────────────────────────────────────────────
 
