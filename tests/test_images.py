@@ -192,11 +192,6 @@ def test_what_is_damaged_is_broken(tmp_path: Path, content: bytes | None, reason
     assert message.endswith(caught.value.reason)
 
 
-def test_a_folder_is_no_image(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableImageError, match="cannot be read as an image"):
-        read_image(tmp_path)
-
-
 def test_the_error_crosses_processes(tmp_path: Path) -> None:
     error = UnreadableImageError.of(tmp_path / "a.jpg", "it is empty")
     back = pickle.loads(pickle.dumps(error))

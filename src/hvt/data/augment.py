@@ -55,9 +55,8 @@ def keys_for(seed: int, epoch: int, positions: NDArray[np.int64]) -> Keys:
 
 def uniform(keys: Keys, count: int, stream: int = 0) -> NDArray[np.float64]:
     """`count` numbers in [0, 1) for each key, of SplitMix64: (B,) → (B, count)."""
-    keys = keys.astype(np.uint64, copy=False)[:, None]  # signed ones would make floats
     counters = np.arange(1, count + 1, dtype=np.uint64)
-    words = _mix(_mix(keys + _words(stream + 1) * _GAMMA) + counters * _GAMMA)
+    words = _mix(_mix(keys[:, None] + _words(stream + 1) * _GAMMA) + counters * _GAMMA)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

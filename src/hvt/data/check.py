@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from PIL import Image
 
@@ -25,7 +26,7 @@ TINY = 10
 """A class with fewer training images than this is pointed out."""
 
 _refuse_strips = RefuseStrips(256)  # as for a model of 224 pixels
-_CHUNK = 4096  # images handed out at a time, so that a million need no million promises
+_CHUNK = 16  # images that a thread takes at a time
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,16 @@ class Report:
 
 @dataclass(frozen=True)
 class _Seen:
+    """What was found in an image."""
+
+    part: str
+    class_name: str
     path: str
     digest: bytes = b""
     size: tuple[int, int] = (0, 0)
     mode: str = ""
-    reason: str | None = None
+    reason: str = ""
+    """Why it cannot be read."""
 
 
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]
@@ -101,101 +107,81 @@ def check(
     progress: Progress = lambda items, total: items,
 ) -> Report:
     """Read every image of a source in full; threads do, since decoding lets go of the lock."""
-    if workers is not None and workers < 1:
-        raise HVTError(f"workers={workers} is out of range: give 1 or more")
     source = open_parts(name, root=root)
     report = Report(
         encodable(str(name)),
         ignored=sorted(map(encodable, source.ignored)),
         problems=why_not_trainable(str(name), source),
     )
-    work: list[_Work] = []
+    places: list[tuple[str, Images, int]] = []
     for part, images in (("train", source.train), ("val", source.val)):
         if images is None:
             continue
         if not isinstance(images, Images):
             raise HVTError(f"{name} is a stream, which cannot be checked: check it as a folder")
         part = "all" if source.val is None else part
-        work += [_Work(part, images, index, source.class_names) for index in range(len(images))]
+        places += [(part, images, index) for index in range(len(images))]
         report.images[part] = len(images)
-    _count_classes(report, work, source.class_names)
-    with ThreadPoolExecutor(workers or min(32, os.cpu_count() or 1)) as pool:
-        _collect(report, work, list(progress(_ordered(pool, work), len(work))))
+    look = functools.partial(_look, source.class_names)
+    with ThreadPool(workers or min(32, os.cpu_count() or 1)) as pool:
+        seen = list(progress(pool.imap(look, places, _CHUNK), len(places)))
+    _count_classes(report, seen, source.class_names)
+    _collect(report, seen)
     return report
 
 
-class _Work(NamedTuple):
-    """An image to look at."""
-
-    part: str
-    images: Images
-    number: int
-    names: tuple[str, ...]
-
-    @property
-    def class_name(self) -> str:
-        if self.images.labels is None:
-            return ""
-        label = int(self.images.labels[self.number])
-        return self.names[label] if 0 <= label < len(self.names) else str(label)
-
-
-def _count_classes(report: Report, work: list[_Work], names: tuple[str, ...]) -> None:
-    counts = Counter((one.class_name, one.part) for one in work)
-    labelled = [name for name, _ in counts if name]
-    for name in dict.fromkeys((*names, *labelled)) if labelled else ():
-        report.classes[name] = {part: counts[name, part] for part in report.images}
-    first = next(iter(report.images), "val")
-    if first != "val":
-        few = {name: of[first] for name, of in report.classes.items()}
-        report.tiny = {name: count for name, count in few.items() if count < TINY}
-
-
-def _ordered(pool: ThreadPoolExecutor, work: list[_Work]) -> Iterator[_Seen]:
-    for start in range(0, len(work), _CHUNK):
-        yield from pool.map(_look, work[start : start + _CHUNK])
-
-
-def _look(one: _Work) -> _Seen:
+def _look(names: tuple[str, ...], place: tuple[str, Images, int]) -> _Seen:
     """Read an image, from its file where it has one of its own."""
-    name = f"{one.part}[{one.number}]"
+    part, images, index = place
+    label = int(images.labels[index])
+    seen = _Seen(part, names[label] if names else str(label), f"{part}[{index}]")
     content, mode = b"", ""
     try:
-        if isinstance(one.images, FileImages):
-            path = one.images.path(one.number)
-            name, content = encodable(path), path.read_bytes()
+        if isinstance(images, FileImages):
+            path = images.path(index)
+            seen = replace(seen, path=encodable(path))
+            content = path.read_bytes()
             image = read_image(content)
             with Image.open(io.BytesIO(content), formats=image_formats()) as header:
                 mode = header.mode  # that of the file
         else:
-            image = one.images[one.number][0]
-        image = _refuse_strips(image)
+            image = images[index][0]
+        _refuse_strips(image)
     except UnreadableImageError as broken:
-        return _Seen(name, reason=broken.reason)
+        return replace(seen, reason=broken.reason)
     except OSError as error:
-        return _Seen(name, reason=why(error))
+        return replace(seen, reason=why(error))
     digest = hashlib.blake2b(content or image.tobytes(), digest_size=16).digest()
-    return _Seen(name, digest, image.size, mode or image.mode)
+    return replace(seen, digest=digest, size=image.size, mode=mode or image.mode)
 
 
-def _collect(report: Report, work: list[_Work], seen: list[_Seen]) -> None:
-    good: dict[bytes, list[int]] = defaultdict(list)
-    for place, (item, one) in enumerate(zip(work, seen, strict=True)):
-        if one.reason is not None:
-            report.broken.append(Broken(one.path, item.part, one.reason))
-        else:
-            good[one.digest].append(place)
-    read = [one for one in seen if one.reason is None]
+def _count_classes(report: Report, seen: list[_Seen], names: tuple[str, ...]) -> None:
+    counts = Counter((one.class_name, one.part) for one in seen)
+    for name in names or sorted({name for name, _ in counts}):
+        report.classes[name] = {part: counts[name, part] for part in report.images}
+    for part in ("train", "all"):
+        if part in report.images:
+            few = {name: of[part] for name, of in report.classes.items()}
+            report.tiny = {name: count for name, count in few.items() if count < TINY}
+
+
+def _collect(report: Report, seen: list[_Seen]) -> None:
+    broken = [one for one in seen if one.reason]
+    report.broken = [Broken(one.path, one.part, one.reason) for one in broken]
+    read = [one for one in seen if not one.reason]
     if read:
         widths, heights = zip(*(one.size for one in read), strict=True)
         report.width = (min(widths), median(widths), max(widths))
         report.height = (min(heights), median(heights), max(heights))
     report.modes = dict(Counter(one.mode for one in read).most_common())
-    for places in (places for places in good.values() if len(places) > 1):
+    same: dict[bytes, list[_Seen]] = defaultdict(list)
+    for one in read:
+        same[one.digest].append(one)
+    for ones in same.values():
         group = DuplicateGroup(
-            tuple(seen[place].path for place in places),
-            tuple(work[place].part for place in places),
-            tuple(work[place].class_name for place in places),
+            tuple(one.path for one in ones),
+            tuple(one.part for one in ones),
+            tuple(one.class_name for one in ones),
         )
         if len(set(group.parts)) > 1:
             report.shared.append(group)

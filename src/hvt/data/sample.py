@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ def sample_images(
     *,
     root: str | Path | None = None,
     in_chans: int = 3,
-    download: bool = False,
 ) -> Tensor:
     """Images spread evenly over a source's training part, `(n, C, H, W)` with n at most `count`.
 
@@ -32,12 +30,15 @@ def sample_images(
     source's order. What is chosen with them has not seen the validation part; it is taken where
     there is no other.
     """
-    parts = open_parts(name, root=root, in_chans=in_chans, download=download)
+    parts = open_parts(name, root=root, in_chans=in_chans)
     dataset = parts.val if parts.train is None else parts.train
     if not isinstance(dataset, Images):
         raise HVTError(f"{name} is a stream, of which no part can be chosen: name a folder instead")
+    middles = evenly(len(dataset), count)
+    others = sorted(set(range(len(dataset))).difference(middles))
+    random.Random(0).shuffle(others)
     chosen: dict[int, Tensor] = {}
-    for index in _spread(len(dataset), count):
+    for index in (*middles, *others):
         with contextlib.suppress(UnreadableImageError):
             chosen[index] = transform(dataset[index][0])
         if len(chosen) == count:
@@ -51,14 +52,6 @@ def evenly(total: int, count: int) -> list[int]:
     """The middles of `count` equal parts, for folders are in order of class; all if these are."""
     count = min(count, total)
     return [(2 * part + 1) * total // (2 * count) for part in range(count)]
-
-
-def _spread(total: int, count: int) -> Iterator[int]:
-    """All places: first the middles of `count` equal parts."""
-    middles = evenly(total, count)
-    yield from middles
-    others = sorted(set(range(total)).difference(middles))
-    yield from random.Random(0).sample(others, len(others))
 
 
 def drawn_images(count: int, channels: int, size: tuple[int, int]) -> Tensor:

@@ -38,8 +38,6 @@ class EvalData:
     val: AnyImages
     class_names: tuple[str, ...]
     """By label; empty where the source does not tell, as WebDataset shards do not."""
-    image_size: int | None
-    """The side of all images of a small set; None where they have their own sizes."""
     match: ClassMatch | None = None
     """How the labels became indices of a model's logits, where one was named."""
     validation_part: bool = True
@@ -62,7 +60,6 @@ class Splits:
     train: AnyImages | None
     val: AnyImages | None
     class_names: tuple[str, ...]
-    image_size: int | None = None
     ignored: tuple[str, ...] = ()
     """Files that are not taken for images."""
     problems: tuple[str, ...] = ()
@@ -103,7 +100,6 @@ def open_data(
         train=train,
         val=val,
         class_names=parts.class_names,
-        image_size=parts.image_size,
         held_out=parts.val is None or holdout > 0,
         validation_part=parts.val is not None,
     )
@@ -160,7 +156,6 @@ def open_eval(
         name=name,
         val=val,
         class_names=names,
-        image_size=parts.image_size,
         match=match,
         validation_part=parts.val is not None,
     )
@@ -201,13 +196,15 @@ def open_parts(
     base = None if root is None else expanded(root)
     base_or_default = base or Path("data")
     if name == "digits":
-        return Splits(*open_digits(in_chans), image_size=8)
+        return Splits(*open_digits(in_chans))
     if name in CIFAR:
-        arrays = open_cifar(name, base_or_default, download, in_chans, need_train)
-        return Splits(*arrays, image_size=32)
-    if name == "imagenet":
-        return _open_imagenet(base_or_default, in_chans, need_train)
-    if name.lower() in ("torch/folder", "torch/image_folder"):
+        return Splits(*open_cifar(name, base_or_default, download, in_chans, need_train))
+    if name == "imagenet" and not (base_or_default / "val").is_dir():
+        raise HVTError(
+            f"{base_or_default / 'val'} does not exist: pass --root the folder that has ImageNet's "
+            "train and val in it, each with a folder for each class"
+        )
+    if name.lower() in ("imagenet", "torch/folder", "torch/image_folder"):
         return _open_folder(base_or_default, in_chans, need_train)
     if is_factory_name(name):
         return Splits(
@@ -235,16 +232,6 @@ def _with_labels(name: str, dataset: AnyImages) -> Images:
             "validation split"
         )
     return dataset
-
-
-def _open_imagenet(root: Path, in_chans: int, need_train: bool) -> Splits:
-    for part in ("train", "val") if need_train else ("val",):
-        if not (root / part).is_dir():
-            raise HVTError(
-                f"{root / part} does not exist: pass --root the folder that has ImageNet's train "
-                "and val in it, each with a folder for each class"
-            )
-    return _open_folder(root, in_chans, need_train)
 
 
 def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Splits:

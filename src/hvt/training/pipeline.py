@@ -227,15 +227,16 @@ def open_batches(
     workers = reading_processes(recipe.workers, processes, device)
     height, width = model.config.image
     small = isinstance(data.train, ArrayImages) and height == width <= SMALL
+    side = data.train.images.shape[1] if isinstance(data.train, ArrayImages) else None
     # timm's augmentations are PIL's, image by image; crops and flips alone need no PIL.
     # So does resizing, unless each image draws its own.
-    drawn = recipe.interpolation not in INTERPOLATIONS and data.image_size != height
+    drawn = recipe.interpolation not in INTERPOLATIONS and side != height
     if small and not (recipe.rand_augment or recipe.color_jitter or recipe.erase or drawn):
         images: Any = data.train
         augment = _crop_and_flip(recipe, model)
     else:
         images = as_files(data.train)
-        augment = _augmentation(recipe, model, data.image_size if small else None)
+        augment = _augmentation(recipe, model, side if small else None)
     train = TrainBatches(
         images,
         augment,
