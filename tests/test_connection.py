@@ -1,5 +1,6 @@
-"""What a client sends over a real network is bounded, and a stop answers what was accepted."""
+"""Hosts, what a client sends over a real network, and a stop that answers what was accepted."""
 
+import argparse
 import os
 import random
 import re
@@ -18,16 +19,69 @@ from fastapi import FastAPI
 from hostile import drawn, encoded
 from serving import Raw, Service, live, post
 
+from hvt.cli.flags import add_fields, given_fields
+from hvt.errors import HVTError
 from hvt.serve.app import create_app
+from hvt.serve.middleware import AllowedHosts
 from hvt.serve.settings import Settings
 
 IMAGE = encoded(drawn(random.Random(0), (32, 32)), "PNG")
+slow = pytest.mark.slow
 START = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
 def app(onnx: Path) -> Callable[..., FastAPI]:
     return lambda **settings: create_app(Settings(**{"concurrent_batches": 1, **settings}), onnx)
+
+
+# ── names, as no other site may read the service ────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "allowed"),
+    [
+        ({}, "localhost", True),
+        ({}, "LocalHost:8000", True),
+        ({}, "app.localhost.", True),
+        ({}, "127.0.0.1:8000", True),
+        ({}, "127.3.2.1", True),
+        ({}, "[::1]:8000", True),
+        ({}, "evil.example", False),
+        ({}, "evil.example:8000", False),
+        ({}, "localhost.evil.example", False),
+        ({}, "127.0.0.1.evil.example", False),
+        ({}, "192.168.1.5", False),
+        ({}, "", False),
+        ({}, "[::1", False),
+        ({}, "[::1]evil.example", False),
+        ({}, "[localhost]", False),
+        ({}, "localhost:80@evil.example", False),
+        ({}, "localhost:evil", False),
+        ({}, " localhost", False),
+        ({"host": "192.168.1.5"}, "192.168.1.5:80", True),
+        ({"host": "192.168.1.5"}, "192.168.1.6", False),
+        ({"host": "Hvt.lan"}, "hvt.lan", True),
+        ({"host": "0.0.0.0"}, "192.168.1.5", True),
+        ({"host": "::"}, "[2001:db8::1]:80", True),
+        ({"host": "0.0.0.0"}, "evil.example", False),
+        ({"allow_host": ("Hvt.Example", "other")}, "hvt.example:443", True),
+        ({"allow_host": ("hvt.example",)}, "www.hvt.example", False),
+        ({"allow_host": ("*",)}, "evil.example", True),
+    ],
+)
+def test_hosts_that_are_allowed(settings: dict, host: str, allowed: bool) -> None:
+    assert AllowedHosts(Settings(**settings)).allows(host.encode()) == allowed
+
+
+def test_the_flag_is_given_for_each_name() -> None:
+    parser = argparse.ArgumentParser()
+    add_fields(parser, Settings)
+    args = parser.parse_args(["--allow-host", "example.com", "--allow-host", "x,y.example"])
+    with pytest.raises(HVTError, match=re.escape("allow_host='x,y.example' must be a name")):
+        Settings(**given_fields(args, Settings))
+    args = parser.parse_args(["--allow-host", "example.com", "--allow-host", "b"])
+    assert Settings(**given_fields(args, Settings)).allow_host == ("example.com", "b")
 
 
 # ── what a client may send ──────────────────────────────────────────────────────────────────────
@@ -132,16 +186,19 @@ def test_a_process_told_to_stop_ends_whatever_hangs(onnx: Path) -> None:
     assert "stopped: 1 requests accepted, 0 answered" in said
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("workers", "number"),
+    [(1, signal.SIGTERM), (1, signal.SIGINT), pytest.param(2, signal.SIGTERM, marks=slow)],
+)
 def test_a_stop_turns_healthz_503_first_and_answers_what_was_accepted(
-    onnx: Path, workers: int
+    onnx: Path, workers: int, number: signal.Signals
 ) -> None:
     with Service(onnx, "--drain", 1, "--workers", workers) as service:
         with Raw(service.url) as half, Raw(service.url) as health:
             half.send(post(IMAGE)[:-1])
             get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
             assert health.send(get).status() == 200
-            service.process.send_signal(signal.SIGTERM)
+            service.process.send_signal(number)
             while health.send(get).status() == 200:
                 threading.Event().wait(0.01)
             assert b"draining" in health.body
@@ -166,3 +223,13 @@ def listens(port: int) -> bool:
     except ConnectionRefusedError:
         return False
     return True
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    page = Path(__file__).parents[1] / "docs/security.md"
+    if not page.exists():
+        pytest.skip("a source distribution has no docs/")
+    named = set(re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8")))
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py"))
+    assert named
+    assert {name for name in named if f"def {name}(" not in tests} == set()

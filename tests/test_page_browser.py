@@ -1,14 +1,10 @@
 """The page in a real Chromium, asked for by a real `hvt serve`."""
 
 import base64
-import contextlib
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from serving import Service
 
 import hvt
 
@@ -38,24 +35,8 @@ PATIENCE = 60  # seconds; a busy machine is slow
 def address() -> Iterator[str]:
     """Where a real service of the small built-in model answers."""
     find_browser()
-    with serving("cifar100") as address:
-        yield address
-
-
-@contextlib.contextmanager
-def serving(model: str) -> Iterator[str]:
-    pytest.importorskip("fastapi", reason="the serve extra is not installed")
-    command = [sys.executable, "-m", "hvt", "serve", model, "--port", "0", "--drain", "0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            match = re.search(r"http://\S+", line)
-            assert match, line
-            yield match[0]
-        finally:
-            process.terminate()
+    with Service("cifar100", "--drain", 0) as service:
+        yield service.url
 
 
 def find_browser() -> tuple[str, str]:
@@ -214,8 +195,8 @@ def test_averaged_tokens_have_their_patches_average_colour(chromium: Any, tmp_pa
     stripes = np.zeros((256, 256, 3), np.uint8)
     stripes[64:128] = stripes[192:] = 255  # every second row of patches is white
     Image.fromarray(stripes).save(tmp_path / "stripes.png")
-    with serving(str(tmp_path / "small.safetensors")) as address:
-        page = Page(chromium, address).open()
+    with Service(tmp_path / "small.safetensors", "--drain", 0) as service:
+        page = Page(chromium, service.url).open()
         offered = [b.get_attribute("data-sample") for b in page.all("#samples button")
                    if b.is_displayed()]  # fmt: skip
         assert offered == ["daisy"]
@@ -243,8 +224,8 @@ def test_a_class_token_that_ends_alone_has_dropped_nothing(chromium: Any, tmp_pa
     small = {"img_size": 32, "patch_size": 8, "num_heads": 1, "head_dim": 8, "depth": 2}
     model = hvt.create_model("deit_ti", retention=(17, 1), num_classes=2, **small)
     hvt.save(model, tmp_path / "small.safetensors", ["daisy", "volcano"])
-    with serving(str(tmp_path / "small.safetensors")) as address:
-        page = Page(chromium, address).open()
+    with Service(tmp_path / "small.safetensors", "--drain", 0) as service:
+        page = Page(chromium, service.url).open()
         page.one("#file").send_keys(str(jpeg(tmp_path / "any.jpg", 300, 200)))
         page.answered()
         assert page.text("stages-title") == "17 → 1 tokens"

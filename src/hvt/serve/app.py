@@ -25,7 +25,7 @@ from ..costs import cost
 from ..deploy.runtime import NOT_FINITE
 from ..errors import HVTError
 from ..terminal import printable
-from . import docs, page
+from . import page
 from .batcher import Batcher
 from .body import Admission, admitted
 from .drain import drained
@@ -57,7 +57,7 @@ def create_app(
         version=__version__,
         summary="Image classification by a vision transformer with hierarchical pooling.",
         lifespan=_lifespan,
-        # /docs is ours: the usual pages load scripts from elsewhere.
+        # They load scripts from elsewhere; /openapi.json has it all.
         docs_url=None,
         redoc_url=None,
         # FastAPI looks for OpenTelemetry's SDK at every request; without one it finds nothing.
@@ -73,7 +73,6 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, _gone)
     _add_routes(app, engine)
     page.add_routes(app)
-    docs.add_routes(app)
     app.add_middleware(Gate, service=app)
     return app
 
@@ -89,7 +88,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.metrics.batches.observe,
     )
     state.inference = Inference(state.engine, batcher, settings.decoders)
-    with page.explainer(state), drained(state):
+    with drained(state):
         yield
     state.inference.close()
 
@@ -123,9 +122,8 @@ def _add_routes(app: FastAPI, engine: Engine) -> None:
         state.metrics.images.inc(len(predictions))
         milliseconds = round(1e3 * (time.perf_counter() - start), 3)
         content = {"model": engine.name, "milliseconds": milliseconds, "predictions": predictions}
-        return Response(json.dumps(content, allow_nan=False), media_type="application/json")
+        return Response(json.dumps(content), media_type="application/json")
 
-    @app.head("/healthz", include_in_schema=False)
     @app.get(
         "/healthz",
         response_model=Health,
@@ -137,7 +135,6 @@ def _add_routes(app: FastAPI, engine: Engine) -> None:
             return JSONResponse({"status": "draining"}, 503)
         return JSONResponse({"status": "ok"})
 
-    @app.head("/metrics", include_in_schema=False)
     @app.get(
         "/metrics",
         response_class=Response,
@@ -147,7 +144,6 @@ def _add_routes(app: FastAPI, engine: Engine) -> None:
     async def metrics() -> Response:
         return Response(state.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    @app.head("/model", include_in_schema=False)
     @app.get("/model", response_model=ModelInfo, summary="The model and the service's limits")
     async def model() -> Response:
         return JSONResponse(described)

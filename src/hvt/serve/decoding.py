@@ -26,16 +26,10 @@ from ..data.images import finish, image_formats, mode_of, why
 # What people send. The other formats that Pillow reads are rare, and each is code to attack.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 
-# Beginning of a file → its format, and the bytes and pixels up to which its decoding takes some
-# seconds at worst. For the first three that is what libraries need for so many pixels, and Pillow
-# for a header of so many empty segments; parts of the others are loops in Python.
-_LIGHT = {
-    b"\xff\xd8\xff": ("JPEG", 8_000_000, 16_000_000),
-    b"\x89PNG\r\n\x1a\n": ("PNG", 8_000_000, 16_000_000),
-    b"RIFF": ("WEBP", 8_000_000, 16_000_000),
-    b"GIF8": ("GIF", 65_536, 65_536),
-    b"BM": ("BMP", 65_536, 65_536),
-}
+# Of these three, so many bytes and pixels take a library some seconds at worst, and so does Pillow
+# for a header of so many empty segments. Parts of other decoders are loops in Python.
+_LIGHT = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"RIFF": "WEBP"}
+_LIGHT_BYTES, _LIGHT_PIXELS = 8_000_000, 16_000_000
 _LIGHT_WORK = 128_000_000
 """Pixels × scans of a JPEG, each some 1 to 4 nanoseconds. Encoders write 1 to 20 scans; a file may
 repeat its last one every 20 bytes, and each repetition goes over all pixels again."""
@@ -78,26 +72,15 @@ def decode(content: bytes, limits: Limits) -> Image.Image:
     return decode_heavy(content, limits) if image is None else image
 
 
-def decode_light(content: bytes, limits: Limits) -> Image.Image | None:
-    """The image if it is light work, else None."""
-    image = open_light(content, limits)
-    return None if image is None else finish_light(image, limits)
-
-
-def open_light(content: bytes, limits: Limits) -> Image.Image | None:
-    """An image of which only the header was read; None if it is not light work."""
-    for magic, (name, most_bytes, most_pixels) in _LIGHT.items():
-        if content.startswith(magic) and len(content) <= most_bytes:
-            image = Image.open(io.BytesIO(content), formats=(name,))
-            pixels = _checked_pixels(image, limits)
-            scans = content.count(b"\xff\xda") if name == "JPEG" else 1
-            return image if pixels <= most_pixels and pixels * scans <= _LIGHT_WORK else None
-    return None
-
-
-def finish_light(image: Image.Image, limits: Limits) -> Image.Image | None:
-    """An opened image decoded; None if its metadata is not light work."""
-    with image:
+def decode_light(content: bytes, limits: Limits, pixels: int = _LIGHT_PIXELS) -> Image.Image | None:
+    """The image if it is light work, of so many pixels at most, before and after resizing."""
+    name = next((_LIGHT[magic] for magic in _LIGHT if content.startswith(magic)), None)
+    if name is None or len(content) > _LIGHT_BYTES:
+        return None
+    with Image.open(io.BytesIO(content), formats=(name,)) as image:
+        scans = content.count(b"\xff\xda") if name == "JPEG" else 1
+        if _checked_pixels(image, limits) > min(pixels, _LIGHT_WORK // max(1, scans)):
+            return None
         image.load()
         exif = image.info.get("exif") or image.info.get("Raw profile type exif") or b""
         return None if len(exif) > _LIGHT_EXIF else finish(image, limits.in_chans)
@@ -132,16 +115,16 @@ def decode_heavy(content: bytes, limits: Limits) -> Image.Image:
     return Image.frombuffer(mode_of(limits.in_chans), reply["size"], pixels)  # type: ignore[arg-type]
 
 
-_ERRORS = {"format": UnidentifiedImageError, "too large": ImageTooLargeError, "damaged": ValueError}
+_ERRORS = {415: UnidentifiedImageError, 413: ImageTooLargeError, 422: ValueError}
 
 
-def error_kind(error: Exception) -> str:
-    """Why an image cannot be decoded: `format`, `too large` or `damaged`."""
+def error_status(error: Exception) -> int:
+    """The HTTP status for an image that cannot be decoded."""
     if isinstance(error, UnidentifiedImageError):
-        return "format"
+        return 415
     if isinstance(error, ImageTooLargeError | MemoryError | Image.DecompressionBombError):
-        return "too large"
-    return "damaged"
+        return 413
+    return 422
 
 
 def main(in_chans: float, pixels: float, side: float, seconds: float) -> None:
@@ -160,7 +143,7 @@ def main(in_chans: float, pixels: float, side: float, seconds: float) -> None:
             image = finish(opened, limits.in_chans)
         output.write(json.dumps({"size": image.size}).encode() + b"\n" + image.tobytes())
     except Exception as error:  # damaged files raise all sorts
-        reply = {"error": error_kind(error), "reason": why(error)}
+        reply = {"error": error_status(error), "reason": why(error)}
         output.write(json.dumps(reply).encode() + b"\n")
     output.close()
 
@@ -176,18 +159,19 @@ def _limit_memory(size: int) -> None:
 
 
 def _checked_pixels(image: Image.Image, limits: Limits) -> int:
-    """The pixels of an opened image, which are not above the limit, nor will be when resized."""
+    """The pixels of an opened image, or of what it is resized to, which are not above the limit."""
     short, long = sorted(image.size)
+    resized = limits.side**2 * long // max(1, short)
     if short * long > limits.pixels:
         raise ImageTooLargeError(
             f"it has {image.width} × {image.height} pixels, more than the {limits.pixels} allowed"
         )
-    if limits.side**2 * long > limits.pixels * max(1, short):
+    if resized > limits.pixels:
         raise ImageTooLargeError(
             f"it has {image.width} × {image.height} pixels, too long a strip: resized to a "
             f"shorter side of {limits.side} it would have more than the {limits.pixels} allowed"
         )
-    return short * long
+    return max(short * long, resized)
 
 
 @functools.cache

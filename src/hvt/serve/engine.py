@@ -58,7 +58,7 @@ class Engine:
         self.model = None if resolve(path).kind == "onnx" else _load(path)
         with contextlib.ExitStack() as stack:
             if self.model is not None:
-                path = Path(exported or stack.enter_context(_export(self.model)))
+                path = Path(exported or _write(self.model, stack.enter_context(temporary_folder())))
             self.session = OnnxModel(path, settings.device, settings.threads)
         self.config = self.session.config
         names = self.session.class_names
@@ -132,12 +132,6 @@ def _load(path: Path) -> HVT:
     model = load(path).float().eval()
     check_classifier(model, path)
     return model
-
-
-@contextlib.contextmanager
-def _export(model: HVT) -> Iterator[Path]:
-    with temporary_folder() as folder:
-        yield _write(model, folder)
 
 
 def _write(model: HVT, folder: Path) -> Path:

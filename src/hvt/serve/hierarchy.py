@@ -68,6 +68,10 @@ class Box(BaseModel):
 class Hierarchy(BaseModel):
     """What becomes of one image inside the model."""
 
+    model: str
+    milliseconds: float = Field(
+        default=0.0, description="from the request's headers to this answer"
+    )
     image: list[int] = Field(description="height and width in pixels that the model sees")
     patches: list[int] = Field(description="rows and columns of patches")
     seen: Box = Field(description="the part of the image that the model sees")
@@ -84,10 +88,7 @@ class Hierarchy(BaseModel):
 
 
 def hierarchy(
-    config: HVTConfig,
-    model: HVT | None,
-    image: Tensor | None,
-    seen: Box,
+    config: HVTConfig, model: HVT | None, image: Tensor | None, seen: Box, name: str = ""
 ) -> Hierarchy:
     """The hierarchy of a prepared image `(C, H, W)`; without a model, only counts and costs."""
     traces, untraced = _traces(config, model, image)
@@ -105,6 +106,7 @@ def hierarchy(
     ]
     price, whole = cost(config), cost(config, stages=0, retention=None, merge=None)
     return Hierarchy(
+        model=name,
         image=list(config.image),
         patches=list(config.grid),
         seen=seen,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from fastapi import HTTPException
@@ -13,20 +14,11 @@ from PIL import Image
 from ..data.images import why
 from .batcher import Batcher
 from .body import Upload
-from .decoding import (
-    decode_heavy,
-    decode_light,
-    error_kind,
-    finish_light,
-    known_formats,
-    open_light,
-)
+from .decoding import Limits, decode_heavy, decode_light, error_status, known_formats
 from .engine import Engine, Scores
 
-TINY_FILE, TINY_IMAGE = 16_384, 16_384
+TINY_FILE, TINY_IMAGE = 16_384, 65_536
 """Bytes and pixels up to which a thread would cost more than it saves."""
-LONGEST = 8
-"""Times its shorter side, of a tiny image: resizing makes a strip as much larger."""
 
 
 class Inference:
@@ -37,6 +29,8 @@ class Inference:
         self._light_pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-decode")
         # Threads that wait for a process, so that no light image waits behind a heavy one.
         self._heavy_pool = ThreadPoolExecutor(threads, thread_name_prefix="hvt-decode-heavy")
+        # One thread: what the page draws must not keep predictions waiting.
+        self._explain_pool = ThreadPoolExecutor(1, thread_name_prefix="hvt-explain")
 
     async def predict(self, uploads: Sequence[Upload], top: int) -> list[Scores]:
         """The top classes of each image, in order; one that cannot be read fails them all."""
@@ -49,6 +43,17 @@ class Inference:
             for task in tasks:
                 task.cancel()
 
+    def explain(self, function: Callable[..., Any], *arguments: object) -> Awaitable[Any]:
+        """What a function returns, run in the thread of explanations."""
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._explain_pool, function, *arguments)
+
+    def close(self) -> None:
+        """End the threads; a decoder that is busy is left behind, and nobody waits for it."""
+        for pool in (self._light_pool, self._heavy_pool, self._explain_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self.batcher.close()
+
     async def _predict(self, upload: Upload, top: int) -> Scores:
         try:
             pixels = await self._decode(upload.content)
@@ -57,45 +62,32 @@ class Inference:
         return await self.batcher.submit(pixels, top)
 
     async def _decode(self, content: bytes) -> np.ndarray:
-        engine, limits = self.engine, self.engine.limits
         if len(content) <= TINY_FILE:
-            opened = open_light(content, limits)
-            if opened is not None and _is_tiny(opened):
-                image = finish_light(opened, limits)
-                if image is not None:
-                    return engine.pixels(image)
+            image = decode_light(content, self.engine.limits, TINY_IMAGE)
+            if image is not None:
+                return self.engine.pixels(image)
         loop = asyncio.get_running_loop()
-        pixels = await loop.run_in_executor(self._light_pool, self._decode_light, content)
+        pixels = await loop.run_in_executor(self._light_pool, self._pixels, decode_light, content)
         if pixels is None:
-            pixels = await loop.run_in_executor(self._heavy_pool, self._decode_heavy, content)
+            heavy = loop.run_in_executor(self._heavy_pool, self._pixels, decode_heavy, content)
+            pixels = await heavy
+        assert pixels is not None
         return pixels
 
-    def _decode_light(self, content: bytes) -> np.ndarray | None:
-        image = decode_light(content, self.engine.limits)
+    def _pixels(
+        self, decode: Callable[[bytes, Limits], Image.Image | None], content: bytes
+    ) -> np.ndarray | None:
+        """In a thread."""
+        image = decode(content, self.engine.limits)
         return None if image is None else self.engine.pixels(image)
-
-    def _decode_heavy(self, content: bytes) -> np.ndarray:
-        return self.engine.pixels(decode_heavy(content, self.engine.limits))
-
-    def close(self) -> None:
-        """End the threads; a decoder that is busy is left behind, and nobody waits for it."""
-        self._light_pool.shutdown(wait=False, cancel_futures=True)
-        self._heavy_pool.shutdown(wait=False, cancel_futures=True)
-        self.batcher.close()
 
 
 def decode_error(error: Exception, label: str) -> HTTPException:
     """What a client is told about an image that cannot be decoded."""
-    kind = error_kind(error)
-    if kind == "format":
-        formats = ", ".join(known_formats())
-        return HTTPException(415, f"{label} is not in a known format: use {formats}")
-    if kind == "too large":
-        return HTTPException(413, f"{label} is too large: {why(error)}")
-    return HTTPException(422, f"{label} is damaged: {why(error)}")
-
-
-def _is_tiny(image: Image.Image) -> bool:
-    """Whether it is decoded so soon that the event loop can wait for it."""
-    short, long = sorted(image.size)
-    return short * long <= TINY_IMAGE and long <= LONGEST * short
+    status = error_status(error)
+    reasons = {
+        413: f"is too large: {why(error)}",
+        415: f"is not in a known format: use {', '.join(known_formats())}",
+        422: f"is damaged: {why(error)}",
+    }
+    return HTTPException(status, f"{label} {reasons[status]}")

@@ -28,6 +28,7 @@ HEADERS = {
     "Cache-Control": "no-cache",  # kept, and asked for again by its ETag
 }
 _HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+_NOSNIFF = [(b"x-content-type-options", b"nosniff")]
 _CLOSE = (b"connection", b"close")
 # `name`, `name:8000`, `127.0.0.1:8000`, `[::1]` or `[::1]:8000`, and nothing around it.
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+?)\.?)(?::[0-9]{1,5})?", re.ASCII)
@@ -58,7 +59,7 @@ class AllowedHosts:
 
 
 class Gate:
-    """Answers 421 to other hosts, counts and times requests, and adds `HEADERS` to responses."""
+    """Answers 421 to other hosts, HEAD by GET; counts and times requests, and adds headers."""
 
     def __init__(self, app: ASGIApp, service: FastAPI) -> None:
         self._app, self._state = app, service.state
@@ -69,6 +70,10 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # the route of GET answers; servers leave its body out
+            scope = {**scope, "method": "GET"}
+        # What a POST is answered with is never shown as a page.
+        headers = _NOSNIFF if scope["method"] == "POST" else _HEADERS
         start = time.perf_counter()
         status, state = 500, self._state
         state.accepted += 1
@@ -78,7 +83,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 close = [_CLOSE] if state.draining else []
-                message["headers"] = [*message["headers"], *_HEADERS, *close]
+                message["headers"] = [*message["headers"], *headers, *close]
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 state.answered += 1

@@ -49,7 +49,7 @@ def run(app: FastAPI) -> int:
 
 
 def _serve(app: FastAPI, sock: socket.socket) -> int:
-    _listen(sock, app.state.settings)
+    _announce(sock, app.state.settings)
     _tune()
     # uvicorn raises the signal again once it has shut down, which would then end the process.
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -65,7 +65,7 @@ def _serve_workers(source: str | Path | None, settings: Settings, sock: socket.s
         os.environ[SHARED] = str(folder)
         exported = export_to(folder, source)
         Engine(source, settings, exported)  # what is wrong with it is an error here, once
-        _listen(sock, settings)
+        _announce(sock, settings)
         factory = functools.partial(_worker_app, source, settings, exported)
         supervisor = _Supervisor(_config(factory, settings, factory=True), [sock])
         supervisor.run()
@@ -114,25 +114,23 @@ def _config(app: Any, settings: Settings, factory: bool = False) -> uvicorn.Conf
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A socket at the address of the settings, which refuses connections until `_listen`."""
+    """A socket that listens at the address of the settings; clients wait until a model is ready."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        if os.name != "nt":  # there it would let two programs share a port
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((settings.host, settings.port))
+        return socket.create_server(
+            (settings.host, settings.port), family=family, backlog=BACKLOG, dualstack_ipv6=dual
+        )
     except OSError as error:
-        sock.close()
-        raise _cannot_listen(settings, error) from error
-    return sock
+        where = f"{settings.host}:{settings.port}"
+        reason = (error.strerror or str(error)).partition(" (")[0]  # the address is said already
+        raise HVTError(
+            f"cannot listen on {where}: {reason}; choose another --host or --port"
+        ) from error
 
 
-def _listen(sock: socket.socket, settings: Settings) -> None:
-    """Let connections come, and print where, on standard output for whoever chose port 0."""
-    try:
-        sock.listen(BACKLOG)
-    except OSError as error:  # another program has bound the same port and was quicker
-        raise _cannot_listen(settings, error) from error
+def _announce(sock: socket.socket, settings: Settings) -> None:
+    """Print where it listens, on standard output for whoever chose port 0."""
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     notes = [f"{settings.workers} workers"] if settings.workers > 1 else []
@@ -140,12 +138,6 @@ def _listen(sock: socket.socket, settings: Settings) -> None:
         notes.append("called by its address only: --allow-host NAME allows a name")
     notes.append("Ctrl-C stops")
     print(f"listening on http://{shown}:{port} ({', '.join(notes)})", flush=True)
-
-
-def _cannot_listen(settings: Settings, error: OSError) -> HVTError:
-    where = f"{settings.host}:{settings.port}"
-    reason = error.strerror or str(error)
-    return HVTError(f"cannot listen on {where}: {reason}; choose another --host or --port")
 
 
 @contextlib.contextmanager
