@@ -200,7 +200,7 @@ def test_budgets_that_exclude_each_other_name_the_closest_config() -> None:
             "no config of the space has enough tokens for its poolings: use fewer stages",
         ),
         (("--gflops", "1", "--img-size", "100", "--patch-size", "16"), "does not divide"),
-        (("--latency-ms", "5", "--threads", "9999"), "threads=9999 must be a whole number"),
+        (("--latency-ms", "5", "--threads", "9999"), "threads='9999' must be a whole number"),
         (("--latency-ms", "5", "--head-dim", "12"), "head_dim=12 has no latency"),
         (("--gflops", "1", "--mlp-ratio", "1e-4"), "mlp_ratio=0.0001 leaves the MLP no width, at"),
         (("--gflops", "1", "--embed-dim", "100", "--num-heads", "3"), "embed_dim=100 is not"),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import track
 
 from ..terminal import printable
-from .flags import converter
-from .output import add_output_flags, emit, new_console, print_json
+from .flags import add_command, add_flag, add_shared
+from .output import emit, new_console, print_json
 
 if TYPE_CHECKING:
     from ..data.check import Report
@@ -20,33 +20,22 @@ _SHOWN = 20  # classes and repeated images listed without --json
 
 
 def register(commands: Any) -> None:
-    """Add the commands of this group."""
-    parser = commands.add_parser(
-        "check",
-        help="find the broken images of a data set",
-        description=(
-            "Read every image of a data set and list those that are broken, with the reason.\n"
-            "It also lists everything else for which training would raise an error.\n"
-            "The exit code is 0 if all is well and 1 if it is not."
-        ),
-        epilog=(
-            "examples:\n  hvt check digits\n  hvt check path/to/images --workers 8\n"
-            "  hvt check imagenet --root path/to/imagenet --json"
-        ),
-    )
+    parser = add_command(
+        commands, "check", run_check, "find the broken images of a data set",
+        "hvt check digits\nhvt check path/to/images --workers 8\n"
+        "hvt check imagenet --root path/to/imagenet --json",
+    )  # fmt: skip
     parser.add_argument("data", help="a folder of class folders, or a source such as cifar100")
-    parser.add_argument("--root", help="where a named source lies (default: data)")
-    parser.add_argument(
-        "--workers",
-        type=converter("workers", int, ge=1),
-        metavar="N",
-        help="threads (default: one per core)",
-    )
-    add_output_flags(parser, instead_of="a summary")
-    parser.set_defaults(run=run_check, parser=parser)
+    add_flag(parser, "--workers", "threads (default: one per core)", int, ge=1)
+    add_shared(parser, "--root", "--json")
 
 
 def run_check(args: argparse.Namespace) -> int:
+    """Read every image of a data set and list those that are broken, with the reason.
+
+    It also lists everything else for which training would raise an error. The exit code is 0 if
+    all is well and 1 if it is not.
+    """
     from ..data.check import check
 
     screen = new_console(stderr=True)

@@ -5,26 +5,23 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .flags import add_command
+
 SHELLS = ("bash", "zsh", "tcsh", "fish")
 
 
 def register(commands: Any) -> None:
-    """Add the commands of this group."""
-    parser = commands.add_parser(
-        "completion",
-        help="complete commands and flags in a shell",
-        description="Print a script that completes hvt's commands, flags and names in a shell.",
-        epilog=(
-            'examples:\n  eval "$(hvt completion bash)"    in ~/.bashrc\n'
-            '  eval "$(hvt completion zsh)"     in ~/.zshrc, after compinit\n'
-            "  hvt completion fish | source     in ~/.config/fish/config.fish"
-        ),
-    )
+    parser = add_command(
+        commands, "completion", run_completion, "complete commands and flags in a shell",
+        'eval "$(hvt completion bash)"    in ~/.bashrc\n'
+        'eval "$(hvt completion zsh)"     in ~/.zshrc, after compinit\n'
+        "hvt completion fish | source     in ~/.config/fish/config.fish",
+    )  # fmt: skip
     parser.add_argument("shell", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
-    parser.set_defaults(run=run_completion, parser=parser)
 
 
 def run_completion(args: argparse.Namespace) -> None:
+    """Print a script that completes hvt's commands, flags and names in a shell."""
     import shtab
 
     from . import build_parser

@@ -8,63 +8,41 @@ from typing import TYPE_CHECKING, Any
 
 from ..fields import MAX_THREADS
 from ..terminal import printable
-from .flags import add_batch_and_device, add_number
-from .output import add_output_flags, emit, print_json
+from .flags import add_command, add_flag, add_shared, keywords_of
+from .output import emit, print_json
 
 if TYPE_CHECKING:
     from ..evaluation import Score
 
 
 def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "eval",
-        help="measure a checkpoint on images",
-        description="Top-1, top-5, loss and images/s of a checkpoint, overall and for each class.",
-        epilog=(
-            "examples:\n  hvt eval runs/digits-hvt_ti_2/best.safetensors --data digits\n"
-            "  hvt eval model.safetensors --data IMAGES --confusion confusion.png --json\n"
-            "  hvt eval model.onnx --data IMAGES\n"
-            "  hvt eval deit.pth --data imagenet --root IMAGENET --match-by-order"
-        ),
-    )
+    parser = add_command(
+        commands, "eval", run_eval, "measure a checkpoint on images",
+        "hvt eval runs/digits-hvt_ti_2/best.safetensors --data digits\n"
+        "hvt eval model.safetensors --data IMAGES --confusion confusion.png --json\n"
+        "hvt eval model.onnx --data IMAGES\n"
+        "hvt eval deit.pth --data imagenet --root IMAGENET --match-by-order",
+    )  # fmt: skip
     parser.add_argument(
         "checkpoint",
         help="a checkpoint in any format that hvt.load reads, an ONNX file or a built-in model",
     )
     parser.add_argument("--data", required=True, help="digits, cifar100, imagenet or a folder")
-    parser.add_argument("--root", help="folder of the named data set")
-    parser.add_argument("--download", action="store_true", help="fetch the named data set")
-    add_number(parser, "--workers", "worker processes that read images", 1, ge=0, le=MAX_THREADS)
-    add_batch_and_device(parser)
-    parser.add_argument(
-        "--match-by-order",
-        action="store_true",
-        help="match the data's classes to the model's by their order, not by name",
-    )
-    parser.add_argument("--skip-broken", action="store_true", help="skip unreadable images")
-    parser.add_argument("--confusion", metavar="PNG|SVG", help="draw the confusion matrix")
-    add_output_flags(parser)
-    parser.set_defaults(run=run_eval, parser=parser)
+    add_flag(parser, "--download", "fetch the named data set", bool)
+    add_flag(parser, "--workers", "processes that read images", int, 1, ge=0, le=MAX_THREADS)
+    add_flag(parser, "--skip-broken", "skip unreadable images", bool)
+    add_flag(parser, "--confusion", "draw the confusion matrix", metavar="PNG|SVG")
+    add_shared(parser, "--root", "--batch-size", "--device", "--match-by-order", "--json")
 
 
 def run_eval(args: argparse.Namespace) -> int:
+    """Measure top-1, top-5, loss and images/s of a checkpoint, overall and for each class."""
     from ..deploy.evaluate import evaluate
     from ..plot import figure_path
     from ..see.confusion import draw_confusion
 
     drawing = None if args.confusion is None else figure_path(args.confusion)
-    score = evaluate(
-        args.checkpoint,
-        args.data,
-        root=args.root,
-        download=args.download,
-        match_by_order=args.match_by_order,
-        skip_broken=args.skip_broken,
-        device=args.device,
-        batch_size=args.batch_size,
-        workers=args.workers,
-    )
+    score = evaluate(args.checkpoint, **keywords_of(evaluate, args))
     if os.environ.get("RANK", "0") != "0":  # torchrun's: one process prints
         return 0
     (_print_json if args.json else _print)(args, score)

@@ -8,31 +8,21 @@ from typing import Any
 
 from ..errors import HVTError
 from ..zoo import DEFAULT
-from .flags import converter
-from .output import add_output_flags, emit, print_json
-from .weights import add_pretrained, check_pretrained, open_weights
+from .flags import add_command, add_flag, add_shared
+from .output import emit, print_json
+from .weights import check_pretrained, open_weights
 
 IMAGES = 64  # that the two are compared on; int8 is calibrated on as many others
 
 
 def register(commands: Any) -> None:
-    """Add the commands of this group."""
-    parser = commands.add_parser(
-        "export",
-        help="write a model that runs without this package",
-        description=(
-            "Write a checkpoint as ONNX, as ONNX in int8, or as a torch.export program, and\n"
-            "compare the file with the PyTorch model: logits, top-1 class, size and images/s.\n"
-            "A file whose logits differ is not written. hvt predict, hvt eval and hvt bench take\n"
-            "the file like the checkpoint."
-        ),
-        epilog=(
-            "examples:\n  hvt export imagenet.onnx                  the built-in model\n"
-            "  hvt export model.safetensors model.onnx --data IMAGES\n"
-            "  hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
-            "  hvt export model.safetensors model.pt2 --to torch"
-        ),
-    )
+    parser = add_command(
+        commands, "export", run_export, "write a model that runs without this package",
+        "hvt export imagenet.onnx                  the built-in model\n"
+        "hvt export model.safetensors model.onnx --data IMAGES\n"
+        "hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
+        "hvt export model.safetensors model.pt2 --to torch",
+    )  # fmt: skip
     parser.add_argument(
         "words",
         nargs="+",
@@ -40,33 +30,31 @@ def register(commands: Any) -> None:
         help="what to write: a checkpoint in any format that hvt.load reads, a built-in one or a "
         f"model's name (default: the built-in {DEFAULT}); and the file: OUT.onnx, or OUT.pt2",
     )
-    add_pretrained(parser)
     parser.add_argument(
         "--to", choices=("onnx", "torch"), help="the format (default: by the file's suffix)"
     )
-    parser.add_argument(
-        "--int8",
-        action="store_true",
-        help="weights and activations in 8 bits (ONNX only; needs --data)",
-    )
+    add_flag(parser, "--int8", "weights and activations in 8 bits (ONNX only; needs --data)", bool)
     parser.add_argument(
         "--data",
         help=f"images to compare on, {IMAGES} of the training split: digits, cifar100, "
         "imagenet or a folder; int8 takes as many others to calibrate on",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--max-error",
-        type=converter("max_error", float),
-        metavar="ERROR",
-        help="the relative error of the logits above which an int8 file is not written "
-        "(default: 0.1)",
+        "an int8 file whose logits have a larger relative error is not written (default: 0.1)",
+        float,
     )
-    parser.add_argument("--root", help="folder of the named data set")
-    add_output_flags(parser)
-    parser.set_defaults(run=run_export, parser=parser)
+    add_shared(parser, "--pretrained", "--root", "--json")
 
 
 def run_export(args: argparse.Namespace) -> None:
+    """Write a checkpoint as ONNX, as ONNX in int8, or as a torch.export program.
+
+    The file is compared with the PyTorch model: logits, top-1 class, size and images/s. A file
+    whose logits differ is not written. hvt predict, eval and bench take the file like the
+    checkpoint.
+    """
     if len(args.words) > 2:
         raise HVTError(f"{args.words[2]!r} is one argument too many: use hvt export MODEL OUT")
     source, name = args.words if len(args.words) == 2 else (DEFAULT, args.words[0])

@@ -5,70 +5,42 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .flags import converter
-from .output import add_output_flags, emit, new_console, print_json
+from ..zoo import DEFAULT
+from .flags import add_command, add_flag, add_shared, keywords_of
+from .output import emit, new_console, print_json
 
 _EXAMPLES = """\
-examples:
-  hvt fit IMAGES                          a folder per class; the result in runs/fit-IMAGES
-  hvt fit IMAGES --output RUN             RUN/model.safetensors, RUN/report.html
-  hvt predict RUN/model.safetensors NEW_IMAGES
+hvt fit IMAGES                          a folder per class; the result in runs/fit-IMAGES
+hvt fit IMAGES --output RUN             RUN/model.safetensors, RUN/report.html
+hvt predict RUN/model.safetensors NEW_IMAGES
 """
 
 
 def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "fit",
-        help="fit a classifier to your own images, in a minute",
-        description=(
-            "Embed every image once with a trained model, fit a linear head to the embeddings and\n"
-            "write an ordinary checkpoint and a report. IMAGES has one folder per class, or train\n"
-            "and val with such folders; without val, a fifth of each class is held out."
-        ),
-        epilog=_EXAMPLES,
-    )
+    text = "fit a classifier to your own images, in a minute"
+    parser = add_command(commands, "fit", run, text, _EXAMPLES)
     parser.add_argument("data", metavar="IMAGES", help="a folder with one folder per class")
-    parser.add_argument("--output", metavar="RUN", help="where to write (default: runs/fit-IMAGES)")
-    parser.add_argument(
-        "--init", metavar="CHECKPOINT", help="the trained model (default: the built-in imagenet)"
-    )
-    parser.add_argument(
-        "--size", type=converter("size", int, ge=16), metavar="N", help="image size in pixels"
-    )
-    parser.add_argument(
-        "--balance", action="store_true", help="weight classes equally, whatever their size"
-    )
-    parser.add_argument(
-        "--val-fraction", type=float, default=0.2, metavar="X",
-        help="share of each class to hold out where there is no val folder (default: 0.2)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--skip-broken", action="store_true", help="skip unreadable images and count them"
-    )
-    parser.add_argument("--seed", type=converter("seed", int, ge=0), default=0, metavar="N")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
-    add_output_flags(parser)
-    parser.set_defaults(run=run, parser=parser)
+    add_flag(parser, "--output", "where to write (default: runs/fit-IMAGES)", metavar="RUN")
+    add_flag(parser, "--init", "the trained model", str, DEFAULT, metavar="CHECKPOINT")
+    add_flag(parser, "--size", "image size in pixels", int, ge=16)
+    add_flag(parser, "--balance", "weight classes equally, whatever their size", bool)
+    text = "share of each class to hold out where there is no val folder"
+    add_flag(parser, "--val-fraction", text, float, 0.2)
+    add_flag(parser, "--skip-broken", "skip unreadable images and count them", bool)
+    add_flag(parser, "--seed", "seed of the split", int, 0, ge=0)
+    add_shared(parser, "--device", "--json")
 
 
 def run(args: argparse.Namespace) -> None:
+    """Fit a linear head to the embeddings of images, by a trained model.
+
+    Every image is embedded once. Writes an ordinary checkpoint and a report. IMAGES has one folder
+    per class, or train and val with such folders; without val, a fifth of each class is held out.
+    """
     from ..fitting.run import fit
-    from ..zoo import DEFAULT
 
     console = new_console(stderr=args.json)
-    fitted = fit(
-        args.data,
-        args.output,
-        init=args.init or DEFAULT,
-        size=args.size,
-        balance=args.balance,
-        val_fraction=args.val_fraction,
-        skip_broken=args.skip_broken,
-        seed=args.seed,
-        device=args.device,
-        console=console,
-    )
+    fitted = fit(**keywords_of(fit, args), console=console)
     report = fitted.report
     if args.json:
         print_json(report.to_dict() | {"path": str(fitted.path)})

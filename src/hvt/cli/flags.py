@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import re
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..errors import HVTError, did_you_mean
-from ..fields import expected, fits, hints_of, options_of
+from ..fields import MAX_THREADS, expected, fits, hints_of, options_of
 
 
 class Parser(argparse.ArgumentParser):
@@ -89,19 +91,70 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
         parser.add_argument(f"--{field.name.replace('_', '-')}", help=text, **options)
 
 
-def add_number(
-    parser: Parser, flag: str, help: str, default: int | None = None, **limits: float
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int | None],
+    help: str,
+    examples: str,
+) -> Parser:
+    """Add a command; the docstring of the function that runs it is its description."""
+    parser: Parser = commands.add_parser(
+        name,
+        help=help,
+        description=inspect.getdoc(run),
+        epilog="examples:\n" + textwrap.indent(examples.strip(), "  "),
+    )
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+_SHARED: dict[str, dict[str, Any]] = {
+    "--allow-changed-data": {"help": "resume although images have changed", "kind": bool},
+    "--batch-size": {"help": "images per batch", "kind": int, "default": 64, "ge": 1},
+    "--csv": {"help": "print CSV", "kind": bool},
+    "--device": {"help": "auto, cpu, cuda …", "default": "auto"},
+    "--json": {"help": "print JSON", "kind": bool},
+    "--match-by-order": {"help": "match the data's classes with the model's by order, not by name",
+                         "kind": bool},
+    "--plot": {"help": "draw the results", "metavar": "PNG|SVG"},
+    "--pretrained": {"help": "fetch the published weights of a model's name", "kind": bool},
+    "--root": {"help": "folder of the named data set"},
+    "--threads": {"help": "CPU threads (default: torch's)", "kind": int, "ge": 1,
+                  "le": MAX_THREADS},
+}  # fmt: skip
+"""Flags of several commands, as `add_flag` takes them."""
+
+
+def add_shared(parser: argparse._ActionsContainer, *flags: str) -> None:
+    """Add flags that mean the same for several commands."""
+    for flag in flags:
+        add_flag(parser, flag, **_SHARED[flag])
+
+
+def add_flag(
+    parser: argparse._ActionsContainer,
+    flag: str,
+    help: str,
+    kind: Any = str,
+    default: Any = None,
+    metavar: str | None = None,
+    **limits: float,
 ) -> None:
-    """A flag for a whole number within the bounds of `fields.field`."""
-    convert = converter(flag.strip("-").replace("-", "_"), int, **limits)
-    shown = help if default is None else f"{help} (default: {default})"
-    parser.add_argument(flag, type=convert, default=default, metavar="N", help=shown)
+    """Add a flag: a switch for `bool`, else a value within the bounds of `fields.field`."""
+    if kind is bool:
+        parser.add_argument(flag, action="store_true", help=help)
+        return
+    shown = help if default in (None, argparse.SUPPRESS) else f"{help} (default: {default})"
+    convert = converter(flag.strip("-").replace("-", "_"), kind, **limits)
+    metavar = metavar or (None if kind is str else _metavar(kind))
+    parser.add_argument(flag, type=convert, default=default, metavar=metavar, help=shown)
 
 
-def add_batch_and_device(parser: Parser) -> None:
-    """Where to compute, and how much at once."""
-    add_number(parser, "--batch-size", "images per batch", 64, ge=1)
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+def keywords_of(function: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of a function that the command line has by the same names."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in vars(args).items() if name in names}
 
 
 def given_fields(args: argparse.Namespace, cls: type) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from ..zoo import (
     installed,
     list_models,
 )
-from .flags import add_fields, given_fields, parse_pairs
-from .output import Columns, add_output_flags, emit, make_table, new_console, print_json
+from .flags import add_command, add_fields, add_flag, add_shared, given_fields, parse_pairs
+from .output import Columns, emit, make_table, new_console, print_json
 
 _MODELS: Columns = {
     "model": "{name:<}",
@@ -47,26 +47,18 @@ _LAYERS = {
 
 
 def register(commands: Any) -> None:
-    """Add the commands of this group."""
-    parser = commands.add_parser(
-        "models",
-        help="list the models and their cost",
-        description="List the models whose names match a pattern.",
-        epilog="examples:\n  hvt models\n  hvt models 'hvt_s_*' --json",
-    )
+    parser = add_command(
+        commands, "models", run_models, "list the models and their cost",
+        "hvt models\nhvt models 'hvt_s_*' --json",
+    )  # fmt: skip
     parser.add_argument("pattern", nargs="?", default="*", help="shell pattern, such as 'hvt_s_*'")
-    add_output_flags(parser, csv=True)
-    parser.set_defaults(run=run_models, parser=parser)
+    add_shared(parser.add_mutually_exclusive_group(), "--csv", "--json")
 
-    parser = commands.add_parser(
-        "cost",
-        help="price a model, block by block",
-        description="MACs, parameters and training memory of a model.",
-        epilog=(
-            "examples:\n  hvt cost hvt_s_1\n  hvt cost hvt_s_4 --depth 24 --num-classes 100\n"
-            "  hvt cost hvt_s_4 img_size=384 patch_size=8 --json"
-        ),
-    )
+    parser = add_command(
+        commands, "cost", run_cost, "price a model, block by block",
+        "hvt cost hvt_s_1\nhvt cost hvt_s_4 --depth 24 --num-classes 100\n"
+        "hvt cost hvt_s_4 img_size=384 patch_size=8 --json",
+    )  # fmt: skip
     parser.add_argument(
         "name", metavar="NAME", help="a model's name (see hvt models), or a .json config"
     )
@@ -77,13 +69,13 @@ def register(commands: Any) -> None:
         metavar="field=value",
         help="fields to replace",
     )
-    add_output_flags(parser, instead_of="tables")
-    parser.add_argument("--layers", action="store_true", help="a row per layer, not per block")
+    add_shared(parser, "--json")
+    add_flag(parser, "--layers", "a row per layer, not per block", bool)
     add_fields(parser.add_argument_group("fields to replace"), HVTConfig)
-    parser.set_defaults(run=run_cost, parser=parser)
 
 
 def run_models(args: argparse.Namespace) -> None:
+    """List the models whose names match a pattern."""
     names = list_models(args.pattern)
     built_in = fnmatch.filter(installed(), args.pattern)
     if not names and not built_in:
@@ -120,6 +112,7 @@ def run_models(args: argparse.Namespace) -> None:
 
 
 def run_cost(args: argparse.Namespace) -> None:
+    """Price a model: MACs, parameters and training memory."""
     config = get_config(args.name, **_overrides(args))
     priced = cost(config)
     if args.json:

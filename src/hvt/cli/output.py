@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import csv as csv_module
 import io
 import json as json_module
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any
@@ -31,15 +31,9 @@ def new_console(stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, width=10_000)
 
 
-def add_output_flags(
-    parser: argparse._ActionsContainer, csv: bool = False, instead_of: str = "a table"
-) -> None:
-    """`--json` and, where rows are printed one by one, `--csv`."""
-    if csv:
-        assert isinstance(parser, argparse.ArgumentParser)
-        parser = parser.add_mutually_exclusive_group()
-        parser.add_argument("--csv", action="store_true", help=f"print CSV instead of {instead_of}")
-    parser.add_argument("--json", action="store_true", help=f"print JSON instead of {instead_of}")
+def note(text: str) -> None:
+    """Tell on stderr what is being done."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def emit(

@@ -7,46 +7,29 @@ from typing import Any
 
 from ..errors import HVTError
 from ..paper.tables import FOOTNOTE, get_table, printed_costs, tables
-from .flags import Parser
-from .output import Columns, add_output_flags, emit
+from .flags import Parser, add_command, add_shared
+from .output import Columns, emit
 
 _EXAMPLES = """\
-examples:
-  hvt paper                       the tables
-  hvt paper costs                 every printed cost, and ours
-  hvt paper costs main --json
-Training their rows: python -m reproduction run TABLE, in a clone of the repository.
+hvt paper                       the tables
+hvt paper costs                 every printed cost, and ours
+hvt paper costs main --json
 """
 
 
 def register(commands: Any) -> None:
-    """Add the commands of this group."""
-    paper = commands.add_parser(
-        "paper",
-        help="the paper's tables and their costs",
-        description="List the paper's tables.",
-        epilog=_EXAMPLES,
+    paper = add_command(
+        commands, "paper", run_list, "the paper's tables and their costs", _EXAMPLES
     )
-    add_output_flags(paper)
-    paper.set_defaults(run=run_list, parser=paper)
+    add_shared(paper, "--json")
     subcommands = paper.add_subparsers(metavar="COMMAND", parser_class=Parser)
-    parser = subcommands.add_parser(
-        "costs",
-        help="recompute every printed cost",
-        description=(
-            "Recompute every FLOPs and parameter count of the tables beside the printed one.\n"
-            "The exit code is 0 if all are equal to the printed digit and 1 if not."
-        ),
-        epilog="examples:\n  hvt paper costs\n  hvt paper costs main resolution --json",
-    )
+    parser = add_command(
+        subcommands, "costs", run_costs, "recompute every printed cost",
+        "hvt paper costs\nhvt paper costs main resolution --json",
+    )  # fmt: skip
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="tables (default: all)")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        default=argparse.SUPPRESS,  # so that `hvt paper --json costs` is not overridden
-        help="print JSON instead of a table",
-    )
-    parser.set_defaults(run=run_costs, parser=parser)
+    # Without a default, which would take the place of `hvt paper --json costs`.
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     # Not part of the package, but where a reader looks first. No word after them is a flag.
     for name in ("run", "report"):
         parser = subcommands.add_parser(
@@ -57,6 +40,10 @@ def register(commands: Any) -> None:
 
 
 def run_list(args: argparse.Namespace) -> None:
+    """List the paper's tables.
+
+    To train their rows: python -m reproduction run TABLE, in a clone of the repository.
+    """
     rows = [
         {"table": t.name, "place": t.place, "about": t.about, "rows": [row.name for row in t.rows]}
         for t in tables().values()
@@ -71,6 +58,10 @@ def run_list(args: argparse.Namespace) -> None:
 
 
 def run_costs(args: argparse.Namespace) -> int:
+    """Recompute every FLOPs and parameter count of the tables beside the printed one.
+
+    The exit code is 0 if all are equal to the printed digit and 1 if not.
+    """
     compared = printed_costs([get_table(name) for name in args.tables] or None)
     equal = sum(one.equal for one in compared)
     rows = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,64 +12,43 @@ from ..costs import arrow
 from ..errors import HVTError
 from ..files import check_writable
 from ..planning.space import KEPT, SEARCHED
-from .flags import add_fields, converter, given_fields
-from .output import Row, add_output_flags, make_table, new_console, print_json
+from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
+from .output import Row, make_table, new_console, note, print_json
 
 if TYPE_CHECKING:
     from ..planning.result import Choice, Plan
 
 _EXAMPLES = """\
-examples:
-  hvt plan --gflops 1.25                       what DeiT-Ti's budget buys
-  hvt plan --gflops 4.6 --img-size 384 --save plan.json
-  hvt train imagenet --model plan.json --root IMAGENET
-  hvt plan --params 6 --memory 8000 --train-batch 256
-  hvt plan --latency-ms 20 --mode onnx --threads 2   measures blocks here, once
-  hvt plan --gflops 0.009 --img-size 32 --head-dim 12 --num-classes 100 --plot frontier.png
-  hvt plan --gflops 0.7 --from deit.pth        placements for hvt upcycle
+hvt plan --gflops 1.25                       what DeiT-Ti's budget buys
+hvt plan --gflops 4.6 --img-size 384 --save plan.json
+hvt train imagenet --model plan.json --root IMAGENET
+hvt plan --params 6 --memory 8000 --train-batch 256
+hvt plan --latency-ms 20 --mode onnx --threads 2   measures blocks here, once
+hvt plan --gflops 0.009 --img-size 32 --head-dim 12 --num-classes 100 --plot frontier.png
+hvt plan --gflops 0.7 --from deit.pth        placements for hvt upcycle
 """
 
 
 def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "plan",
-        help="choose a model for a budget",
-        description=(
-            "The best models within a budget, beside the paper's own ways to scale up and the\n"
-            "DeiT of the same budget. Every width, depth, image, patch and pooling is priced in\n"
-            "closed form. Fields of the model that are given are fixed. See docs/scaling.md."
-        ),
-        epilog=_EXAMPLES,
-    )
+    parser = add_command(commands, "plan", run, "choose a model for a budget", _EXAMPLES)
     group = parser.add_argument_group("budgets, any of them together")
-    for flag, text in {
-        "--gflops": "MACs per image in 10⁹",
-        "--params": "parameters in 10⁶",
-        "--latency-ms": "milliseconds per batch, by a table of block timings",
-        "--memory": "MB of a training step: AdamW, float32",
-    }.items():
-        name = flag[2:].replace("-", "_")
-        group.add_argument(flag, type=converter(name, float), metavar="X", help=text)
+    add_flag(group, "--gflops", "MACs per image in 10⁹", float)
+    add_flag(group, "--params", "parameters in 10⁶", float)
+    add_flag(group, "--latency-ms", "milliseconds per batch, by a table of block timings", float)
+    add_flag(group, "--memory", "MB of a training step: AdamW, float32", float)
     timed = parser.add_argument_group("how latency is measured")
-    timed.add_argument("--mode", default="eager", help="eager, onnx or int8 (default: eager)")
-    timed.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
-    timed.add_argument("--remeasure", action="store_true", help="ignore the cached timings")
-    for owner, flag, default, text in (
-        (timed, "--threads", None, "CPU threads (default: torch's)"),
-        (timed, "--batch", 1, "images per batch (default: 1)"),
-        (parser, "--train-batch", 128, "images of a training step, for --memory (default: 128)"),
-        (parser, "--count", 5, "how many of the best to print (default: 5)"),
-        (parser, "--choice", None, "which of the best --save writes (default: 1)"),
-    ):
-        kind = converter(flag[2:].replace("-", "_"), int, ge=1)
-        owner.add_argument(flag, type=kind, default=default, metavar="N", help=text)
-    parser.add_argument("--save", metavar="FILE.json", help="write the best as a config")
-    parser.add_argument("--plot", metavar="PNG|SVG", help="draw the frontier")
+    add_flag(timed, "--mode", "eager, onnx or int8", str, "eager")
+    add_flag(timed, "--remeasure", "ignore the cached timings", bool)
+    add_flag(timed, "--batch", "images per batch", int, 1, ge=1)
+    add_shared(timed, "--device", "--threads")
+    add_flag(parser, "--train-batch", "images of a training step, for --memory", int, 128, ge=1)
+    add_flag(parser, "--count", "how many of the best to print", int, 5, ge=1)
+    add_flag(parser, "--choice", "which of the best --save writes (default: 1)", int, ge=1)
+    add_flag(parser, "--save", "write the best as a config", metavar="FILE.json")
     parser.add_argument(
         "--from", dest="source", metavar="CHECKPOINT", help="plan placements for hvt upcycle"
     )
-    add_output_flags(parser)
+    add_shared(parser, "--plot", "--json")
     fixable = (*SEARCHED, *KEPT, "proportional_attention")
     skipped = [name for name in FIELDS if name not in fixable]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
@@ -78,10 +56,14 @@ def register(commands: Any) -> None:
         "macs": "--gflops", "flops": "--gflops", "parameters": "--params", "time": "--latency-ms",
         "milliseconds": "--latency-ms", "ram": "--memory", "mb": "--memory",
     }  # fmt: skip
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> None:
+    """Find the best models within a budget, beside the paper's ways to scale up and DeiT.
+
+    Every width, depth, image, patch and pooling is priced in closed form. Fields of the model that
+    are given are fixed. See docs/scaling.md.
+    """
     if args.choice is not None and not args.save:
         raise HVTError(
             "--choice says which of the best --save writes: use --save FILE.json, or leave it out"
@@ -95,22 +77,7 @@ def run(args: argparse.Namespace) -> None:
         from ..plot import figure_path
 
         figure_path(args.plot)
-    planned = plan(
-        args.gflops,
-        params=args.params,
-        latency_ms=args.latency_ms,
-        memory=args.memory,
-        source=args.source,
-        mode=args.mode,
-        device=args.device,
-        threads=args.threads,
-        batch=args.batch,
-        train_batch=args.train_batch,
-        count=args.count,
-        remeasure=args.remeasure,
-        note=lambda text: print(text, file=sys.stderr, flush=True),
-        **given_fields(args, HVTConfig),
-    )
+    planned = plan(**keywords_of(plan, args), note=note, **given_fields(args, HVTConfig))
     if args.save:
         planned.save(args.save, args.choice or 1)
     if args.plot:

@@ -10,18 +10,16 @@ from typing import Any
 from ..config import HVTConfig
 from ..errors import HVTError
 from ..training.recipe import Recipe, list_recipes, load_recipe
-from .flags import Parser, add_fields, converter, given_fields
+from .flags import Parser, add_command, add_fields, add_flag, add_shared, converter, given_fields
 
 _SEARCH = """\
-examples:
-  hvt power search runs/digits-deit_ti/best.safetensors --recipe digits --gflops 0.004
-  hvt power search deit_s.pth --data imagenet --root IMAGENET --gflops 2.7 --output s.safetensors
+hvt power search runs/digits-deit_ti/best.safetensors --recipe digits --gflops 0.004
+hvt power search deit_s.pth --data imagenet --root IMAGENET --gflops 2.7 --output s.safetensors
 """
 _RETRAIN = """\
-examples:
-  hvt power retrain best_power.safetensors --recipe digits --epochs 10
-  hvt power retrain s.safetensors --data imagenet --root IMAGENET --lr 2e-4
-  hvt train --resume runs/power-best_power               resume a run
+hvt power retrain best_power.safetensors --recipe digits --epochs 10
+hvt power retrain s.safetensors --data imagenet --root IMAGENET --lr 2e-4
+hvt train --resume runs/power-best_power               resume a run
 """
 # Not used by a search.
 _UNUSED = ("overrides", "model", "init", "output", "ema", "eval_every", "checkpoint_minutes",
@@ -29,60 +27,28 @@ _UNUSED = ("overrides", "model", "init", "output", "ema", "eval_every", "checkpo
 
 
 def register(commands: Any) -> None:
-    """Add the commands of this group."""
-    group = commands.add_parser(
-        "power",
-        help="drop a DeiT's least attended tokens (PoWER)",
-        description=(
-            "PoWER on a trained DeiT: search how many tokens each block keeps for a budget of\n"
-            "GFLOPs, then retrain with the others dropped. docs/power.md says more."
-        ),
-        epilog=f"{_SEARCH}{_RETRAIN.removeprefix('examples:' + chr(10))}",
-    )
-    group.set_defaults(run=lambda args: group.print_help(), parser=group)
+    text = "drop a DeiT's least attended tokens (PoWER)"
+    group = add_command(commands, "power", run_power, text, _SEARCH + _RETRAIN)
     steps = group.add_subparsers(metavar="STEP", parser_class=Parser)
 
-    parser = steps.add_parser(
-        "search",
-        help="find a retention for a budget",
-        description=(
-            "Train with soft extraction until the tokens that stay cost the budget, and write a\n"
-            "checkpoint with that retention and the searched weights. 5 epochs by default."
-        ),
-        epilog=_SEARCH,
-    )
+    parser = add_command(steps, "search", run_search, "find a retention for a budget", _SEARCH)
     parser.add_argument("checkpoint", help="a trained DeiT, in any form that hvt.load reads")
     budget = converter("gflops", float)
     parser.add_argument("--gflops", type=budget, required=True, metavar="X", help="the budget")
-    rate = converter("r_lr", float, gt=0, le=1)
-    parser.add_argument("--r-lr", type=rate, metavar="X", help="learning rate of r")
-    parser.add_argument(
-        "--match-by-order",
-        action="store_true",
-        help="match the data's classes with the checkpoint's by order, not by name",
-    )
+    add_flag(parser, "--r-lr", "learning rate of r", float, gt=0, le=1)
     parser.add_argument(
         "--output",
         dest="file",
         metavar="FILE",
         help="what to write (default: CHECKPOINT_power.safetensors)",
     )
+    add_shared(parser, "--match-by-order")
     _add_recipe(parser, skip=_UNUSED)
-    parser.set_defaults(run=run_search, parser=parser)
 
-    parser = steps.add_parser(
-        "retrain",
-        help="train a searched model again",
-        description=(
-            "Train a checkpoint that has a retention, its tokens dropped. It is `hvt train` with\n"
-            "--init and the checkpoint's own architecture; `hvt train --resume` resumes it."
-        ),
-        epilog=_RETRAIN,
-    )
+    parser = add_command(steps, "retrain", run_retrain, "train a searched model again", _RETRAIN)
     parser.add_argument("checkpoint", help="what hvt power search has written")
     _add_recipe(parser, skip=("overrides", "model", "init"))
     add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
-    parser.set_defaults(run=run_retrain, parser=parser)
 
 
 def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
@@ -95,7 +61,20 @@ def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=skip)
 
 
+def run_power(args: argparse.Namespace) -> None:
+    """Apply PoWER to a trained DeiT, in two steps.
+
+    Search how many tokens each block keeps for a budget of GFLOPs, then retrain with the others
+    dropped. docs/power.md says more.
+    """
+    args.parser.print_help()
+
+
 def run_search(args: argparse.Namespace) -> None:
+    """Train with soft extraction until the tokens that stay cost the budget.
+
+    Writes a checkpoint with that retention and the searched weights. 5 epochs by default.
+    """
     from ..power.search import EPOCHS, search
 
     checkpoint = Path(args.checkpoint)
@@ -105,6 +84,11 @@ def run_search(args: argparse.Namespace) -> None:
 
 
 def run_retrain(args: argparse.Namespace) -> None:
+    """Train a checkpoint that has a retention, its tokens dropped.
+
+    It is `hvt train` with --init and the checkpoint's own architecture; `hvt train --resume`
+    resumes it.
+    """
     from ..checkpoint.save_load import read
     from ..training.launch import train
 

@@ -8,41 +8,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError
-from .flags import add_batch_and_device, add_number
-from .output import Columns, Row, add_output_flags, emit
+from .flags import add_command, add_flag, add_shared
+from .output import Columns, Row, emit
 
 if TYPE_CHECKING:
     from ..deploy.predict import Prediction
 
 
 def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "predict",
-        help="classify images",
-        description=(
-            "The most probable classes of images (files, folders or globs) by a checkpoint or an\n"
-            "ONNX file. The default is the built-in model for ImageNet's 1,000 classes; cifar100\n"
-            "is the other built-in one."
-        ),
-        epilog=(
-            "examples:\n  hvt predict cat.jpg\n  hvt predict model.safetensors IMAGES --csv\n"
-            "  hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json"
-        ),
-    )
+    parser = add_command(
+        commands, "predict", run_predict, "classify images",
+        "hvt predict cat.jpg\nhvt predict model.safetensors IMAGES --csv\n"
+        "hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json",
+    )  # fmt: skip
     parser.add_argument(
         "first",
         metavar="MODEL|IMAGE",
         help="a checkpoint, an ONNX file or a built-in model, if not the default; or an image",
     )
     parser.add_argument("others", nargs="*", metavar="IMAGE", help="images to classify")
-    add_number(parser, "--top", "classes to show for each image", 5, ge=1)
-    add_batch_and_device(parser)
-    add_output_flags(parser, csv=True)
-    parser.set_defaults(run=run_predict, parser=parser)
+    add_flag(parser, "--top", "classes to show for each image", int, 5, ge=1)
+    add_shared(parser, "--batch-size", "--device")
+    add_shared(parser.add_mutually_exclusive_group(), "--csv", "--json")
 
 
 def run_predict(args: argparse.Namespace) -> int:
+    """Print the most probable classes of images: files, folders or globs.
+
+    The default is the built-in model for ImageNet's 1,000 classes; cifar100 is the other built-in
+    one.
+    """
     from ..deploy.inputs import find_images
     from ..deploy.predict import Predictor
     from ..resolve import is_checkpoint

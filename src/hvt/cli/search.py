@@ -11,17 +11,24 @@ from typing import Any
 from ..config import FIELDS, HVTConfig
 from ..planning.space import KEPT, SEARCHED
 from ..training.recipe import Recipe, list_recipes
-from .flags import add_fields, converter, given_fields
+from .flags import (
+    add_command,
+    add_fields,
+    add_flag,
+    add_shared,
+    converter,
+    given_fields,
+    keywords_of,
+)
 
 _EXAMPLES = """\
-examples:
-  hvt search digits --gflops 0.005 --trials 20 --epochs 9
-  hvt search cifar100-cpu --root DATA --gflops 0.02 --trials 40 --epochs 1 --threads 1
-  hvt search cifar100-cpu --root DATA --gflops 0.02 --trials 40 --epochs 1 --threads 1
-                                     the same again, beside it: both work on one study
-  hvt search cifar100-cpu --root DATA --gflops 0.02 --storage postgresql://me@host/hvt
-  hvt search folder --data PHOTOS --gflops 0.7 --configs mine.json --rungs 1
-  hvt train cifar100-cpu --root DATA --model runs/search-cifar100-cpu/best.json
+hvt search digits --gflops 0.005 --trials 20 --epochs 9
+hvt search cifar100-cpu --root DATA --gflops 0.02 --trials 40 --epochs 1 --threads 1
+hvt search cifar100-cpu --root DATA --gflops 0.02 --trials 40 --epochs 1 --threads 1
+                                   the same again, beside it: both work on one study
+hvt search cifar100-cpu --root DATA --gflops 0.02 --storage postgresql://me@host/hvt
+hvt search folder --data PHOTOS --gflops 0.7 --configs mine.json --rungs 1
+hvt train cifar100-cpu --root DATA --model runs/search-cifar100-cpu/best.json
 """
 
 _NOT_SEARCHES = (
@@ -32,77 +39,50 @@ _NOT_SEARCHES = (
 
 
 def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "search",
-        help="find the most accurate models within a budget",
-        description=(
-            "Optuna over the space of hvt plan, with real trainings: short ones for all trials,\n"
-            "longer ones for the best third (successive halving). Trials are evaluated on\n"
-            "held-out training images. An existing study is resumed. See docs/scaling.md.\n"
-            f"Recipes: {', '.join(list_recipes())}, or a .toml file."
-        ),
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("recipe", help="a recipe's name or file; its epochs are the longest rung")
+    text = "find the most accurate models within a budget"
+    parser = add_command(commands, "search", run, text, _EXAMPLES)
     parser.add_argument(
-        "--gflops",
-        type=converter("gflops", float),
-        required=True,
-        metavar="X",
-        help="maximum MACs per image in 10⁹",
+        "recipe",
+        help=f"{', '.join(list_recipes())} or a .toml file; its epochs are the longest rung",
     )
-    for flag, default, text in (
-        ("--trials", 40, "trials of the whole study (default: 40)"),
-        ("--heartbeat", 30, "seconds between heartbeats (default: 30)"),
-        ("--promising", 8, "first trials with the best scores by hvt plan (default: 8)"),
-        ("--rungs", 3, "lengths of training; 1 trains every trial to the end (default: 3)"),
-    ):
-        kind = converter(flag[2:], int, ge=0 if flag == "--promising" else 1)
-        parser.add_argument(flag, type=kind, default=default, metavar="N", help=text)
+    budget, limit = converter("gflops", float), "maximum MACs per image in 10⁹"
+    parser.add_argument("--gflops", type=budget, required=True, metavar="X", help=limit)
+    add_flag(parser, "--trials", "trials of the whole study", int, 40, ge=1)
+    add_flag(parser, "--heartbeat", "seconds between heartbeats", int, 30, ge=1)
+    add_flag(parser, "--promising", "first trials, the best by hvt plan", int, 8, ge=0)
+    add_flag(parser, "--rungs", "lengths of training; 1 trains all to the end", int, 3, ge=1)
     parser.add_argument(
         "--configs", nargs="+", default=(), metavar="FILE",
         help="configs to try before all others (.json, as of hvt plan --save)",
     )  # fmt: skip
-    parser.add_argument("--study", metavar="NAME", help="the study's name (default: the recipe's)")
-    parser.add_argument(
-        "--storage", metavar="URL", help="Optuna's storage (default: study.db in the output folder)"
+    add_flag(parser, "--study", "the study's name (default: the recipe's)", metavar="NAME")
+    add_flag(
+        parser, "--storage", "Optuna's storage (default: study.db in the output)", metavar="URL"
     )
-    parser.add_argument(
-        "--output", metavar="FOLDER", help="folder of the results (default: runs/search-STUDY)"
+    add_flag(
+        parser, "--output", "folder of the results (default: runs/search-STUDY)", metavar="FOLDER"
     )
-    parser.add_argument(
-        "--holdout",
-        type=converter("holdout", float),
-        default=argparse.SUPPRESS,
-        metavar="X",
-        help="evaluate on this share of the training images (default: the recipe's, or 0.1)",
-    )
-    parser.add_argument(
-        "--allow-changed-data",
-        action="store_true",
-        help="resume a study though its images have changed",
-    )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    text = "evaluate on this share of the training images (default: the recipe's, or 0.1)"
+    add_flag(parser, "--holdout", text, float, argparse.SUPPRESS)
+    add_shared(parser, "--allow-changed-data", "--json")
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=_NOT_SEARCHES)
     skipped = [name for name in FIELDS if name not in (*SEARCHED, *KEPT) or name == "num_classes"]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    values = given_fields(args, Recipe)
-    values.pop("output")
+    """Search the space of hvt plan by Optuna, with real trainings.
 
+    Short ones for all trials, longer ones for the best third (successive halving). Trials are
+    evaluated on held-out training images. An existing study is resumed. See docs/scaling.md.
+    """
     from ..searching.run import search
     from ..training.interrupt import Interrupted
 
-    names = ("trials", "study", "storage", "output", "heartbeat", "promising", "rungs", "configs",
-             "allow_changed_data")  # fmt: skip
-    options = {name: getattr(args, name) for name in names}
-    fixed = given_fields(args, HVTConfig)
+    values = given_fields(args, Recipe)
+    options = values | given_fields(args, HVTConfig) | keywords_of(search, args)
     try:
-        result = search(args.recipe, args.gflops, quiet=args.json, **options, **values, **fixed)
+        result = search(quiet=args.json, **options)
     except (Interrupted, KeyboardInterrupt):  # within a training, or between two
         print("hvt: stopped; the same command resumes the study", file=sys.stderr)
         return 130

@@ -4,82 +4,47 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import HVTError
-from .flags import Parser, add_number
-from .weights import add_pretrained
+from .flags import Parser, add_command, add_flag, add_shared
 
-_MODELS = """\
-A model is a name of hvt models, any name of timm's (timm:resnet50, or resnet50), or a
-checkpoint in any format that hvt.load reads; the default is the built-in model, imagenet. A named
-model has random weights, which the title says; --pretrained fetches the published ones."""
+_SEE = """\
+hvt see features hvt_s_1 timm:resnet50 IMAGE
+hvt see tokens hvt_s_4 IMAGE
+hvt see cost deit_s hvt_s_1 hvt_s_4
+"""
+_FEATURES = """\
+hvt see features deit_s hvt_s_1 timm:resnet50 IMAGE --pretrained
+hvt see features runs/digits-hvt_ti_2/best.safetensors IMAGE --channels 16
+"""
+_TOKENS = """\
+hvt see tokens hvt_s_4 IMAGE
+hvt see tokens model.safetensors IMAGE --output kept.png
+"""
+_COST = """\
+hvt see cost deit_s hvt_s_1 hvt_s_4
+hvt see cost model.safetensors
+"""
 
 
 def register(commands: Any) -> None:
-    """Add the commands of this group."""
-    group = commands.add_parser(
-        "see",
-        help="draw feature maps, kept tokens and costs",
-        description="What happens inside a model, as PNG or SVG.",
-        epilog=(
-            "examples:\n  hvt see features hvt_s_1 timm:resnet50 IMAGE\n"
-            "  hvt see tokens hvt_s_4 IMAGE\n  hvt see cost deit_s hvt_s_1 hvt_s_4"
-        ),
-    )
-    group.set_defaults(run=lambda _: group.print_help(), parser=group)
+    text = "draw feature maps, kept tokens and costs"
+    group = add_command(commands, "see", run_see, text, _SEE)
     kinds = group.add_subparsers(metavar="KIND", parser_class=Parser)
-
-    parser = kinds.add_parser(
-        "features",
-        help="feature maps, stage by stage",
-        description=(
-            "The feature maps of an image, a row for each model, as in the paper's Figure 3:\n"
-            "at each place, the channels that vary most over the image. A pooled sequence is\n"
-            "stretched back to its first length and laid out on the grid of patches.\n\n" + _MODELS
-        ),
-        epilog=(
-            "examples:\n  hvt see features deit_s hvt_s_1 timm:resnet50 IMAGE --pretrained\n"
-            "  hvt see features runs/digits-hvt_ti_2/best.safetensors IMAGE --channels 16"
-        ),
-    )
-    add_number(parser, "--channels", "channels to show at each place", 9, ge=1)
-    _add_common(parser, run_features, "MODEL… IMAGE", "IMAGE-features.png")
-
-    parser = kinds.add_parser(
-        "tokens",
-        help="which patches the tokens come from",
-        description=(
-            "Which patches the pooled tokens come from, stage by stage, over the image.\n"
-            "Max pooling takes its maximum channel by channel, so one token has its channels from\n"
-            "several patches. Each channel of each token that is left is traced back through all\n"
-            "stages to its patch, and a patch's colour is its share of them: at 1 it gave as much\n"
-            "as if all gave equally, at 0 nothing of it was kept. PoWER keeps whole tokens.\n"
-            "Average pooling and ToMe average tokens: the patches of one have its average colour\n"
-            "and a line around them.\n\n" + _MODELS
-        ),
-        epilog=(
-            "examples:\n  hvt see tokens hvt_s_4 IMAGE\n"
-            "  hvt see tokens model.safetensors IMAGE --output kept.png"
-        ),
-    )
-    _add_common(parser, run_tokens, "MODEL IMAGE", "IMAGE-tokens.png")
-
-    parser = kinds.add_parser(
-        "cost",
-        help="tokens and MACs, block by block",
-        description=(
-            "Tokens into, and MACs of, each block, a column for each model. A model is a name of\n"
-            "hvt models, a .json config or a checkpoint; the default is the built-in model."
-        ),
-        epilog="examples:\n  hvt see cost deit_s hvt_s_1 hvt_s_4\n  hvt see cost model.safetensors",
-    )
-    _add_common(parser, run_cost, "MODEL", "cost.png")
+    text = "feature maps, stage by stage"
+    parser = add_command(kinds, "features", run_features, text, _FEATURES)
+    add_flag(parser, "--channels", "channels to show at each place", int, 9, ge=1)
+    _add_common(parser, "MODEL… IMAGE", "IMAGE-features.png")
+    text = "which patches the tokens come from"
+    parser = add_command(kinds, "tokens", run_tokens, text, _TOKENS)
+    _add_common(parser, "MODEL IMAGE", "IMAGE-tokens.png")
+    parser = add_command(kinds, "cost", run_cost, "tokens and MACs, block by block", _COST)
+    _add_common(parser, "MODEL", "cost.png")
 
 
-def _add_common(parser: Parser, run: Callable[..., None], words: str, output: str) -> None:
+def _add_common(parser: Parser, words: str, output: str) -> None:
     with_image = words.endswith("IMAGE")
     then = ", then the image" if with_image else ""
     parser.add_argument(
@@ -87,19 +52,27 @@ def _add_common(parser: Parser, run: Callable[..., None], words: str, output: st
         nargs="+" if with_image else "*",
         default=[],
         metavar=words,
-        help=f"the models (default: the built-in one){then}",
+        help=f"models of hvt or timm, or checkpoints (default: the built-in one){then}",
     )
     if with_image:
-        add_pretrained(parser)
-        add_number(parser, "--seed", "seed of random weights", 0, ge=0, le=2**63 - 1)
-    parser.add_argument(
-        "--output", metavar="PNG|SVG", help=f"the file to write (default: {output})"
-    )
-    add_number(parser, "--dpi", "pixels per inch, from 40 to 600", 110, ge=40, le=600)
-    parser.set_defaults(run=run, parser=parser)
+        add_shared(parser, "--pretrained")
+        add_flag(parser, "--seed", "seed of random weights", int, 0, ge=0, le=2**63 - 1)
+    add_flag(parser, "--output", f"the file to write (default: {output})", metavar="PNG|SVG")
+    add_flag(parser, "--dpi", "pixels per inch", int, 110, ge=40, le=600)
+
+
+def run_see(args: argparse.Namespace) -> None:
+    """Draw what happens inside a model, as PNG or SVG."""
+    args.parser.print_help()
 
 
 def run_features(args: argparse.Namespace) -> None:
+    """Draw the feature maps of an image, a row for each model, as in the paper's Figure 3.
+
+    At each place, the channels that vary most over the image. A pooled sequence is stretched back
+    to its first length and laid out on the grid of patches. A named model has random weights, which
+    the title says, without --pretrained.
+    """
     from ..see import FeatureView, draw_features, feature_maps, open_model
 
     models, path = _models_and_image(args)
@@ -115,6 +88,14 @@ def run_features(args: argparse.Namespace) -> None:
 
 
 def run_tokens(args: argparse.Namespace) -> None:
+    """Draw which patches the pooled tokens come from, stage by stage, over the image.
+
+    Max pooling takes its maximum channel by channel, so one token has its channels from several
+    patches. Each channel of each token that is left is traced back through all stages to its patch,
+    and a patch's colour is its share of them: at 1 it gave as much as if all gave equally, at 0
+    nothing of it was kept. PoWER keeps whole tokens. Average pooling and ToMe average tokens: the
+    patches of one have its average colour and a line around them.
+    """
     from ..see import draw_tokens, open_model, token_sources
 
     models, path = _models_and_image(args)
@@ -131,6 +112,7 @@ def run_tokens(args: argparse.Namespace) -> None:
 
 
 def run_cost(args: argparse.Namespace) -> None:
+    """Draw the tokens into, and MACs of, each block, a column for each model."""
     from ..see import draw_costs, open_price
 
     output = _output(args, "cost.png")

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors import HVTError
 from ..zoo import DEFAULT, MODELS
-from .flags import add_fields, given_fields
-from .weights import add_pretrained, check_pretrained, open_weights
+from .flags import add_command, add_fields, add_shared, given_fields
+from .weights import check_pretrained, open_weights
 
 NEEDED = (
     "fastapi", "uvicorn", "h11", "python_multipart", "prometheus_client", "onnx", "onnxscript"
@@ -20,23 +20,14 @@ NEEDED = (
 
 
 def register(commands: Any) -> None:
-    """Add the command of this group."""
     from ..serve.settings import Settings
 
-    parser = commands.add_parser(
-        "serve",
-        help="classify images over HTTP",
-        description=(
-            "An HTTP service: POST /predict, GET /healthz, GET /metrics, GET /model, and\n"
-            "/openapi.json. It keeps no state, writes no image to disk and logs none.\n"
-            "Without a checkpoint or an exported file it is the built-in model."
-        ),
-        epilog=(
-            "examples:\n  hvt serve\n  hvt serve model.onnx --port 8080 --workers 4\n"
-            "  hvt serve model.safetensors --host 0.0.0.0 --allow-host images.example.org\n"
-            "  curl --data-binary @cat.jpg http://127.0.0.1:8000/predict"
-        ),
-    )
+    parser = add_command(
+        commands, "serve", run_serve, "classify images over HTTP",
+        "hvt serve\nhvt serve model.onnx --port 8080 --workers 4\n"
+        "hvt serve model.safetensors --host 0.0.0.0 --allow-host images.example.org\n"
+        "curl --data-binary @cat.jpg http://127.0.0.1:8000/predict",
+    )  # fmt: skip
     parser.add_argument(
         "checkpoint",
         nargs="?",
@@ -44,12 +35,16 @@ def register(commands: Any) -> None:
         help="a checkpoint, an .onnx file, a built-in model or a model's name (default: the "
         f"built-in {DEFAULT})",
     )
-    add_pretrained(parser)
+    add_shared(parser, "--pretrained")
     add_fields(parser.add_argument_group("settings"), Settings)
-    parser.set_defaults(run=run_serve, parser=parser)
 
 
 def run_serve(args: argparse.Namespace) -> int:
+    """Run an HTTP service: POST /predict, GET /healthz, /metrics, /model and /openapi.json.
+
+    It keeps no state, writes no image to disk and logs none. Without a checkpoint or an exported
+    file it is the built-in model.
+    """
     from ..serve.settings import Settings
 
     settings = dataclasses.replace(Settings(), **given_fields(args, Settings))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +11,6 @@ from ..zoo import DEFAULT, MODELS
 
 if TYPE_CHECKING:
     from ..model import HVT
-
-
-def add_pretrained(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--pretrained", action="store_true", help="fetch the published weights of a model's name"
-    )
 
 
 def check_pretrained(word: str | None, pretrained: bool) -> None:
