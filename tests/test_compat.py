@@ -13,10 +13,11 @@ COMPAT = Path(__file__).parents[1] / "src" / "hvt" / "_compat.py"
 
 # The module alone: `import hvt` would already have called it.
 LOAD = f"""
-import importlib.util, sys, torch
+import importlib, importlib.util, sys, torch
 spec = importlib.util.spec_from_file_location("compat", {str(COMPAT)!r})
 compat = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(compat)
+load = lambda: compat.twice(lambda: importlib.import_module("torchvision"))
 """
 
 # What torchvision meets when its shared library was built for another torch.
@@ -38,7 +39,7 @@ for name in ("nms", "qnms"):
 
 # The parts of torchvision that are written in Python.
 USE = """
-torchvision = compat.import_torchvision()
+torchvision = load()
 assert torchvision is sys.modules["torchvision"]
 from torchvision import transforms
 assert transforms.functional.center_crop(torch.zeros(3, 8, 8), [4, 4]).shape == (3, 4, 4)
@@ -62,7 +63,7 @@ def fake_torchvision(directory: Path, body: str) -> Path:
 
 
 def test_as_installed() -> None:
-    succeed(LOAD + USE + "assert compat.import_torchvision() is torchvision\n")
+    succeed(LOAD + USE + "assert load() is torchvision\n")
 
 
 def test_missing_operators_are_declared() -> None:
@@ -81,7 +82,7 @@ for error in (
     ImportError("operator torchvision::nms does not exist"),
 ):
     try:
-        compat.import_torchvision()
+        load()
     except Exception as caught:
         assert caught is error, caught
     else:
@@ -108,7 +109,7 @@ def library(*args):
     left.append([name for name in sys.modules if name.startswith("torchvision")])
     return Library(*args)
 torch.library.Library = library
-compat.import_torchvision()
+load()
 assert left == [["torchvision_lookalike"]], left
 """
     succeed(LOAD + OTHERS + check, fake_torchvision(tmp_path, body))

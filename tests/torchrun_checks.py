@@ -57,8 +57,7 @@ def counted_all_reduces() -> Iterator[list[int]]:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    processes, device = distributed.init_process_group("cpu")
-    try:
+    with distributed.process_group("cpu") as (processes, device):
         trainer = open_trainer(tiny(folder), folder, processes, device, quiet())
         learner = trainer.learner
         batches = spoiled(trainer.batches.epoch(0), processes.rank)
@@ -77,8 +76,6 @@ def check(folder: Path) -> dict[str, Any]:
             "any": processes.any(device, processes.rank == 1, False),
             "shared": processes.broadcast(f"from {processes.rank}"),
         }
-    finally:
-        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

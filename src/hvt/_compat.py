@@ -7,10 +7,8 @@ imports torchvision, so it fails too. A classifier needs neither operator: once 
 schemas exist, every part written in Python works.
 """
 
-import importlib
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -18,11 +16,6 @@ _OPERATORS = ("nms", "qnms")
 
 # A schema lives as long as the Library that declared it.
 _library: Any = None
-
-
-def import_torchvision() -> ModuleType:
-    """Return torchvision, declaring its missing operators only if their absence is what fails."""
-    return twice(lambda: importlib.import_module("torchvision"))
 
 
 def twice(load: Callable[[], Any]) -> Any:

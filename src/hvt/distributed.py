@@ -118,15 +118,6 @@ def _of_torchrun(name: str, default: str = "") -> int:
     return int(word)
 
 
-def destroy_process_group() -> None:
-    """Leave the process group, if there is one."""
-    if dist.is_available() and dist.is_initialized():
-        # A gloo thread needs Python's lock to let go of the last message. If the group ends before
-        # that, it waits for the thread with the lock held, for ever: so let the lock go first.
-        time.sleep(0.1)
-        dist.destroy_process_group()
-
-
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[tuple[DistributedContext, torch.device]]:
     """`init_process_group`, left at the end; the end of another process is one sentence."""
@@ -137,7 +128,11 @@ def process_group(device: str) -> Iterator[tuple[DistributedContext, torch.devic
             raise ConnectionLostError("another process of the training has ended") from error
         raise
     finally:
-        destroy_process_group()
+        if dist.is_available() and dist.is_initialized():
+            # A gloo thread needs Python's lock to let go of the last message. If the group ends
+            # before that, it waits for the thread with the lock held, for ever: let it go first.
+            time.sleep(0.1)
+            dist.destroy_process_group()
 
 
 def connection_lost(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +58,9 @@ class Score:
     def images_per_second(self) -> float:
         return self.images / self.seconds if self.seconds else 0.0
 
-    def to_dict(self, class_names: Sequence[str] | None = None) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values; classes without images are left out, and two may have the same name."""
-        class_names = class_names or self.class_names or [*map(str, range(self.num_classes))]
+        class_names = self.class_names or [*map(str, range(self.num_classes))]
         rows = enumerate(zip(class_names, self.per_class, self.class_images, strict=True))
         return {
             "top1": self.top1,

@@ -92,12 +92,3 @@ class FeatureMaps(FeatureGetterNet):
             to_grid(as_tokens(y), config.grid) if sequence else y  # (B, D, 1, N') → (B, D, H, W)
             for y, sequence in zip(maps, self.sequences, strict=True)
         ]
-
-
-def check_feature_class(name: Any) -> None:
-    """Raise an error for timm's other feature extractors, which do not know prefix tokens."""
-    if name != "getter":
-        raise HVTError(
-            f"feature_cls={name!r} does not work with hvt's models, whose blocks give tokens "
-            "rather than maps: leave it out"
-        )

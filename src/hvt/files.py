@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from .errors import HVTError
 
 # Other programs have hidden files that end in .part too.
 _SUFFIX = ".hvt.part"
-_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}" + re.escape(_SUFFIX))  # eight are mkstemp's
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}" + re.escape(_SUFFIX))
 
 
 def expanded(path: str | Path) -> Path:
@@ -31,26 +31,19 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     A link stays a link, to the new file.
     """
     target = _target(path)
-    temporary: Path | None = None
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_SUFFIX}")
     try:
-        handle, name = tempfile.mkstemp(
-            dir=target.parent, prefix=f".{target.name}.", suffix=_SUFFIX
-        )
-        os.close(handle)
-        temporary = Path(name)
+        temporary.touch(exist_ok=False)
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's files are private
         temporary.replace(target)
-        temporary = None
         _sync_directory(target.parent)
-    except OSError as error:
-        raise HVTError(f"cannot write {path}: {error.strerror or error}") from error
-    except SafetensorError as error:  # how safetensors reports a failed write
-        raise HVTError(f"cannot write {path}: {error}") from error
+    except (OSError, SafetensorError) as error:  # the latter is how safetensors reports one
+        reason = getattr(error, "strerror", None) or error
+        raise HVTError(f"cannot write {path}: {reason}") from error
     finally:
-        if temporary is not None:
+        with contextlib.suppress(OSError):  # a name that cannot be
             temporary.unlink(missing_ok=True)
 
 
@@ -59,12 +52,6 @@ def check_new(path: Path) -> None:
     if os.path.lexists(path):
         raise HVTError(f"{path} already exists: choose another name, or remove it")
     check_writable(path)
-
-
-def check_folder(path: Path) -> None:
-    """Check that the folder of a file exists."""
-    if not os.path.isdir(path.parent):  # noqa: PTH112 - False for a name that cannot be
-        raise HVTError(f"cannot write {path}: the folder {path.parent} does not exist")
 
 
 def check_writable(path: str | Path) -> None:
@@ -79,7 +66,8 @@ def _target(path: str | Path) -> Path:
     path = Path(path)
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
-        check_folder(target)
+        if not os.path.isdir(target.parent):  # noqa: PTH112 - False for a name that cannot be
+            raise HVTError(f"cannot write {target}: the folder {target.parent} does not exist")
         if target.exists() and not target.is_file():
             what = "a folder" if target.is_dir() else "not a regular file"
             raise HVTError(f"cannot write {path}: it is {what}")
@@ -97,12 +85,6 @@ def stale_temp_files(folder: Path) -> dict[Path, str]:
 def encodable(name: str | Path) -> str:
     """A file's name as text that can be encoded: bytes that are not UTF-8 are shown as `\\xe9`."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _sync_directory(directory: Path) -> None:

@@ -45,7 +45,8 @@ def create_model(name: str | Path, pretrained: bool = False, **overrides: Any) -
 
 
 def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
-    if pretrained and name not in WEIGHT_URLS and not _has_other_source(kwargs):
+    other_source = kwargs.get("pretrained_cfg") or kwargs.get("pretrained_cfg_overlay")
+    if pretrained and name not in WEIGHT_URLS and not other_source:
         raise HVTError(
             f"no weights are published for {name}: use pretrained=False, "
             f"or one of {', '.join(WEIGHT_URLS)}"
@@ -53,10 +54,13 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
     # Not at the top: timm is told these names as soon as it is imported, and the first to import it
     # may be hvt.model. From `checkpoint`, because timm asks the model to load its weights.
     from .checkpoint import HVT
-    from .features import FeatureMaps, check_feature_class
+    from .features import FeatureMaps
 
-    if "feature_cls" in kwargs:
-        check_feature_class(kwargs.pop("feature_cls"))
+    if (extractor := kwargs.pop("feature_cls", "getter")) != "getter":  # others want maps
+        raise HVTError(
+            f"feature_cls={extractor!r} does not work with hvt's models, whose blocks give tokens "
+            "rather than maps: leave it out"
+        )
     try:
         model = build_model_with_cfg(
             lambda **overrides: HVT(get_config(name, **overrides)),
@@ -74,10 +78,6 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
     if isinstance(built, HVT):  # timm describes the named model's input, not the one asked for
         model.pretrained_cfg["input_size"] = (built.config.in_chans, *built.config.image)
     return model
-
-
-def _has_other_source(kwargs: dict[str, Any]) -> bool:
-    return bool(kwargs.get("pretrained_cfg") or kwargs.get("pretrained_cfg_overlay"))
 
 
 def _register(name: str) -> None:

@@ -108,7 +108,7 @@ def write_config(config: HVTConfig, path: str | Path) -> None:
         temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
 
 
-def built_in(name: str = DEFAULT) -> Path:
+def built_in(name: str) -> Path:
     """The file of a built-in checkpoint."""
     return Path(__file__).parent / "assets" / f"{name}.safetensors"
 

@@ -39,8 +39,7 @@ def evaluate(
     `skip_broken` skipped and counted. Under torchrun each process evaluates its share and gets
     the whole score.
     """
-    processes, place = distributed.init_process_group(device)
-    try:
+    with distributed.process_group(device) as (processes, place):
         what = "the model" if isinstance(model, HVT | OnnxModel) else str(model)
         # "auto" is for ONNX Runtime to settle: it may know other devices than torch.
         on_onnx = isinstance(model, str | Path) and resolve(model).kind == "onnx"
@@ -67,8 +66,6 @@ def evaluate(
         score = evaluate_batches(opened, batches, opened.num_classes, place, processes)
         if not math.isfinite(score.loss):
             raise HVTError(f"{what} has no score: its logits are not finite")
-    finally:
-        distributed.destroy_process_group()
     names = source.class_names or tuple(map(str, range(opened.num_classes)))
     return dataclasses.replace(
         score,

@@ -94,8 +94,7 @@ def search(
     if output is not None:  # before hours are spent on searching
         output = Path(output)
         check_new(output)
-    processes, device = distributed.init_process_group(recipe.device)
-    try:
+    with distributed.process_group(recipe.device) as (processes, device):
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         seed_all(recipe.seed, -1, device)
@@ -124,8 +123,6 @@ def search(
         summary = f"top-1 {score.top1:.2f} % before retraining"
         log(summary if output is None else f"{summary}; weights in {output}")
         return result
-    finally:
-        distributed.destroy_process_group()
 
 
 def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Data, ClassMatch]:

@@ -32,7 +32,7 @@ from ..config import HVTConfig
 from ..costs import arrow, cost
 from ..data.sample import evenly
 from ..errors import HVTError, did_you_mean
-from ..files import atomic_write, check_folder, check_new, expanded
+from ..files import atomic_write, check_new, check_writable, expanded
 from ..model import HVT
 from ..terminal import print_line
 from ..training.pipeline import reading_processes
@@ -112,18 +112,17 @@ def _locked(
     folder: Path, device_name: str
 ) -> Iterator[tuple[distributed.DistributedContext, torch.device]]:
     """The process group, with the run's folder locked before anybody looks into it."""
-    processes, device = distributed.init_process_group(device_name)
     lock = RunLock(folder)
-    try:
-        taken = processes.broadcast(lock.take() if processes.is_main_process else None)
-        if taken is not None:
-            raise taken
-        yield processes, device
-    finally:
-        lock.release()
-        if processes.is_main_process:
-            discard_empty(folder)
-        distributed.destroy_process_group()
+    with distributed.process_group(device_name) as (processes, device):
+        try:
+            taken = processes.broadcast(lock.take() if processes.is_main_process else None)
+            if taken is not None:
+                raise taken
+            yield processes, device
+        finally:
+            lock.release()
+            if processes.is_main_process:
+                discard_empty(folder)
 
 
 class Upcycling:
@@ -181,7 +180,7 @@ class Upcycling:
 
     def reopen(self, digest: str) -> None:
         """Open the source and the photos of a run that is resumed."""
-        check_folder(self.output)
+        check_writable(self.output)
         self.source = load(self.folder / "source.safetensors").float()
         self._open_data()
         if self.photos.digest != digest:
