@@ -21,8 +21,6 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        self.synonyms: dict[str, str] = {}
-        """Words that a user may try as a flag, and the flag that is meant."""
         super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -41,7 +39,7 @@ class Parser(argparse.ArgumentParser):
             if not flag.startswith("-"):
                 owner.error(f"{flag!r} is one argument too many")
             flags = [name for action in owner._actions for name in action.option_strings]
-            owner.error(f"unknown flag {flag!r}: {_suggested_flags(flag, flags, owner.synonyms)}")
+            owner.error(f"unknown flag {flag!r}: {_suggested_flags(flag, flags)}")
         return known
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -61,14 +59,11 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def _suggested_flags(flag: str, flags: Sequence[str], synonyms: dict[str, str]) -> str:
-    """The flags that a mistyped one may mean: by a synonym, by a common word, or by its letters."""
-    words = flag.strip("-").replace("_", "-").split("-")
-    meant = [synonyms[word] for word in words if word in synonyms]
-    meant += [one for one in flags if set(words) <= set(one.strip("-").split("-"))]
-    if meant:
-        return f"did you mean {' or '.join(dict.fromkeys(meant[:3]))}?"
-    return did_you_mean(flag, flags)
+def _suggested_flags(flag: str, flags: Sequence[str]) -> str:
+    """The flags that a mistyped one may mean: those with the same words, or its letters."""
+    words = set(flag.strip("-").split("-"))
+    meant = [one for one in flags if words <= set(one.strip("-").split("-"))]
+    return f"did you mean {' or '.join(meant[:3])}?" if meant else did_you_mean(flag, flags)
 
 
 def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str] = ()) -> None:

@@ -113,7 +113,8 @@ def run_models(args: argparse.Namespace) -> None:
 
 def run_cost(args: argparse.Namespace) -> None:
     """Price a model: MACs, parameters and training memory."""
-    config = get_config(args.name, **_overrides(args))
+    overrides = given_fields(args, HVTConfig) | parse_pairs(args.overrides, HVTConfig)
+    config = get_config(args.name, **overrides)
     priced = cost(config)
     if args.json:
         print_json({"name": args.name, **priced.to_dict(), "config": config.to_dict()})
@@ -137,16 +138,6 @@ def run_cost(args: argparse.Namespace) -> None:
     console.print(Text.assemble((printable(args.name), "bold"), f"  {arrow(priced.tokens)} tokens"))
     console.print("\n".join(lines), highlight=False)
     console.print(_layer_table(priced) if args.layers else _block_table(priced, console.width))
-
-
-def _overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields to replace, as flags and as pairs, which must not contradict each other."""
-    fields = given_fields(args, HVTConfig)
-    for pair in args.overrides:
-        for name, value in parse_pairs([pair], HVTConfig).items():
-            if fields.setdefault(name, value) != value:
-                raise HVTError(f"{name} is given as {fields[name]} and as {value}: leave one out")
-    return fields
 
 
 def _block_table(priced: Cost, width: int) -> Table:

@@ -52,10 +52,6 @@ def register(commands: Any) -> None:
     fixable = (*SEARCHED, *KEPT, "proportional_attention")
     skipped = [name for name in FIELDS if name not in fixable]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
-    parser.synonyms = {
-        "macs": "--gflops", "flops": "--gflops", "parameters": "--params", "time": "--latency-ms",
-        "milliseconds": "--latency-ms", "ram": "--memory", "mb": "--memory",
-    }  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:
