@@ -6,7 +6,7 @@ Parameter names are those of the authors' code, DeiT and timm, so that their wei
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -273,7 +273,7 @@ class HVT(nn.Module):
     def forward_intermediates(
         self,
         x: Tensor,
-        indices: int | Sequence[int] | None = None,
+        indices: int | list[int] | None = None,
         return_prefix_tokens: bool = False,
         norm: bool = False,
         stop_early: bool = False,
@@ -290,7 +290,7 @@ class HVT(nn.Module):
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise HVTError(f"output_fmt={output_fmt!r} must be 'NCHW' or 'NLC'")
-        take, last = feature_take_indices(len(self.blocks), _listed(indices))
+        take, last = feature_take_indices(len(self.blocks), indices)
         outputs: list[Tensor] = []
         x, size = self._embed(x), None
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
@@ -431,12 +431,12 @@ class HVT(nn.Module):
 
     def prune_intermediate_layers(
         self,
-        indices: int | Sequence[int] = 1,
+        indices: int | list[int] = 1,
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
         """Drop what the chosen intermediates do not need; used by timm's feature extraction."""
-        take, last = feature_take_indices(len(self.blocks), _listed(indices))
+        take, last = feature_take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: last + 1]
         if prune_norm:
             self.norm = nn.Identity()
@@ -509,10 +509,6 @@ class Classifier(Protocol):
 def _moved(parameter: Tensor, data: Tensor) -> nn.Parameter:
     """A resized parameter; what was frozen stays frozen."""
     return nn.Parameter(data, requires_grad=parameter.requires_grad)
-
-
-def _listed(indices: int | Sequence[int] | None) -> int | list[int] | None:
-    return indices if indices is None or isinstance(indices, int) else list(indices)
 
 
 def _pool_grid(config: HVTConfig, stage: int) -> Grid:
