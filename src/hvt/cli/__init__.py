@@ -37,27 +37,12 @@ examples:
   hvt paper costs                   every cost that the paper prints, and ours
 """
 
-# Command → the module that has it. Only that of the command at hand is imported, or all for a list.
-COMMANDS = {
-    "models": "models",
-    "cost": "models",
-    "plan": "plan",
-    "search": "search",
-    "recipes": "train",
-    "fit": "fit",
-    "check": "check",
-    "train": "train",
-    "eval": "eval",
-    "predict": "predict",
-    "export": "export",
-    "bench": "bench",
-    "serve": "serve",
-    "see": "see",
-    "power": "power",
-    "upcycle": "upcycle",
-    "paper": "paper",
-    "completion": "completion",
-}
+COMMANDS = (
+    "models", "cost", "plan", "search", "recipes", "fit", "check", "train", "eval", "predict",
+    "export", "bench", "serve", "see", "power", "upcycle", "paper", "completion",
+)  # fmt: skip
+"""Each is in the module of its name, or of that in `_MODULES`: only one is imported, or all."""
+_MODULES = {"cost": "models", "recipes": "train"}
 
 LONG_RUNNING = ("train", "serve", "upcycle", "search", "power")
 """Commands whose stderr is a log; others tell what they wait for only on a terminal."""
@@ -78,8 +63,8 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
     first = words[0] if words else ""
     if first == "--version":
         return parser
-    wanted = [COMMANDS[first]] if first in COMMANDS else dict.fromkeys(COMMANDS.values())
-    for module in wanted:
+    wanted = [first] if first in COMMANDS else COMMANDS
+    for module in dict.fromkeys(_MODULES.get(name, name) for name in wanted):
         import_module(f".{module}", __name__).register(commands)
     return parser
 
