@@ -299,39 +299,27 @@ def test_any_values_make_a_config_or_an_hvt_error(values: dict) -> None:
 
 
 @given(
-    side=st.integers(1, 24),
-    other=st.integers(1, 24),
-    patch=st.integers(1, 16),
+    grid=st.tuples(st.integers(1, 24), st.integers(1, 24)),
     after=st.sets(st.integers(0, 11), max_size=4),
-    kernel=st.integers(1, 5),
-    stride=st.integers(1, 4),
-    dims=st.sampled_from([1, 2]),
-    class_token=st.booleans(),
+    fields=st.fixed_dictionaries(
+        {
+            "patch_size": st.integers(1, 16),
+            "pool_kernel": st.integers(1, 5),
+            "pool_stride": st.integers(1, 4),
+            "pool_dims": st.sampled_from([1, 2]),
+            "class_token": st.booleans(),
+        }
+    ),
 )
 def test_pooling_never_lengthens_and_says_when_nothing_is_left(
-    side: int,
-    other: int,
-    patch: int,
-    after: set[int],
-    kernel: int,
-    stride: int,
-    dims: int,
-    class_token: bool,
+    grid: tuple[int, int], after: set[int], fields: dict
 ) -> None:
-    values = {
-        "img_size": (side * patch, other * patch),
-        "patch_size": patch,
-        "pool_after": tuple(sorted(after)),
-        "pool_kernel": kernel,
-        "pool_stride": stride,
-        "pool_dims": dims,
-        "class_token": class_token,
-    }
-    config, error = _try(values)
+    image = tuple(side * fields["patch_size"] for side in grid)
+    config, error = _try({"img_size": image, "pool_after": tuple(sorted(after)), **fields})
     if config is None:
         assert "would leave no token" in error
         return
-    assert config.grids[0] == (side, other)
+    assert config.grids[0] == grid
     assert len(config.tokens) == len(after) + 1
     assert config.tokens == tuple(sorted(config.tokens, reverse=True))
     assert min(config.tokens) > config.num_prefix_tokens
