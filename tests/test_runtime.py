@@ -96,6 +96,18 @@ def too_deep(model: Any, described: dict[str, Any]) -> None:
     described["config"]["depth"] = 10**7
 
 
+def larger(model: Any, described: dict[str, Any]) -> None:
+    described["config"]["img_size"] = 16
+
+
+def more_classes(model: Any, described: dict[str, Any]) -> None:
+    described["config"]["num_classes"] = 7
+
+
+def winged(model: Any, described: dict[str, Any]) -> None:
+    described["config"]["wings"] = 2
+
+
 def external(model: Any, described: dict[str, Any]) -> None:
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
@@ -132,6 +144,9 @@ def double(model: Any, described: dict[str, Any]) -> None:
     [
         (undescribed, "was not written by hvt export"),
         (too_deep, "depth=10000000 must be a whole number"),
+        (larger, "where its description says"),
+        (more_classes, "where its description says"),
+        (winged, "does not describe a usable model: unknown override 'wings'"),
         (external, "has weights in another file"),
         (looped, "has loops, functions or sparse weights"),
         (function, "has loops, functions or sparse weights"),

@@ -31,3 +31,8 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     if len(known) > MOST_NAMES:
         return f"the nearest are {', '.join(difflib.get_close_matches(name, known, cutoff=0.0))}"
     return f"known: {', '.join(known)}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a library's error, to be quoted in one of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")

@@ -16,7 +16,7 @@ from torch import nn
 
 from .checkpoint.folder import WEIGHT_FILES
 from .checkpoint.save_load import load
-from .errors import HVTError, did_you_mean
+from .errors import HVTError, did_you_mean, first_line
 from .registry import create_model
 from .zoo import BUILT_IN, DEFAULT, MODELS, is_config_file
 
@@ -93,7 +93,7 @@ def timm_errors(name: str, pretrained: bool = False) -> Iterator[None]:
         raise
     # What a missing network raises depends on the HTTP library, what a bad tag does on the model.
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+        reason = first_line(error)
         if not pretrained:
             raise HVTError(f"timm cannot build {name} ({reason})") from error
         raise HVTError(

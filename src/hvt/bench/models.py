@@ -21,7 +21,7 @@ from ..data.sample import drawn_images
 from ..deploy.calibrate import Calibration, input_ranges
 from ..deploy.export import write_onnx
 from ..deploy.runtime import OnnxModel
-from ..errors import HVTError
+from ..errors import HVTError, first_line
 from ..model import HVT
 from ..resolve import build as build_source
 from ..resolve import resolve
@@ -166,8 +166,3 @@ def gflops(name: str, model: nn.Module | OnnxModel) -> float:
             f"the MACs of {name} cannot be counted ({first_line(error)}): leave it out"
         ) from error
     return counter.get_total_flops() / 2 / 1e9
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")

@@ -16,11 +16,11 @@ import torch
 
 from ..data.sample import drawn_images
 from ..deploy.export import BATCH, open_exported
-from ..errors import HVTError
+from ..errors import HVTError, first_line
 from ..files import atomic_write
 from ..model import HVT
 from .measure import calls_in_turns, interleaved, matmul_peak, matmuls
-from .models import BenchModel, first_line, fitting
+from .models import BenchModel, fitting
 
 TURN = 0.25  # seconds that one turn of a model fills at least
 BUSY = 1.5

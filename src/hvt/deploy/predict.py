@@ -128,38 +128,33 @@ class Predictor:
 
     @torch.inference_mode()
     def _batch(self, images: list[ImageInput], top: int) -> list[Prediction]:
-        channels = self.model.config.in_chans
-        errors: list[str | None] = []
-        tensors = []
-        for image in images:
+        predictions, tensors = [], {}
+        for place, image in enumerate(images):
+            reason = NOT_FINITE  # unless the model says more
             try:
-                tensors.append(self.transform(open_image(image, channels)))
-                errors.append(None)
+                tensors[place] = self.transform(open_image(image, self.model.config.in_chans))
             except UnreadableImageError as error:
-                errors.append(error.reason)
-        rows = iter(self._rows(tensors, top) if tensors else [])
-        predictions = []
-        for image, reason in zip(images, errors, strict=True):
-            row = None if reason is not None else next(rows)
-            if row is None:
-                predictions.append(Prediction(source_of(image), error=reason or NOT_FINITE))
-                continue
-            scores = tuple(
-                ClassScore(label, self.class_names[label], probability)
-                for probability, label in zip(*row, strict=True)
-            )
-            first = dataclasses.asdict(scores[0])
-            predictions.append(Prediction(source_of(image), **first, top=scores))
+                reason = error.reason
+            predictions.append(Prediction(source_of(image), error=reason))
+        if not tensors:
+            return predictions
+        logits = self._logits(torch.stack(list(tensors.values())))
+        best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        finite = logits.isfinite().all(dim=1).tolist()
+        for place, row, good in zip(tensors, rows, finite, strict=True):
+            if good:
+                scores = tuple(
+                    ClassScore(label, self.class_names[label], probability)
+                    for label, probability in zip(*row, strict=True)
+                )
+                first = dataclasses.asdict(scores[0])
+                predictions[place] = Prediction(predictions[place].source, **first, top=scores)
         return predictions
 
-    def _rows(self, tensors: list[Tensor], top: int) -> list[tuple[list[float], list[int]] | None]:
-        """Probabilities and classes of each image, best first; None if it has no finite logits."""
+    def _logits(self, images: Tensor) -> Tensor:
+        """`(B, C, H, W)` → float32 `(B, classes)`, finite or not."""
         model = self.model
         if isinstance(model, HVT):
-            logits = model(torch.stack(tensors).to(self.device, model.pos_embed.dtype)).float()
-        else:
-            logits = model.logits(torch.stack(tensors).to(self.device))
-        best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
-        rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        finite = logits.isfinite().all(dim=1).tolist()
-        return [row if good else None for row, good in zip(rows, finite, strict=True)]
+            return model(images.to(self.device, model.pos_embed.dtype)).float()
+        return model.logits(images)

@@ -85,8 +85,8 @@ def quantise(
     quantised.graph.initializer.extend(
         onnx.numpy_helper.from_array(value, name) for name, value in constants.items()
     )
-    _prune(quantised.graph)
     quantised.opset_import.append(onnx.helper.make_opsetid(RUNTIMES_OWN, 1))
+    import_extra("onnxscript.optimizer").remove_unused_nodes(quantised)
     return quantised
 
 
@@ -148,20 +148,6 @@ def scale_and_zero(bounds: Range) -> tuple[float, int]:
     low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
     scale = max((high - low) / 255, 1e-12)
     return scale, round(-low / scale)
-
-
-def _prune(graph: Any) -> None:
-    """Remove nodes and constants that no output depends on."""
-    needed = {value.name for value in graph.output}
-    kept = []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            needed.update(node.input)
-            kept.append(node)
-    constants = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(reversed(kept))
-    graph.initializer.extend(constants)
 
 
 LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +111,13 @@ def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = D
     shown: dict[str, Any] = {}
     for (name, cost), (tokens, macs) in zip(costs, axes.T, strict=True):
         counts = [count for count, _ in cost.blocks()]
-        tokens.bar(range(len(counts)), counts, width=0.78, color=_GREY)
-        _label_runs(tokens, counts)
+        bars = tokens.bar(range(len(counts)), counts, width=0.78, color=_GREY)
+        # The number once, over the first of the blocks with equally many.
+        labels = [
+            str(n) if n != before else ""
+            for n, before in zip(counts, [0, *counts[:-1]], strict=True)
+        ]
+        tokens.bar_label(bars, labels, padding=1, fontsize=8, color=_TEXT)
         below = [0.0] * len(counts)
         for part, (label, colour) in _PARTS.items():
             heights = _part(cost, part)
@@ -170,15 +174,6 @@ def _outline(axes: Any, owners: Tensor) -> None:
     axes.vlines(x + 1, y, y + 1, **style)
     y, x = (owners[1:] != owners[:-1]).nonzero().T.numpy()
     axes.hlines(y + 1, x, x + 1, **style)
-
-
-def _label_runs(axes: Any, tokens: Sequence[int]) -> None:
-    """The number of tokens once over each run of blocks with equally many."""
-    for count, run in groupby(enumerate(tokens), key=lambda item: item[1]):
-        places = [place for place, _ in run]
-        where = {"xy": ((places[0] + places[-1]) / 2, count), "xytext": (0, 2)}
-        style = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "color": _TEXT}
-        axes.annotate(str(count), **where, **style)
 
 
 # ── colours, words and numbers ──────────────────────────────────────────────────────────────────

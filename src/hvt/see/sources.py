@@ -121,9 +121,8 @@ def _composed(after: Tensor, before: Tensor) -> Tensor:
 
 
 def _shares(weights: Tensor, rows: int, cols: int) -> Tensor:
-    counts = torch.zeros(rows * cols, dtype=torch.float64)
-    counts.index_add_(0, weights.indices()[1], weights.values())
-    return (counts / max(1, weights.shape[0])).view(rows, cols)
+    total = torch.sparse.sum(weights, dim=0).to_dense()
+    return (total / max(1, weights.shape[0])).view(rows, cols)
 
 
 def _watched(

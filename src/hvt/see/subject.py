@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import timm
@@ -15,17 +16,11 @@ from ..costs import Cost, cost
 from ..data.evaluation import RefuseStrips, eval_transform
 from ..data.images import UnreadableImageError
 from ..errors import HVTError
-from ..files import expanded
 from ..model import HVT
-from ..resolve import build, resolve
-from ..zoo import BUILT_IN as BUILT_IN_NAMES
+from ..resolve import Source, build, resolve
 
 if TYPE_CHECKING:
     from ..deploy.inputs import ImageInput
-
-BUILT_IN = "built-in model"
-# Names that say nothing without the folder they are in.
-_PLAIN = ("best", "model", "pytorch_model")
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0)
     model = build(source, pretrained, seed)
     if source.kind == "checkpoint":
         assert isinstance(model, HVT)
-        return _ours(_title(name), "", model)
+        return _ours(_title(source), "", model)
     weights = "published weights" if pretrained else f"random weights, seed {seed}"
     if isinstance(model, HVT):
         return _ours(source.name, weights, model)
@@ -90,7 +85,7 @@ def open_price(name: str | None = None) -> tuple[str, Cost]:
     """A title and what the model costs, without building it; names as in `open_model`."""
     source = resolve(name)
     if source.kind == "checkpoint":
-        return _title(name), cost(read(source.name).config)
+        return _title(source), cost(read(source.name).config)
     if source.kind == "timm":
         raise HVTError(
             f"{name} is timm's, and only models of this family are priced block by block: "
@@ -103,10 +98,6 @@ def _ours(name: str, note: str, model: HVT) -> Subject:
     return Subject(name, note, model.eval(), eval_transform(model), model.config.in_chans)
 
 
-def _title(name: str | None) -> str:
-    """What to call a checkpoint."""
-    if name is None or name in BUILT_IN_NAMES:
-        return BUILT_IN if name is None else name
-    path = expanded(name)
-    label = path.name if path.is_dir() else path.stem
-    return f"{path.resolve().parent.name}/{label}" if label in _PLAIN else label
+def _title(checkpoint: Source) -> str:
+    """A file's name says little without the folder it is in."""
+    return "/".join(Path(checkpoint.name).parts[-2:])
