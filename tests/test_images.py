@@ -94,26 +94,27 @@ def test_values_without_a_range_of_a_format_use_their_own() -> None:
     assert np.asarray(to_channels(Image.fromarray(holes), 1)).tolist() == [[0, 0, 255]]
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_turns_the_image_upright(tmp_path: Path, orientation: int) -> None:
+TURN = Image.Transpose
+# How EXIF's orientations 1 to 8 store an upright image.
+STORED = (
+    None, TURN.FLIP_LEFT_RIGHT, TURN.ROTATE_180, TURN.FLIP_TOP_BOTTOM,
+    TURN.TRANSPOSE, TURN.ROTATE_90, TURN.TRANSVERSE, TURN.ROTATE_270,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("orientation", "turn"), list(enumerate(STORED, 1)))
+def test_exif_turns_the_image_upright(
+    tmp_path: Path, orientation: int, turn: Image.Transpose | None
+) -> None:
     upright = np.zeros((16, 32, 3), np.uint8)
     upright[:8, :8] = 255  # the top left corner is white
-    stored = upright
-    for number, turn in {
-        2: lambda a: a[:, ::-1],
-        3: lambda a: a[::-1, ::-1],
-        4: lambda a: a[::-1],
-        5: lambda a: a.swapaxes(0, 1),
-        6: lambda a: np.rot90(a, 1),
-        7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
-        8: lambda a: np.rot90(a, -1),
-    }.items():
-        if number == orientation:
-            stored = turn(upright)
+    stored = Image.fromarray(upright)
+    if turn is not None:
+        stored = stored.transpose(turn)
     exif = Image.Exif()
     exif[0x0112] = orientation
     file = tmp_path / "turned.png"
-    Image.fromarray(np.ascontiguousarray(stored)).save(file, exif=exif)
+    stored.save(file, exif=exif)
     np.testing.assert_array_equal(np.asarray(read_image(file)), upright)
 
 

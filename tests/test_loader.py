@@ -369,18 +369,10 @@ def test_skipping_ends_somewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_leaves_skipped_images_out(some_broken: FileImages, workers: int) -> None:
     got = list(
-        EvalBatches(some_broken, timm_eval(), batch_size=2, workers=workers, skip_broken=True)
+        EvalBatches(some_broken, timm_eval(), batch_size=1, workers=workers, skip_broken=True)
     )
     assert labels(got) == [i for i in range(20) if i not in (3, 4, 11)]
-    assert [batch.broken for batch in got] == [0, 1, 1, 0, 0, 1, 0, 0, 0, 0]
-
-
-def test_a_batch_may_lose_all_its_images(tmp_path: Path) -> None:
-    (tmp_path / "0.png").write_bytes(b"")
-    (batch,) = EvalBatches(
-        FileImages([tmp_path / "0.png"], [0]), timm_eval(), batch_size=4, skip_broken=True
-    )
-    assert (len(batch.labels), batch.broken) == (0, 1)
+    assert [batch.broken for batch in got] == [int(i in (3, 4, 11)) for i in range(20)]
 
 
 # Evaluation
