@@ -206,16 +206,6 @@ def test_cifar100_in_grey_is_as_pillow_has_it(cifar: Path) -> None:
         assert grey[index][1] == colour[index][1]
 
 
-def test_damaged_cifar(cifar: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "cifar-100-python"
-    folder.mkdir()
-    for name in ("train", "test"):
-        (folder / name).symlink_to(cifar / "cifar-100-python" / name)
-    (folder / "meta").write_bytes(b"damaged")
-    with pytest.raises(HVTError, match=r"damaged: pass --download .*metadata file not found or"):
-        open_data("cifar100", root=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")]
 )

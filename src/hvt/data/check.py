@@ -166,8 +166,7 @@ def _count_classes(report: Report, seen: list[_Seen], names: tuple[str, ...]) ->
 
 
 def _collect(report: Report, seen: list[_Seen]) -> None:
-    broken = [one for one in seen if one.reason]
-    report.broken = [Broken(one.path, one.part, one.reason) for one in broken]
+    report.broken = [Broken(one.path, one.part, one.reason) for one in seen if one.reason]
     read = [one for one in seen if not one.reason]
     if read:
         widths, heights = zip(*(one.size for one in read), strict=True)

@@ -11,6 +11,7 @@ from typing import Literal
 from ..errors import HVTError, did_you_mean
 
 _SHOWN = 3  # pairs of names that a line has room for
+_BY_ORDER = "if both have the same classes in the same order, use --match-by-order"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def match_classes(
     if not known:
         raise HVTError(
             f"the model does not name its {num_classes} classes, {where} has {len(names)}: "
-            + _by_order_if(len(names) == num_classes, "a model with class names is needed")
+            + (_BY_ORDER if len(names) == num_classes else "a model with class names is needed")
         )
     if names == known:  # also where a name occurs twice, as ImageNet's crane does
         return ClassMatch("name", names, known, tuple(range(num_classes)))
@@ -79,7 +80,7 @@ def match_classes(
         offer = textwrap.shorten(did_you_mean(unknown[0], known), 200, placeholder=" …")
         raise HVTError(
             f"the class {unknown[0]!r} of {where} is not among the model's {len(known)} classes: "
-            + _by_order_if(len(unknown) == len(names) == len(known), offer)
+            + (_BY_ORDER if len(unknown) == len(names) == len(known) else offer)
         )
     counts = Counter(known)
     twice = next((name for name in names if counts[name] > 1), None)
@@ -90,12 +91,6 @@ def match_classes(
             "hvt.save(hvt.load(MODEL), FILE, class_names=NAMES)"
         )
     return ClassMatch("name", names, known, tuple(places[name] for name in names))
-
-
-def _by_order_if(possible: bool, otherwise: str) -> str:
-    if not possible:
-        return otherwise
-    return "if both have the same classes in the same order, use --match-by-order"
 
 
 def _check_order(

@@ -133,8 +133,6 @@ def _find_root(name: str, root: Path | None) -> Path | None:
         return root or Path("data")
     if prefix != "wds":
         return root
-    if root is None and not rest:
-        raise HVTError("wds/ needs a folder: give wds/FOLDER, the folder with the shards")
     if root is None:
         return Path(rest)
     return root / rest if (root / rest).exists() else root  # else a name only, as timm takes it
@@ -227,17 +225,17 @@ class StreamLabels:
 
     def __call__(self, label: Any) -> int:
         if not 0 <= int(label) < len(self.places):
-            raise _nameless(self.name, int(label), len(self.places))
+            count = len(self.places)
+            raise HVTError(
+                f"{self.name} has the label {label} and names {count} classes: name them all"
+            )
         return self.places[int(label)]
 
 
 def check_labels(name: str, images: FactoryPart, classes: int) -> None:
     """Raise an error for labels without a name: at once where they are listed, else when read."""
+    labels = StreamLabels(name, range(classes))
     if isinstance(images, IterableImageDataset):
-        images.target_transform = StreamLabels(name, range(classes))
-    elif images.labels and max(images.labels) >= classes:
-        raise _nameless(name, max(images.labels), classes)
-
-
-def _nameless(name: str, label: int, classes: int) -> HVTError:
-    return HVTError(f"{name} has the label {label} and names {classes} classes: name them all")
+        images.target_transform = labels
+    else:
+        labels(max(images.labels, default=0))
