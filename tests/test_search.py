@@ -34,7 +34,7 @@ from hvt.searching.study import (
     rows_of,
 )
 from hvt.searching.suggest import place, search_space
-from hvt.searching.worker import Worker, _has
+from hvt.searching.worker import Worker
 from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
 from hvt.zoo import write_config
@@ -224,6 +224,8 @@ def test_a_finished_search_trains_nothing_more(found: Any) -> None:
 def test_other_settings_are_named_with_their_values(found: Any) -> None:
     storage, settings = default_storage(found.folder), settings_of(found)
     open_study("digits", storage, settings)
+    (text,) = differences({"classes": [str(n) for n in range(1000)]}, {"classes": []})
+    assert len(text) < 100
     recipe = settings["recipe"] | {"batch_size": 64}
     with pytest.raises(hvt.HVTError) as refused:
         open_study("digits", storage, settings | {"recipe": recipe, "gflops": 0.003})
@@ -245,11 +247,6 @@ def test_changed_images_are_named_and_can_be_accepted(found: Any) -> None:
     with pytest.raises(hvt.HVTError, match="gflops was"):  # but nothing else may differ
         open_study("digits", storage, settings | {"gflops": 1}, allow_changed_data=True)
     open_study("digits", storage, settings, allow_changed_data=True)
-
-
-def test_long_values_are_abbreviated() -> None:
-    (text,) = differences({"classes": [str(n) for n in range(1000)]}, {"classes": []})
-    assert len(text) < 100
 
 
 @pytest.mark.parametrize("other", ["study", "storage"])
@@ -294,7 +291,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     return recipes
 
 
-def run(folder: Path, trials: int = 1, gflops: float = 0.002, **values: Any) -> Any:
+def run(folder: Path | None, trials: int = 1, gflops: float = 0.002, **values: Any) -> Any:
     return hvt.search("digits", gflops, trials, output=folder, quiet=True, **TINY | values)
 
 
@@ -318,12 +315,6 @@ def test_fixed_fields_need_not_fit_the_recipes_shape(
     assert len(trained) == 3
 
 
-def test_a_config_file_is_a_model(trained: list[Recipe], tmp_path: Path) -> None:
-    write_config(hvt.get_config("hvt_ti_0", img_size=8, patch_size=2), tmp_path / "plan.json")
-    recipe, *_ = _recipe("digits", {"model": tmp_path / "plan.json"})
-    assert recipe.overrides["num_heads"] == 3
-
-
 def test_a_replaced_image_is_noticed(trained: list[Recipe], tmp_path: Path) -> None:
     for number in range(20):
         path = tmp_path / "images" / f"class{number % 2}" / f"{number}.png"
@@ -339,19 +330,17 @@ def test_a_replaced_image_is_noticed(trained: list[Recipe], tmp_path: Path) -> N
     hvt.search("folder", 0.01, 1, **words)
 
 
-def test_the_seed_is_that_of_the_trainings(trained: list[Recipe], tmp_path: Path) -> None:
-    run(tmp_path, 2, seed=2**40)
-    assert {recipe.seed for recipe in trained} == {2**40}
-
-
 def test_with_one_rung_every_trial_is_trained_to_the_end(
-    trained: list[Recipe], tmp_path: Path
+    trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = run(tmp_path, 4, rungs=1).trials
+    monkeypatch.chdir(tmp_path)
+    found = run(None, 4, rungs=1, study="my/first", seed=2**40)
+    assert found.folder == Path("runs/search-my-first")
     assert [recipe.epochs for recipe in trained] == 4 * [TINY["epochs"]]
-    assert all(row["finished"] and len(row["rungs"]) == 1 for row in rows)
+    assert {recipe.seed for recipe in trained} == {2**40}
+    assert all(row["finished"] and len(row["rungs"]) == 1 for row in found.trials)
     with pytest.raises(hvt.HVTError, match=r"rungs was \[0.9\], now \[0.1, 0.3, 0.9\]"):
-        run(tmp_path, 5)
+        run(None, 5, study="my/first", seed=2**40)
 
 
 def small(**values: Any) -> HVTConfig:
@@ -433,15 +422,6 @@ def test_a_stop_after_a_training_is_not_forgotten(
     assert rows[0]["rungs"][0] == [0.1, 50.0]
 
 
-def test_a_stored_config_is_recognised() -> None:
-    """The storage has JSON, with lists instead of tuples."""
-    config = hvt.get_config("hvt_ti_1", stages=None, pool_after=(0, 4), img_size=(32, 64))
-    row = {"config": json.loads(json.dumps(config.to_dict()))}
-    assert row["config"] != config.to_dict()
-    assert _has(row, config)
-    assert not _has(row, config.replace(pool_after=(0, 5)))
-
-
 def test_a_config_is_trained_once(trained: list[Recipe], tmp_path: Path) -> None:
     rows = run(tmp_path, 3, num_heads=1, stages=0, patch_size=2).trials
     assert len({json.dumps(row["config"]) for row in rows}) == 1
@@ -498,14 +478,6 @@ def test_trials_without_a_config_or_a_finite_loss(
     worker.space, worker.trials = dataclasses.replace(worker.space, gflops=1e-9), 2
     with pytest.raises(hvt.HVTError, match="2 trials in a row have no config within gflops=1e-09"):
         worker.work()
-
-
-def test_studies_have_folders_of_their_own(
-    trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    mine = hvt.search("digits", 0.002, trials=1, study="my/first", quiet=True, **TINY)
-    assert mine.folder == Path("runs/search-my-first")
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")
@@ -581,6 +553,8 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
         (("digits", "--gflops", "1", "--holdout", "0"), "holdout=0 leaves no images"),
         (("digits", "--gflops", "1", "--epochs", "0.0001"), "is too short for 3 rungs"),
         (("digits", "--gflops", "1", "--seed", "-1"), "seed=-1 must be"),
+        (("digits", "--gflops", "1", "--init", "x.pth"), "unknown flag '--init'"),
+        (("digits", "--gflops", "1", "--processes", "2"), "unknown flag '--processes'"),
         (("digits", "--gflops", "1", "--model", "deit_s_power"), "cannot keep the recipe's retent"),
         (("digits", "--gflops", "1", "--stages", "18"), "no config of the search has enough"),
         (("folder", "--gflops", "1", "--data", "nowhere"), "nowhere"),
@@ -593,13 +567,6 @@ def test_bad_arguments(
     assert code == 2
     assert message in err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("flag", ["--init", "--teacher", "--processes", "--eval-every"])
-def test_flags_that_a_search_does_not_have(command: Command, flag: str) -> None:
-    code, _, err = command("search", "digits", "--gflops", "1", flag, "2")
-    assert code == 2
-    assert f"unknown flag '{flag}'" in err
 
 
 @pytest.mark.parametrize(
@@ -643,10 +610,6 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_p
 # The report
 
 
-def test_the_page_escapes_names() -> None:
-    assert "<b>" not in render("<b>", [], [], {})
-
-
 def test_importances_and_figures(tmp_path: Path) -> None:
     study = optuna.create_study(directions=["maximize", "minimize"])
     assert importances(study) == {}
@@ -664,6 +627,7 @@ def test_importances_and_figures(tmp_path: Path) -> None:
                 user_attrs={"rungs": rungs, "model": model, "finished": True},
             )
         )  # fmt: skip
+    assert "<b>" not in render("<b>", [], [], {})
     shares = importances(study)
     assert next(iter(shares)) == "stages"
     assert sum(shares.values()) == pytest.approx(1)
