@@ -110,8 +110,9 @@ def test_a_413_reaches_a_client_that_sends_all_before_it_reads(
     if chunked:
         coded = b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
         request = START + b"Transfer-Encoding: chunked\r\n\r\n" + coded
-    with live(app(max_body=10_000)) as url, Raw(url) as line:
+    with live(small := app(max_body=10_000)) as url, Raw(url) as line:
         assert line.send(request).status() == 413
+        assert small.state.admission.buffered == 0
         assert line.send(post(IMAGE)).status() == 200  # what was left was not taken for a request
 
 

@@ -62,18 +62,12 @@ class Limits(NamedTuple):
     """For decoding in a process of its own."""
 
 
-def decode(content: bytes, limits: Limits) -> Image.Image:
-    """The image of a file's content, upright and in the model's channels.
-
-    Raises `ImageTooLargeError` above a limit, `UnidentifiedImageError` for what is not an image,
-    and whatever Pillow does for what is damaged.
-    """
-    image = decode_light(content, limits)
-    return decode_heavy(content, limits) if image is None else image
-
-
 def decode_light(content: bytes, limits: Limits, pixels: int = _LIGHT_PIXELS) -> Image.Image | None:
-    """The image if it is light work, of so many pixels at most, before and after resizing."""
+    """The image, upright, in the model's channels; None if it is not light work.
+
+    Light work has so many pixels at most, before and after resizing. Raises `ImageTooLargeError`
+    above a limit, and whatever Pillow does for what is damaged.
+    """
     name = next((_LIGHT[magic] for magic in _LIGHT if content.startswith(magic)), None)
     if name is None or len(content) > _LIGHT_BYTES:
         return None

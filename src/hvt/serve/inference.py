@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi import HTTPException
@@ -14,11 +14,18 @@ from PIL import Image
 from ..data.images import why
 from .batcher import Batcher
 from .body import Upload
-from .decoding import Limits, decode_heavy, decode_light, error_status, known_formats
+from .decoding import decode_heavy, decode_light, error_status, known_formats
 from .engine import Engine, Scores
 
 TINY_FILE, TINY_IMAGE = 16_384, 65_536
 """Bytes and pixels up to which a thread would cost more than it saves."""
+
+
+class Decoded(NamedTuple):
+    """What the model sees of an image, and the width and height that all of it has."""
+
+    pixels: np.ndarray
+    size: tuple[int, int]
 
 
 class Inference:
@@ -54,35 +61,39 @@ class Inference:
             pool.shutdown(wait=False, cancel_futures=True)
         self.batcher.close()
 
-    async def _predict(self, upload: Upload, top: int) -> Scores:
+    async def decode(self, upload: Upload) -> Decoded:
+        """An image, decoded in a thread unless it is tiny; raises an `HTTPException` for errors."""
         try:
-            pixels = await self._decode(upload.content)
+            return await self._decode(upload.content)
         except Exception as error:  # damaged files raise all sorts
-            raise decode_error(error, upload.label) from error
-        return await self.batcher.submit(pixels, top)
+            raise _decode_error(error, upload.label) from error
 
-    async def _decode(self, content: bytes) -> np.ndarray:
+    async def _predict(self, upload: Upload, top: int) -> Scores:
+        return await self.batcher.submit((await self.decode(upload)).pixels, top)
+
+    async def _decode(self, content: bytes) -> Decoded:
         if len(content) <= TINY_FILE:
             image = decode_light(content, self.engine.limits, TINY_IMAGE)
             if image is not None:
-                return self.engine.pixels(image)
+                return self._prepared(image)
         loop = asyncio.get_running_loop()
-        pixels = await loop.run_in_executor(self._light_pool, self._pixels, decode_light, content)
-        if pixels is None:
-            heavy = loop.run_in_executor(self._heavy_pool, self._pixels, decode_heavy, content)
-            pixels = await heavy
-        assert pixels is not None
-        return pixels
+        decoded = await loop.run_in_executor(self._light_pool, self._decode_light, content)
+        if decoded is None:
+            decoded = await loop.run_in_executor(self._heavy_pool, self._decode_heavy, content)
+        return decoded
 
-    def _pixels(
-        self, decode: Callable[[bytes, Limits], Image.Image | None], content: bytes
-    ) -> np.ndarray | None:
-        """In a thread."""
-        image = decode(content, self.engine.limits)
-        return None if image is None else self.engine.pixels(image)
+    def _decode_light(self, content: bytes) -> Decoded | None:
+        image = decode_light(content, self.engine.limits)
+        return None if image is None else self._prepared(image)
+
+    def _decode_heavy(self, content: bytes) -> Decoded:
+        return self._prepared(decode_heavy(content, self.engine.limits))
+
+    def _prepared(self, image: Image.Image) -> Decoded:
+        return Decoded(self.engine.pixels(image), image.size)
 
 
-def decode_error(error: Exception, label: str) -> HTTPException:
+def _decode_error(error: Exception, label: str) -> HTTPException:
     """What a client is told about an image that cannot be decoded."""
     status = error_status(error)
     reasons = {

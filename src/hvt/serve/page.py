@@ -8,11 +8,10 @@ from pathlib import Path
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.staticfiles import StaticFiles
 
-from .body import Upload, admitted
-from .decoding import decode
+from .body import admitted
 from .engine import Engine
 from .hierarchy import Hierarchy, hierarchy, seen_part
-from .inference import decode_error
+from .inference import Decoded
 from .schema import PROBLEMS, request_body
 
 STATIC = Path(__file__).parent / "static"
@@ -47,17 +46,14 @@ def add_routes(app: FastAPI) -> None:
             if len(uploads) > 1:
                 detail = f"the request has {len(uploads)} images: send one to explain"
                 raise HTTPException(413, detail)
-            explained = await state.inference.explain(_explain, state.engine, uploads[0])
+            decoded = await state.inference.decode(uploads[0])
+            explained = await state.inference.explain(_explain, state.engine, decoded)
         explained.milliseconds = round(1e3 * (time.perf_counter() - start), 3)
         return Response(explained.model_dump_json(), media_type="application/json")
 
 
-def _explain(engine: Engine, upload: Upload) -> Hierarchy:
+def _explain(engine: Engine, decoded: Decoded) -> Hierarchy:
     """In a thread."""
-    try:
-        decoded = decode(upload.content, engine.limits)
-    except Exception as error:  # damaged files raise all sorts
-        raise decode_error(error, upload.label) from error
     seen = seen_part(decoded.size, engine.config, engine.session.pretrained_cfg)
-    image = None if engine.model is None else engine.inputs([engine.pixels(decoded)])[0]
+    image = None if engine.model is None else engine.inputs([decoded.pixels])[0]
     return hierarchy(engine.config, engine.model, image, seen, engine.name)
