@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..bench import MODES
 from ..errors import HVTError, did_you_mean
 from ..files import check_writable
+from ..plot import figure_path
 from .flags import add_command, add_flag, add_shared
 from .output import emit, note, print_json
 
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
     product.
     """
     modes = _modes(args.modes)
+    _check_files(args)
 
     import torch
 
@@ -77,7 +79,6 @@ def run(args: argparse.Namespace) -> None:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     device, batches = find_device(args.device), sorted(set(args.batch))
-    _check_files(args)
     overrides = {"img_size": args.img_size} if args.img_size else {}
     entries = _entries(args, modes)
     with tempfile.TemporaryDirectory() as folder:
@@ -104,8 +105,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _check_files(args: argparse.Namespace) -> None:
     """Raise an error for files that cannot be written, before minutes are spent on measuring."""
-    from ..plot import figure_path
-
     if args.csv:
         if Path(args.csv).suffix.lower() != ".csv":
             raise HVTError(f"the table {args.csv} should end in .csv")

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..fields import MAX_THREADS
+from ..plot import figure_path
 from ..terminal import printable
 from .flags import add_command, add_flag, add_shared, keywords_of
 from .output import emit, print_json
@@ -38,7 +39,6 @@ def register(commands: Any) -> None:
 def run_eval(args: argparse.Namespace) -> int:
     """Measure top-1, top-5, loss and images/s of a checkpoint, overall and for each class."""
     from ..deploy.evaluate import evaluate
-    from ..plot import figure_path
     from ..see.confusion import draw_confusion
 
     drawing = None if args.confusion is None else figure_path(args.confusion)

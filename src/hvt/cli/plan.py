@@ -12,6 +12,7 @@ from ..costs import arrow
 from ..errors import HVTError
 from ..files import check_writable
 from ..planning.space import KEPT, SEARCHED
+from ..plot import figure_path
 from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
 from .output import Row, make_table, new_console, note, print_json
 
@@ -64,15 +65,13 @@ def run(args: argparse.Namespace) -> None:
         raise HVTError(
             "--choice says which of the best --save writes: use --save FILE.json, or leave it out"
         )
-    for path in filter(None, (args.save, args.plot)):
-        check_writable(path)
+    if args.save:
+        check_writable(args.save)
+    if args.plot:
+        figure_path(args.plot)
 
     from ..planning.run import plan
 
-    if args.plot:
-        from ..plot import figure_path
-
-        figure_path(args.plot)
     planned = plan(**keywords_of(plan, args), note=note, **given_fields(args, HVTConfig))
     if args.save:
         planned.save(args.save, args.choice or 1)

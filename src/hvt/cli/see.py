@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HVTError
+from ..plot import figure_path
 from .flags import Parser, add_command, add_flag, add_shared
 
 _SEE = """\
@@ -141,8 +142,6 @@ def _models_and_image(args: argparse.Namespace) -> tuple[list[str | None], str]:
 
 def _output(args: argparse.Namespace, default: str, image: str | None = None) -> Path:
     """Where to write; raises an error before the work if that cannot be right."""
-    from ..plot import figure_path
-
     path = figure_path(args.output or default)
     if image is not None and path.resolve() == Path(image).resolve():
         raise HVTError(f"{path} is the image itself: name another file with --output")

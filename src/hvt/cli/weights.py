@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import HVTError
 from ..zoo import DEFAULT, MODELS
+from .output import note
 
 if TYPE_CHECKING:
     from ..model import HVT
@@ -32,10 +32,7 @@ def open_weights(word: str, pretrained: bool) -> HVT:
     model = build(source, pretrained).eval()
     assert isinstance(model, HVT)
     if source.kind != "checkpoint" and not pretrained:
-        print(
-            f"{word}: untrained weights (--pretrained fetches published ones)",
-            file=sys.stderr,
-        )
+        note(f"{word}: untrained weights (--pretrained fetches published ones)")
     if source.kind == "model" and Path(word).exists():
-        print(f"{word} is the model of that name: write ./{word} for the file", file=sys.stderr)
+        note(f"{word} is the model of that name: write ./{word} for the file")
     return model
