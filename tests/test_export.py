@@ -15,7 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from conftest import SMALL, Command, stir
+from conftest import SMALL, Command
 from PIL import Image
 from torch import Tensor
 from training import PLAIN, run, small_disk
@@ -82,50 +82,25 @@ def plainly(model: hvt.HVT, images: Tensor) -> Calibration:
 # The graph
 
 
-def tiny_models() -> dict[hvt.HVTConfig, list[str]]:
-    """The models of the registry made tiny; those of the same shape but for their width are one."""
-    result: dict[hvt.HVTConfig, list[str]] = {}
-    for name in hvt.list_models():
-        config = hvt.get_config(name)
-        depth = max(len(config.pool_blocks), 1 if config.retention is None else 2)
-        result.setdefault(config.replace(**SMALL, depth=depth), []).append(name)
-    return result
-
-
-REGISTRY = tiny_models()
-OTHERS = {
-    "flat": ("hvt_ti_1", {"depth": 1, "pool": "avg", "in_chans": 1, "img_size": (64, 48)}),
-    "token": ("hvt_ti_1", {"depth": 1, "pool": "conv", "class_token": True, "global_pool": "avg"}),
-    "2d-avg-token": ("hvt_s_2_2d", {"depth": 2, "pool": "avg", "class_token": True}),
-}
-
-
-# What these have, others have too, so a quick run leaves them out.
-ALIKE = (
-    "hvt_ti_0", "hvt_ti_1", "hvt_ti_2", "hvt_ti_3", "hvt_s_2_2d", "deit_ti", "deit_ti_power",
-    "deit_s_power",
-)  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    "config",
+    ("name", "overrides"),
     [
+        ("hvt_ti_4", {"depth": 4}),
+        ("hvt_ti_1", {"depth": 1, "pool": "avg", "in_chans": 1, "img_size": (64, 48)}),
+        ("hvt_ti_1", {"depth": 1, "pool": "conv", "class_token": True, "global_pool": "avg"}),
+        ("hvt_s_2_2d", {"depth": 2, "pool": "avg", "class_token": True}),
         *(
-            pytest.param(
-                config,
-                id=" ".join(names),
-                marks=[pytest.mark.slow] if names[0] in ALIKE else [],
-            )
-            for config, names in REGISTRY.items()
-        ),
-        *(
-            pytest.param(hvt.get_config(name, **SMALL | values), id=label)
-            for label, (name, values) in OTHERS.items()
+            pytest.param(name, {"depth": 2}, marks=pytest.mark.slow)
+            for name in ("deit_ti", "deit_s_power", "hvt_ti_0", "hvt_s_2_2d")
         ),
     ],
+    ids=str,
 )
-def test_logits_at_every_batch_size(tmp_path: Path, config: hvt.HVTConfig) -> None:
-    model = stir(hvt.HVT(config)).eval()
+def test_logits_at_every_batch_size(
+    tmp_path: Path, build: Build, name: str, overrides: dict[str, Any]
+) -> None:
+    model = build(name, **overrides)
+    config = model.config
     write_onnx(model, tmp_path / "model.onnx")
     exported = OnnxModel(tmp_path / "model.onnx", "cpu", threads=1)
     assert exported.config == config

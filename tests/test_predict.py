@@ -127,30 +127,7 @@ def test_digits_in_files_are_digits_in_memory(tmp_path: Path, build: Build) -> N
         assert odds(answer) == pytest.approx(best.values.tolist(), rel=1e-4)
 
 
-@pytest.mark.parametrize("batch_size", [3, 64])
-def test_the_batch_changes_nothing(model: hvt.HVT, images: list[str], batch_size: int) -> None:
-    expected = [Predictor(model, top=10)(image) for image in images]
-    for got, one in zip(
-        Predictor(model, top=10, batch_size=batch_size)(images), expected, strict=True
-    ):
-        assert (got.source, names(got)) == (one.source, names(one))
-        assert odds(got) == pytest.approx(odds(one), rel=1e-4)
-
-
 # Images of all kinds
-
-
-def test_a_turned_photo_is_seen_upright(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
-    with Image.open(images[0]) as image:
-        exif = Image.Exif()
-        exif[0x0112] = 6  # taken with the camera on its side
-        image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
-    predictor = Predictor(model, top=10)
-    expected = predictor(images[0])
-    for seen in (str(tmp_path / "turned.png"), Image.open(tmp_path / "turned.png")):
-        answer = predictor(seen)
-        assert names(answer) == names(expected)
-        assert odds(answer) == pytest.approx(odds(expected))
 
 
 def test_how_an_image_is_cropped_is_the_checkpoints_to_say(tmp_path: Path, model: hvt.HVT) -> None:

@@ -25,18 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in evaluation mode, its name for a title, and its own way to prepare an image."""
+    """A model in evaluation mode and its own way to prepare an image."""
 
-    name: str
-    note: str
-    """Where its weights are from, if the name does not say."""
+    title: str
+    """The model's name, and where its weights are from if the name does not say."""
     model: nn.Module
     transform: Any
     in_chans: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.name} ({self.note})" if self.note else self.name
 
     def prepare(self, source: ImageInput) -> Tensor:
         """An image as the model takes it, `(C, H, W)`."""
@@ -65,20 +60,19 @@ def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0)
     """
     source = resolve(name)
     model = build(source, pretrained, seed)
-    if source.kind == "checkpoint":
-        assert isinstance(model, HVT)
-        return _ours(_title(source), "", model)
+    model.eval()
     weights = "published weights" if pretrained else f"random weights, seed {seed}"
     if isinstance(model, HVT):
-        return _ours(source.name, weights, model)
+        own = source.kind == "checkpoint"
+        title = _title(source) if own else f"{source.name} ({weights})"
+        return Subject(title, model, eval_transform(model), model.config.in_chans)
     config = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**config, is_training=False)
     if config["crop_mode"] == "center":
         side = math.ceil(max(config["input_size"][1:]) / config["crop_pct"])
         transform.transforms.insert(0, RefuseStrips(side))
-    return Subject(
-        source.name, f"timm, {weights}", model.eval(), transform, config["input_size"][0]
-    )
+    title = f"{source.name} (timm, {weights})"
+    return Subject(title, model, transform, config["input_size"][0])
 
 
 def open_price(name: str | None = None) -> tuple[str, Cost]:
@@ -92,10 +86,6 @@ def open_price(name: str | None = None) -> tuple[str, Cost]:
             "choose from hvt models"
         )
     return source.name, cost(source.name)
-
-
-def _ours(name: str, note: str, model: HVT) -> Subject:
-    return Subject(name, note, model.eval(), eval_transform(model), model.config.in_chans)
 
 
 def _title(checkpoint: Source) -> str:
