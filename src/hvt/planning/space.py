@@ -84,10 +84,10 @@ class Space:
 
         Deep models step by twelfths of their depth, so that they have no more places than others.
         """
-        if self.fixed.get("pool_after") is not None:
-            after = tuple(self.fixed["pool_after"])
+        if "pool_after" in self.fixed:
+            after = self.fixed["pool_after"]
             return [after] if all(block < depth for block in after) else []
-        if self.fixed.get("stages") is not None:
+        if "stages" in self.fixed:
             stages = self.fixed["stages"]
             return [] if stages and depth % stages else [even(depth, stages)]
         choices: dict[tuple[int, ...], None] = {(): None}

@@ -128,11 +128,6 @@ def _write(path: Path, table: LatencyTable, note: Note) -> None:
 # ── the models that are timed ───────────────────────────────────────────────────────────────────
 
 
-def points_of(mode: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Widths and rows of a table; fewer where each model must be exported, which takes seconds."""
-    return WIDTHS, ROWS if mode == "eager" else (ROWS[0], *ROWS[2:])
-
-
 def anchor_of(mode: str) -> tuple[Case, HVTConfig]:
     """The model by which a table is checked: 12 narrow blocks of middle length."""
     return [(case, config) for case, config in cases_of(mode).items() if case[0] == "deep"][-1]
@@ -140,9 +135,10 @@ def anchor_of(mode: str) -> tuple[Case, HVTConfig]:
 
 def cases_of(mode: str) -> dict[Case, HVTConfig]:
     """The models of a table: first those that it needs, then further blocks, the cheapest first."""
-    widths, rows = points_of(mode)
-    narrow, wide = min(widths), sorted(widths)[len(widths) // 2]
-    few, middle = min(rows), rows[len(rows) // 2]
+    # Fewer where each must be exported, which takes seconds.
+    rows = ROWS if mode == "eager" else (ROWS[0], *ROWS[2:])
+    narrow, wide = WIDTHS[0], WIDTHS[len(WIDTHS) // 2]
+    few, middle = rows[0], rows[len(rows) // 2]
     cases: dict[Case, HVTConfig] = {}
     for n, width in ((few, narrow), (few, wide), (middle, narrow)):
         cases["block", n * n, width] = _config(n, width)
@@ -152,7 +148,7 @@ def cases_of(mode: str) -> dict[Case, HVTConfig]:
         cases["patches", middle * middle, width] = _config(middle, width, patch=32)
         for dims in (1, 2):
             cases["pool", dims, width] = _config(middle, width, depth=DEPTH, dims=dims)
-    points = sorted(itertools.product(rows, widths), key=lambda point: point[0] * point[1])
+    points = sorted(itertools.product(rows, WIDTHS), key=lambda point: point[0] * point[1])
     return cases | {("block", n * n, width): _config(n, width) for n, width in points}
 
 
