@@ -208,7 +208,7 @@ def test_a_batch_that_does_not_fit() -> None:
         measure([opened], [1], CPU)
 
 
-def test_multiply_adds_that_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_macs_that_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(*_: Any) -> None:
         raise NotImplementedError("no such kernel\nhere")
 

@@ -109,10 +109,10 @@ def test_eval_on_some_of_the_classes(command: Command, animals: Path, folder: Pa
         ("cat", 5),
     ]
     loss = -sum(
-        np.log(guess.probability)
+        np.log(score.probability)
         for answer in answers
-        for guess in answer.top
-        if guess.name == Path(answer.source).parent.name
+        for score in answer.top
+        if score.name == Path(answer.source).parent.name
     )
     assert said["loss"] == pytest.approx(loss / 8, rel=1e-5)
 
@@ -272,9 +272,9 @@ def test_predict_as_csv(command: Command, animals: Path, folder: Path) -> None:
     for row in rows:
         if row is not bad:
             answer = hvt.Predictor(animals, top=2)(row["source"])
-            guess = answer.top[int(row["rank"]) - 1]
-            assert (row["label"], row["name"]) == (str(guess.label), guess.name)
-            assert float(row["probability"]) == pytest.approx(guess.probability, abs=1e-5)
+            score = answer.top[int(row["rank"]) - 1]
+            assert (row["label"], row["name"]) == (str(score.label), score.name)
+            assert float(row["probability"]) == pytest.approx(score.probability, abs=1e-5)
 
 
 def test_predict_as_a_table(command: Command, animals: Path, folder: Path) -> None:

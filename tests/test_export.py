@@ -1,4 +1,4 @@
-"""An exported file gives the model's answers, wherever a checkpoint is taken, and runs no code."""
+"""An exported file gives the model's logits, wherever a checkpoint is taken, and runs no code."""
 
 import concurrent.futures
 import json
@@ -189,8 +189,8 @@ def test_predictor(trained: Path, digits: list[str], form: str) -> None:
     answers = hvt.Predictor(trained / FORMS[form], "cpu", top=10, batch_size=5)(digits)
     for answer, one in zip(answers, expected, strict=True):
         assert (answer.source, answer.name) == (one.source, one.name)
-        got = {guess.name: guess.probability for guess in answer.top}
-        assert got == pytest.approx({guess.name: guess.probability for guess in one.top}, abs=1e-4)
+        got = {score.name: score.probability for score in answer.top}
+        assert got == pytest.approx({score.name: score.probability for score in one.top}, abs=1e-4)
     (answer,) = hvt.Predictor(OnnxModel(trained / "model.onnx"))([Image.open(digits[0])])
     assert answer.name == expected[0].name
 
@@ -288,7 +288,7 @@ def test_every_linear_layer_is_found_in_the_graph(name: str, fields: dict[str, A
     ],
     ids=str,
 )
-def test_balancing_changes_rounding_alone(build: Build, name: str, fields: dict[str, Any]) -> None:
+def test_smoothquant_changes_only_rounding(build: Build, name: str, fields: dict[str, Any]) -> None:
     model = build(name, **fields)
     model.blocks[0].norm1.weight.data[3] *= 50  # a channel that leaves the others little precision
     images = drawn_images(6, 3, model.config.image)
@@ -356,7 +356,7 @@ def test_the_layer_that_loses_most_is_spared(build: Build) -> None:
     assert shares["blocks.0.mlp.fc1"] > shares["blocks.1.mlp.fc1"] == pytest.approx(4 / 24)
 
 
-def test_int8_answers_do_not_depend_on_company(tmp_path: Path, build: Build) -> None:
+def test_int8_logits_do_not_depend_on_the_batch(tmp_path: Path, build: Build) -> None:
     model = build("hvt_ti_1", depth=1).requires_grad_(False)  # as `export` does
     images = drawn_images(16, 3, (64, 64))
     write_onnx(model, tmp_path / "int8.onnx", calibrate(model, images[:8]))
@@ -434,7 +434,7 @@ def test_the_command(command: Command, build: Build, tmp_path: Path) -> None:
     assert out.is_file()
 
 
-def test_refused_before_anything_is_written(
+def test_errors_before_anything_is_written(
     command: Command, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, features = tmp_path / "model.safetensors", tmp_path / "features.safetensors"

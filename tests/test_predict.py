@@ -67,52 +67,55 @@ def images(tmp_path: Path) -> list[str]:
     return paths
 
 
-def names(answer: Prediction) -> tuple[str, ...]:
-    return tuple(guess.name for guess in answer.top)
+def names(prediction: Prediction) -> tuple[str, ...]:
+    return tuple(score.name for score in prediction.top)
 
 
-def odds(answer: Prediction) -> tuple[float, ...]:
-    return tuple(guess.probability for guess in answer.top)
+def odds(prediction: Prediction) -> tuple[float, ...]:
+    return tuple(score.probability for score in prediction.top)
 
 
-# Answers
+# Predictions
 
 
 def test_three_lines(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
     hvt.save(model, tmp_path / "model.safetensors")
     predictor = hvt.Predictor(tmp_path / "model.safetensors")
-    answer = predictor(images[0])
-    assert isinstance(answer, Prediction)
-    assert (answer.label, answer.name) == (NAMES.index(answer.name), names(answer)[0])
-    assert answer.probability == odds(answer)[0]
-    assert answer.source == images[0]
-    assert len(names(answer)) == len(odds(answer)) == 5
-    assert set(names(answer)) < set(NAMES)
-    assert list(odds(answer)) == sorted(odds(answer), reverse=True)
-    assert answer.error is None
+    prediction = predictor(images[0])
+    assert isinstance(prediction, Prediction)
+    assert (prediction.label, prediction.name) == (
+        NAMES.index(prediction.name),
+        names(prediction)[0],
+    )
+    assert prediction.probability == odds(prediction)[0]
+    assert prediction.source == images[0]
+    assert len(names(prediction)) == len(odds(prediction)) == 5
+    assert set(names(prediction)) < set(NAMES)
+    assert list(odds(prediction)) == sorted(odds(prediction), reverse=True)
+    assert prediction.error is None
     # A model that is in memory already does as well, and so does an image.
     other = Predictor(model)
-    assert other(images[0]) == answer
+    assert other(images[0]) == prediction
     with Image.open(images[0]) as image:
-        assert other(image) == answer
+        assert other(image) == prediction
 
 
-def test_answers_are_those_of_an_evaluation(model: hvt.HVT, images: list[str]) -> None:
+def test_predictions_are_those_of_an_evaluation(model: hvt.HVT, images: list[str]) -> None:
     labels = [0, 3, 5, 5, 1, 9, 3]
     batches = EvalBatches(FileImages(images, labels), eval_transform(model), batch_size=3)
     score = evaluate(model, batches, 10)
-    answers = Predictor(model, top=10)(images)
+    predictions = Predictor(model, top=10)(images)
     confusion: Counter[tuple[int, int]] = Counter()
     loss = 0.0
-    for answer, label in zip(answers, labels, strict=True):
-        confusion[label, answer.label] += 1
-        loss -= np.log(odds(answer)[names(answer).index(NAMES[label])])
+    for prediction, label in zip(predictions, labels, strict=True):
+        confusion[label, prediction.label] += 1
+        loss -= np.log(odds(prediction)[names(prediction).index(NAMES[label])])
     assert score.confusion == confusion
     assert score.loss == pytest.approx(loss / 7, rel=1e-5)
 
 
 def test_digits_in_files_are_digits_in_memory(tmp_path: Path, build: Build) -> None:
-    """A data set that is evaluated as arrays gets the same answers from files."""
+    """A data set that is evaluated as arrays gets the same predictions from files."""
     model = build("hvt_ti_1", img_size=8, patch_size=1)
     model.pretrained_cfg["crop_pct"] = 1.0
     _, val, _ = open_digits(3)
@@ -121,10 +124,10 @@ def test_digits_in_files_are_digits_in_memory(tmp_path: Path, build: Build) -> N
         some[number][0].save(tmp_path / f"{number:02}.png")
     batches = EvalBatches(some, eval_transform(model, arrays=True), batch_size=5)
     logits = torch.cat([model(batch.images) for batch in batches])
-    for answer, row in zip(Predictor(model)(find_images([str(tmp_path)])), logits, strict=True):
+    for prediction, row in zip(Predictor(model)(find_images([str(tmp_path)])), logits, strict=True):
         best = row.softmax(0).topk(5)
-        assert names(answer) == tuple(map(str, best.indices.tolist()))
-        assert odds(answer) == pytest.approx(best.values.tolist(), rel=1e-4)
+        assert names(prediction) == tuple(map(str, best.indices.tolist()))
+        assert odds(prediction) == pytest.approx(best.values.tolist(), rel=1e-4)
 
 
 # Images of all kinds
@@ -158,22 +161,22 @@ def test_a_broken_image_stops_nothing(tmp_path: Path, model: hvt.HVT, images: li
     listed: list[Any] = [images[0], text, cut, images[1], empty, content, b""]
     opened = Image.open(cut)
     predictor = Predictor(model, batch_size=3)
-    answers = predictor([*listed, opened, images[2]])
+    predictions = predictor([*listed, opened, images[2]])
     paths = [*map(str, listed[:5]), None, None]
-    assert [answer.source for answer in answers] == [*paths, str(cut), images[2]]
-    good = [i for i, answer in enumerate(answers) if answer.error is None]
+    assert [prediction.source for prediction in predictions] == [*paths, str(cut), images[2]]
+    good = [i for i, prediction in enumerate(predictions) if prediction.error is None]
     assert good == [0, 3, 8]
-    assert [names(answers[i]) for i in good] == [names(predictor(p)) for p in images[:3]]
-    assert answers[1].error == "its content is not in an image format"
-    assert answers[4].error == "the file is empty"
-    assert answers[6].error == "the file is empty"
-    assert answers[2].error == answers[5].error == answers[7].error
-    assert names(answers[1]) == odds(answers[1]) == ()
-    assert answers[1].to_dict() == {
+    assert [names(predictions[i]) for i in good] == [names(predictor(p)) for p in images[:3]]
+    assert predictions[1].error == "its content is not in an image format"
+    assert predictions[4].error == "the file is empty"
+    assert predictions[6].error == "the file is empty"
+    assert predictions[2].error == predictions[5].error == predictions[7].error
+    assert names(predictions[1]) == odds(predictions[1]) == ()
+    assert predictions[1].to_dict() == {
         "source": str(text), "label": None, "name": None, "probability": None, "top": [],
-        "error": answers[1].error,
+        "error": predictions[1].error,
     }  # fmt: skip
-    assert answers[0].to_dict()["error"] is None
+    assert predictions[0].to_dict()["error"] is None
 
 
 def test_one_broken_image_raises(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
@@ -195,7 +198,7 @@ def test_one_broken_image_raises(tmp_path: Path, model: hvt.HVT, images: list[st
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_an_answer_that_is_not_finite_is_an_error(
+def test_logits_that_are_not_finite_are_an_error(
     value: float, model: hvt.HVT, images: list[str]
 ) -> None:
     """The model computes no number for two of the images; the others are answered as ever."""
@@ -208,12 +211,14 @@ def test_an_answer_that_is_not_finite_is_an_error(
         return logits
 
     model.register_forward_hook(damage)
-    answers = Predictor(model, batch_size=4)(images)
+    predictions = Predictor(model, batch_size=4)(images)
     for place in (2, 5):
-        assert answers[place] == Prediction(images[place], error=NOT_FINITE)
-        json.dumps(answers[place].to_dict(), allow_nan=False)
-        expected[place] = answers[place]
-    assert [names(answer) for answer in answers] == [names(answer) for answer in expected]
+        assert predictions[place] == Prediction(images[place], error=NOT_FINITE)
+        json.dumps(predictions[place].to_dict(), allow_nan=False)
+        expected[place] = predictions[place]
+    assert [names(prediction) for prediction in predictions] == [
+        names(prediction) for prediction in expected
+    ]
     seen = itertools.repeat(2)
     with pytest.raises(
         HVTError, match=r"0\.png cannot be classified: the model's output is not finite"
@@ -221,7 +226,7 @@ def test_an_answer_that_is_not_finite_is_an_error(
         Predictor(model)(images[0])
 
 
-def test_the_command_says_that_an_answer_is_not_finite(
+def test_the_command_reports_logits_that_are_not_finite(
     command: Command, tmp_path: Path, model: hvt.HVT, images: list[str]
 ) -> None:
     torch.nn.init.constant_(model.head.weight, 3e38)  # finite, but not what comes of it
@@ -249,8 +254,8 @@ def test_16_bits_are_the_same_from_a_path_and_from_an_image(channels: int, tmp_p
         np.testing.assert_array_equal(np.asarray(open_image(opened, channels)), expected)
 
 
-def test_every_kind_of_image_gives_one_answer(model: hvt.HVT, images: list[str]) -> None:
-    """One in, one out, and the same answer whatever it came as."""
+def test_every_kind_of_image_gives_one_prediction(model: hvt.HVT, images: list[str]) -> None:
+    """One in, one out, and the same prediction whatever it came as."""
     predictor, path = Predictor(model, top=10, batch_size=1), Path(images[0])
     expected = predictor(str(path))
     pixels, content = np.asarray(Image.open(path)), path.read_bytes()
@@ -265,19 +270,19 @@ def test_every_kind_of_image_gives_one_answer(model: hvt.HVT, images: list[str])
             "bytes": content, "bytearray": bytearray(content), "memoryview": memoryview(content),
             "file": file, "BytesIO": written, "pipe": pipe,
         }  # fmt: skip
-        answers = {kind: predictor(image) for kind, image in kinds.items()}
+        predictions = {kind: predictor(image) for kind, image in kinds.items()}
         file.seek(0)
         kinds.pop("pipe")  # which is read
         listed = predictor(list(kinds.values()))
         generated = predictor(image for image in kinds.values())
-    assert listed == generated == [answers[kind] for kind in kinds]
-    for kind, answer in answers.items():
+    assert listed == generated == [predictions[kind] for kind in kinds]
+    for kind, prediction in predictions.items():
         named = kind in ("path", "image", "file")
-        assert answer.source == (str(path) if named else None), kind
+        assert prediction.source == (str(path) if named else None), kind
         if kind != "view":  # the mirror image
-            assert answer.top == expected.top, kind
+            assert prediction.top == expected.top, kind
     flipped = predictor(Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT))
-    assert answers["view"].top == flipped.top != expected.top
+    assert predictions["view"].top == flipped.top != expected.top
 
 
 def socket_of(content: bytes) -> BinaryIO:
@@ -322,7 +327,7 @@ def test_grey_arrays_and_tensors(build: Build, model: hvt.HVT) -> None:
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
 )  # fmt: skip
 def test_what_is_not_an_image(image: Any, message: str, model: hvt.HVT) -> None:
-    """A sentence, never an answer for each row of pixels."""
+    """A sentence, never an prediction for each row of pixels."""
     predictor = Predictor(model)
     with pytest.raises(HVTError, match=message):
         predictor(image)
@@ -331,12 +336,12 @@ def test_what_is_not_an_image(image: Any, message: str, model: hvt.HVT) -> None:
             predictor([image])
 
 
-def test_folders_and_globs_give_an_answer_for_each_image(
+def test_folders_and_globs_give_a_prediction_for_each_image(
     tmp_path: Path, model: hvt.HVT, images: list[str]
 ) -> None:
     predictor = Predictor(model, batch_size=1)
     expected = predictor(images)
-    assert [answer.source for answer in expected] == images
+    assert [prediction.source for prediction in expected] == images
     assert predictor(tmp_path) == predictor(str(tmp_path)) == expected
     assert predictor(f"{tmp_path}/*.png") == expected
     assert predictor(tmp_path / "[01].png") == expected[:2]
@@ -348,7 +353,7 @@ def test_folders_and_globs_give_an_answer_for_each_image(
 def test_top_of_one_call(model: hvt.HVT, images: list[str]) -> None:
     predictor = Predictor(model, top=2)
     assert [len(predictor(images[0], top=top).top) for top in (1, 3, 50)] == [1, 3, 10]
-    assert [len(answer.top) for answer in predictor(images, top=3)] == [3] * 7
+    assert [len(prediction.top) for prediction in predictor(images, top=3)] == [3] * 7
     assert len(predictor(images[0]).top) == 2  # as before
     for top in (0, 2.0, "3", True):
         with pytest.raises(HVTError, match=f"top={top!r} must be a whole number of at least 1"):
@@ -359,24 +364,26 @@ def test_top_of_one_call(model: hvt.HVT, images: list[str]) -> None:
 
 def test_a_generator_is_read_a_batch_at_a_time(model: hvt.HVT, images: list[str]) -> None:
     read: list[str] = []
-    answers = Predictor(model, batch_size=2).stream(read.append(p) or p for p in images)
+    predictions = Predictor(model, batch_size=2).stream(read.append(p) or p for p in images)
     assert read == []
-    next(answers)
+    next(predictions)
     assert read == images[:2]
 
 
-def test_answers_as_a_table(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
+def test_predictions_as_a_table(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
     """In one line, with the words that the command and the service use."""
     (tmp_path / "broken.png").write_text("no image")
-    answers = Predictor(model, top=2)(tmp_path)
-    table = pandas.DataFrame(answers)
+    predictions = Predictor(model, top=2)(tmp_path)
+    table = pandas.DataFrame(predictions)
     assert list(table) == ["source", "label", "name", "probability", "top", "error"]
     assert list(table.source) == [*images, str(tmp_path / "broken.png")]
     good = table[table.error.isna()]
-    assert list(good.label) == [answer.label for answer in answers[:-1]]
+    assert list(good.label) == [prediction.label for prediction in predictions[:-1]]
     assert [NAMES[int(label)] for label in good.label] == list(good.name)
     assert table.error.iloc[-1] == "its content is not in an image format"
-    every = pandas.json_normalize([answer.to_dict() for answer in answers], "top", "source")
+    every = pandas.json_normalize(
+        [prediction.to_dict() for prediction in predictions], "top", "source"
+    )
     assert list(every) == ["label", "name", "probability", "source"]
     assert len(every) == 14
 
@@ -402,11 +409,11 @@ def test_models_that_cannot_classify_images(tmp_path: Path, build: Build) -> Non
 @needs_default
 def test_the_default_model(images: list[str]) -> None:
     predictor = Predictor(top=2000)
-    answer = predictor(images[0])
-    assert len(names(answer)) == 1000
-    assert {"tench", "great white shark", "crane (bird)", "Granny Smith"} < set(names(answer))
-    assert not [name for name in names(answer) if "_" in name]
-    assert sum(odds(answer)) == pytest.approx(1, abs=1e-4)
+    prediction = predictor(images[0])
+    assert len(names(prediction)) == 1000
+    assert {"tench", "great white shark", "crane (bird)", "Granny Smith"} < set(names(prediction))
+    assert not [name for name in names(prediction) if "_" in name]
+    assert sum(odds(prediction)) == pytest.approx(1, abs=1e-4)
     model = predictor.model
     assert isinstance(model, hvt.HVT)
     assert hvt.cost(model).gflops <= 0.70
@@ -422,8 +429,8 @@ def test_the_built_in_model_knows_its_classes(tmp_path: Path) -> None:
     test = open_eval("cifar100", root=tmp_path).val
     assert isinstance(test, ArrayImages)
     predictor = Predictor("cifar100", top=1)
-    answers = predictor([Image.fromarray(image) for image in test.images[:400].numpy()])
-    named = [predictor.class_names.index(answer.name) for answer in answers]
+    predictions = predictor([Image.fromarray(image) for image in test.images[:400].numpy()])
+    named = [predictor.class_names.index(prediction.name) for prediction in predictions]
     right = (torch.tensor(named) == test.labels[:400]).float().mean()
     page = (DOCS / "built-in.md").read_text()
     said = re.search(r"CIFAR-100's.*?top-1 \*\*([0-9.]+) %", page, re.DOTALL)

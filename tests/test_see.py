@@ -166,7 +166,7 @@ def test_no_maps_is_a_sentence(image: Tensor) -> None:
         feature_maps(hvt.create_model("hvt_ti_1"), image)
 
 
-def test_looking_changes_nothing(build: Build, image: Tensor) -> None:
+def test_the_model_is_left_unchanged(build: Build, image: Tensor) -> None:
     model = build("hvt_ti_2", drop_path_rate=0.5).train()
     first, second = (feature_maps(model, image)[-1].values for _ in range(2))
     torch.testing.assert_close(first, second, rtol=0, atol=0)  # nothing was dropped
