@@ -142,15 +142,15 @@ def test_leftovers_of_a_kill_are_removed_and_nothing_else(tmp_path: Path) -> Non
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "thesis").mkdir()
     stale_temp_files = [
-        tmp_path / ".best.safetensors.abcd_123.hvt.part",
-        tmp_path / "checkpoints" / ".state-000000001.pt.xyz_wv12.hvt.part",
+        tmp_path / ".best.safetensors.abcd0123.hvt.part",
+        tmp_path / "checkpoints" / ".state-000000001.pt.0f1e2d3c.hvt.part",
     ]
     others = [
         tmp_path / "notes.part",
         tmp_path / ".film.mkv.part",  # a download
-        tmp_path / ".best.safetensors.abcd_123.part",  # a copy under way
-        tmp_path / ".thesis.pdf.abcd_123.hvt.part",  # ours, but of no run
-        tmp_path / "thesis" / ".best.safetensors.abcd_123.hvt.part",  # another run's
+        tmp_path / ".best.safetensors.abcd0123.part",  # a copy under way
+        tmp_path / ".thesis.pdf.abcd0123.hvt.part",  # ours, but of no run
+        tmp_path / "thesis" / ".best.safetensors.abcd0123.hvt.part",  # another run's
         tmp_path / "checkpoints" / ".state-000000001.pt.part",
         tmp_path / "checkpoints" / "state-000000001.pt",
     ]

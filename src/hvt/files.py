@@ -44,7 +44,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         raise HVTError(f"cannot write {path}: {reason}") from error
     finally:
         with contextlib.suppress(OSError):  # a name that cannot be
-            temporary.unlink(missing_ok=True)
+            if temporary.exists():
+                temporary.unlink()
 
 
 def check_new(path: Path) -> None:
