@@ -26,8 +26,7 @@ from hvt.paper.tables import PaperRow, PaperTable
 from hvt.power import search
 from hvt.training.engine import resume, train
 from hvt.training.interrupt import Interrupted
-from hvt.training.recipe import Recipe
-from hvt.training.run_lock import read_recipe
+from hvt.training.recipe import Recipe, read_recipe
 from hvt.training.trainer import Result
 
 from . import long, results

@@ -74,6 +74,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def test_a_run_learns(done: Result) -> None:
     assert losses(done)[-1] < losses(done)[0] - 0.3
     assert done.top1 > 30  # by chance 10
+    rows = table(done.folder)
+    assert [int(row["epoch"]) for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [float(row["train_loss"]) for row in rows] == losses(done)
+    assert all(row["bad_steps"] == row["broken"] == "0" for row in rows)
 
 
 def test_the_folder_says_everything(done: Result) -> None:
@@ -91,13 +95,6 @@ def test_the_folder_says_everything(done: Result) -> None:
     assert hvt.load(done.folder).class_names == done.model.class_names  # the folder will do
     with Image.open(done.folder / "curves.png") as image:
         assert image.format == "PNG"
-
-
-def test_the_table_is_the_rows(done: Result) -> None:
-    rows = table(done.folder)
-    assert [int(row["epoch"]) for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [float(row["train_loss"]) for row in rows] == losses(done)
-    assert all(row["bad_steps"] == row["broken"] == "0" for row in rows)
 
 
 def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
@@ -348,13 +345,6 @@ def test_short_schedules_warn_of_nothing(
         assert rates[-1] == pytest.approx(1e-5)
 
 
-def test_the_rate_in_the_table_is_that_of_the_last_step(tmp_path: Path) -> None:
-    result = run(tmp_path / "run", **PLAIN)
-    assert result.rows[-1]["lr"] == pytest.approx(1e-5)
-    middle = 1e-5 + (0.02 * 240 / 512 - 1e-5) * 0.5 * (1 + math.cos(math.pi * 4 / 4))
-    assert result.rows[0]["lr"] != pytest.approx(middle)  # at step 5 of 10 it is still warming up
-
-
 def test_a_part_of_an_epoch(tmp_path: Path) -> None:
     """1.4 epochs of 5 steps are 7 steps, and the rate is down at the last of them."""
     console = quiet()
@@ -458,12 +448,6 @@ def test_a_trained_model_draws_for_itself(tmp_path: Path, recompute: bool) -> No
     trainer = trainer_of(recipe)
     trainer.learner.step(trainer.batches.epoch(0), 0)
     assert trainer.learner.model.train()(torch.zeros(7, 3, 8, 8)).shape == (7, 10)
-
-
-def test_the_comparison_can_tell_runs_apart(whole: Result, tmp_path: Path) -> None:
-    other = run(tmp_path / "run", overrides={"drop_path_rate": 0.2})
-    with pytest.raises(AssertionError):
-        assert_close(other, whole)
 
 
 def test_recomputing_blocks_changes_nothing(whole: Result, tmp_path: Path) -> None:
@@ -722,12 +706,6 @@ def test_a_classifier_follows_its_classes(
     assert torch.equal(kept.head.weight, model.head.weight)
 
 
-def test_what_becomes_of_a_classifier_is_printed(done: Result, tmp_path: Path) -> None:
-    console, init = quiet(), str(done.folder / "best.safetensors")
-    train(tiny(tmp_path / "run", init=init, epochs=1), console=console)
-    assert "(its own classifier): 8×8" in said(console)
-
-
 def test_the_authors_checkpoint(tmp_path: Path) -> None:
     recipe = Recipe(
         init=str(REFERENCE), data="digits", output=str(tmp_path / "run"), epochs=1, batch_size=240,
@@ -768,6 +746,7 @@ def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> 
         ({"init": "hvt_ti_4"}, "--model hvt_ti_2 and --init hvt_ti_4 are two models: name one"),
         ({"init": "x.pth", "pretrained": True}, r"x\.pth has its own weights: leave --pretrained"),
         ({"batch_size": 30, "accumulate": 4}, "must be a multiple of 8"),
+        ({"overrides": {"global_pool": ""}}, "global_pool='' leaves the tokens unpooled"),
     ],
 )
 def test_what_cannot_be_trained_leaves_no_folder(
@@ -882,13 +861,9 @@ def test_a_run_is_not_overwritten(done: Result, tmp_path: Path) -> None:
     shutil.rmtree(copy / "checkpoints")  # somebody wanted the space
     with pytest.raises(HVTError, match="already contains a run"):
         run(copy)
-
-
-def test_what_no_run_has_written_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("of another model")
     with pytest.raises(HVTError, match=r"already contains a run \(config\.json\)"):
         run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_a_second_run_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -912,25 +887,10 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     assert [row["epoch"] for row in resume(first.folder, console=quiet()).rows] == [1, 2, 3]
     with pytest.raises(HVTError, match="epochs=2 is less than the 3"):
         resume(first.folder, epochs=2)
-
-
-def test_a_recipe_that_was_made_shorter_is_an_error(tmp_path: Path) -> None:
-    train(tiny(tmp_path, epochs=2, eval_every=2), console=quiet())
-    described = json.loads((tmp_path / "recipe.json").read_text())
-    (tmp_path / "recipe.json").write_text(json.dumps(described | {"epochs": 1}))
-    with pytest.raises(HVTError, match="has 10 steps behind it, more than 5: it can be made"):
-        resume(tmp_path, console=quiet())
-
-
-def test_a_resumed_run_may_have_other_overrides(done: Result, tmp_path: Path) -> None:
-    shutil.copytree(done.folder, tmp_path / "run")
-    again = resume(tmp_path / "run", quiet(), eval_every=3, workers=1)
-    assert again.rows == done.rows
-
-
-def test_unpooled_tokens_cannot_be_trained(tmp_path: Path) -> None:
-    with pytest.raises(HVTError, match="global_pool='' leaves the tokens unpooled"):
-        train(tiny(tmp_path, overrides={"global_pool": ""}), console=quiet())
+    described = json.loads((first.folder / "recipe.json").read_text())
+    (first.folder / "recipe.json").write_text(json.dumps(described | {"epochs": 1}))
+    with pytest.raises(HVTError, match="has 9 steps behind it, more than 3: it can be made"):
+        resume(first.folder, console=quiet())
 
 
 def test_a_run_that_ended_within_an_epoch_cannot_be_made_longer(tmp_path: Path) -> None:
@@ -939,37 +899,16 @@ def test_a_run_that_ended_within_an_epoch_cannot_be_made_longer(tmp_path: Path) 
     with pytest.raises(HVTError, match="ended within its last epoch"):
         resume(first.folder, console=quiet(), epochs=3)
     assert (first.folder / "recipe.json").read_bytes() == before
-    edited = json.dumps(json.loads(before) | {"epochs": 3})
-    (first.folder / "recipe.json").write_text(edited)
-    with pytest.raises(HVTError, match="ended within its last epoch"):
-        resume(first.folder, console=quiet())
-
-
-def test_resuming_takes_only_epochs_and_processes(
-    done: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(done.folder, copy)
-    assert main(["train", "--resume", str(copy), "--epochs", "7"]) == 0
-    assert "epoch 7/7" in capsys.readouterr().out
-    assert main(["train", "--resume", str(copy), "--lr", "1"]) == 2
-    assert "give only the run, and epochs" in capsys.readouterr().err
 
 
 def test_a_batch_larger_than_the_data_is_lowered(tmp_path: Path) -> None:
     console = quiet()
     values = PLAIN | {"epochs": 1, "accumulate": 2, "batch_size": 2000}
-    result = train(tiny(tmp_path / "run", **values), console=console)
-    assert "batch_size=2000 is more than the 1293 training images: lowered to 1292" in said(console)
-    assert json.loads((result.folder / "recipe.json").read_text())["batch_size"] == 1292
-
-
-def test_init_may_be_the_name_of_a_model(tmp_path: Path) -> None:
-    console = quiet()
-    values = PLAIN | {"epochs": 1, "batch_size": 1000, "model": None, "init": "hvt_ti_2"}
+    values |= {"model": None, "init": "hvt_ti_2"}  # a model's name may stand there too
     result = train(tiny(tmp_path / "run", **values), console=console)
     assert "hvt_ti_2 (new weights): 8×8" in said(console)
-    assert result.model.config.stages == 2
+    assert "batch_size=2000 is more than the 1293 training images: lowered to 1292" in said(console)
+    assert json.loads((result.folder / "recipe.json").read_text())["batch_size"] == 1292
 
 
 def test_the_bar_shows_no_accuracy_before_there_is_one(tmp_path: Path) -> None:
@@ -1026,7 +965,7 @@ def test_wrong_arguments_are_errors(call: Any, match: str) -> None:
 def test_a_finished_run_is_finished(done: Result, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(done.folder, copy)
-    again = resume(copy, console=quiet())
+    again = resume(copy, console=quiet(), workers=1, eval_every=3)  # not what is learned
     assert (again.top1, again.best, again.rows) == (done.top1, done.best, done.rows)
     assert_same_run(copy, done.folder)
 
@@ -1054,12 +993,11 @@ def test_a_folder_below_a_file_cannot_be_made(
     assert error == f"hvt: cannot write {tmp_path / 'file' / 'run'}: Not a directory"
 
 
-@pytest.mark.parametrize("board", [False, True])
 def test_a_full_disk_is_an_error_with_the_command_that_resumes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], board: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with small_disk(tmp_path / "disk", "700k") as disk:  # a state has 320 KB
-        recipe = tiny(disk / "run", checkpoint_minutes=0.0, tensorboard=board)
+        recipe = tiny(disk / "run", checkpoint_minutes=0.0, tensorboard=True)
         code = main(["train", write_recipe(recipe, tmp_path / "tiny.toml")])
         error = capsys.readouterr().err.strip()
         assert code == 2

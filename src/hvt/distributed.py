@@ -6,9 +6,9 @@ A single process without torchrun has rank 0 in a world of 1, and the same code 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,8 +26,8 @@ COLLECTIVE_TIMEOUT = timedelta(hours=12)
 minutes would end that. One that dies is noticed by torchrun, whatever this is."""
 
 
-_groups: Counter[str] = Counter()
-"""Groups joined so far, by the run that the processes were started for: all join in one order."""
+_groups = itertools.count(1)
+"""A number for each group that is joined: all processes join them in one order."""
 
 
 class ConnectionLostError(HVTError):
@@ -100,9 +100,7 @@ def init_process_group(device: str) -> tuple[DistributedContext, torch.device]:
         rank = _of_torchrun("RANK")
         store, *_ = next(rendezvous("env://"))
         # torch finds the addresses of a group that has ended in the store if it joins another.
-        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-        _groups[run] += 1
-        store = dist.PrefixStore(f"hvt-{_groups[run]}", store)
+        store = dist.PrefixStore(f"hvt-{next(_groups)}", store)
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
         )

@@ -100,8 +100,9 @@ def _run(words: Sequence[str]) -> int:
         if not hasattr(args, "run"):
             parser.print_help()
             return 0
-        rank = os.environ.get("RANK", "0")  # torchrun's
-        if rank == "0" and (words[0] in LONG_RUNNING or sys.stderr.isatty()):
+        args.words = words
+        launched = "RANK" in os.environ  # by torchrun or by hvt train --processes
+        if not launched and (words[0] in LONG_RUNNING or sys.stderr.isatty()):
             sys.meta_path.insert(0, _TorchNotice(words[0]))
         return args.run(args) or 0
     except HVTError as error:

@@ -47,7 +47,7 @@ def register(commands: Any) -> None:
 
     parser = add_command(steps, "retrain", run_retrain, "train a searched model again", _RETRAIN)
     parser.add_argument("checkpoint", help="what hvt power search has written")
-    _add_recipe(parser, skip=("overrides", "model", "init"))
+    _add_recipe(parser, skip=("overrides", "model", "init", "processes"))
     add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
 
 
@@ -90,7 +90,7 @@ def run_retrain(args: argparse.Namespace) -> None:
     resumes it.
     """
     from ..checkpoint.save_load import read
-    from ..training.launch import train
+    from ..training.engine import train
 
     overrides = given_fields(args, HVTConfig)
     if read(args.checkpoint).config.retention is None and overrides.get("retention") is None:

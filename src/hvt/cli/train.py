@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from ..config import HVTConfig
 from ..training.recipe import Recipe, list_recipes, load_recipe, recipe_text
-from ..training.run import train
+from ..training.run import check_arguments, train
 from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
 from .output import print_json
 
@@ -41,10 +42,17 @@ def register(commands: Any) -> None:
     add_shared(parser, "--json")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     """Train a model by a recipe, or resume a run."""
+    asked = keywords_of(train, args)
     fields = given_fields(args, Recipe) | given_fields(args, HVTConfig)
-    train(**keywords_of(train, args), **fields)
+    _, recipe = check_arguments(**asked, values=fields)
+    if recipe.processes not in (None, 1) and "WORLD_SIZE" not in os.environ:
+        from ..training.launch import launch
+
+        return launch(recipe, args.words)
+    train(**asked, **fields)
+    return 0
 
 
 def run_recipes(args: argparse.Namespace) -> None:

@@ -14,8 +14,8 @@ from ..terminal import print_line
 from .learner import Learner
 from .optimize import seed_all
 from .pipeline import Validation, build_model, fit_batch, identity_of, open_batches, summary
-from .recipe import Recipe
-from .run_lock import found_run, locked, new_folder, read_recipe, resume_command
+from .recipe import Recipe, read_recipe
+from .run_lock import found_run, locked, new_folder, resume_command
 from .state import newest_state
 from .trainer import RESUMABLE_FIELDS, Result, Trainer
 
@@ -23,11 +23,7 @@ from .trainer import RESUMABLE_FIELDS, Result, Trainer
 def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> Result:
     """Train from the beginning in a new folder; the default one gets a number if it is taken."""
     with distributed.process_group(recipe.device) as (processes, device):
-        if recipe.processes not in (None, processes.world_size):
-            raise HVTError(
-                f"processes={recipe.processes}, but {processes.world_size} were started: leave it "
-                "out here; hvt train and hvt.train start them"
-            )
+        _check_started(recipe.processes, processes)
         restarted = any(processes.any(device, distributed.restarted()))
         mine = new_folder(recipe, name, restarted) if processes.is_main_process else None
         folder = processes.broadcast(mine)
@@ -68,6 +64,7 @@ def resume(
             "longer, not shorter"
         )
     with distributed.process_group(recipe.device) as (processes, device), locked(folder, processes):
+        _check_started(overrides.get("processes"), processes)
         screen = _screen(console, processes)
         state = newest_state(folder / "checkpoints", processes, screen)
         if state is None:
@@ -112,6 +109,14 @@ def open_trainer(
         identity=identity_of(learner, built.data) if processes.is_main_process else {},
         about=summary(fitted, built),
     )
+
+
+def _check_started(count: int | None, processes: distributed.DistributedContext) -> None:
+    if count not in (None, processes.world_size):
+        raise HVTError(
+            f"processes={count}, but {processes.world_size} were started: start them with "
+            f"hvt train --processes {count} or with torchrun"
+        )
 
 
 def _screen(console: Console | None, processes: distributed.DistributedContext) -> Console:

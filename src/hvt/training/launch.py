@@ -1,202 +1,98 @@
-"""A training in this process or, where the recipe has `processes`, together with other local ones.
-
-This process is rank 0 and starts the others with torch's `env://` variables, so what is printed,
-Ctrl-C, the result and errors are those of a single process. torchrun would be one more process
-above them, whose banner follows every error, and which cannot give a result back to Python.
-"""
+"""`hvt train --processes N`: the same command in N local processes, started by torch's launcher."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
+import logging
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
 
 import torch
-from rich.console import Console
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..device import find_device
-from ..distributed import ConnectionLostError
 from ..errors import HVTError
-from . import engine
-from .interrupt import Interrupted
-from .recipe import Recipe, from_dict
-from .run_lock import read_recipe
-from .trainer import Result
+from .recipe import Recipe
 
-# A started process finds modules where this one does, also in a notebook and from a script that
-# would train again if it were imported, and never in the working folder; 3.10 has no -P, and -I
-# leaves more out.
+# A started process finds modules where this one does, and never in the working folder; 3.10 has no
+# -P, and -I leaves more out. Torch sends it SIGTERM once another has failed: it has five seconds to
+# print its own error.
 _SAFE = "-P" if sys.version_info >= (3, 11) else "-I"
 _START = """\
-import json, sys
-job = json.load(sys.stdin)
-sys.path[:] = job["path"]
-from hvt._openmp import wait_briefly
-wait_briefly()
-from hvt.training.launch import join
-join(job)
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: signal.alarm(5))
+os.environ.update({environment!r})
+sys.path[:] = {path!r}
+from hvt.__main__ import main
+sys.exit(main())
 """
-_GRACE = 20.0
-"""Seconds that another process has to end once this one has."""
 
 
-def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> Result:
-    """`engine.train` in as many processes as the recipe says."""
-    with _processes(recipe.processes, recipe, {"recipe": recipe.to_dict(), "name": name}):
-        return engine.train(recipe, name, console)
+def launch(recipe: Recipe, words: Sequence[str]) -> int:
+    """Run `hvt WORDS` in as many processes as the recipe says; returns the exit code.
 
-
-def resume(
-    folder: str | Path,
-    console: Console | None = None,
-    epochs: float | None = None,
-    processes: int | None = None,
-    **overrides: Any,
-) -> Result:
-    """`engine.resume` in as many processes as the run had, or in `processes` of them this time."""
-    recipe = read_recipe(folder)
-    job = {"resume": str(folder), "epochs": epochs, "overrides": overrides}
-    with _processes(processes or recipe.processes, recipe, job):
-        return engine.resume(folder, console, epochs, **overrides)
-
-
-def join(job: dict[str, Any]) -> NoReturn:
-    """What a started process does: the same training, without output but its error.
-
-    It is `ready` once nothing but the training can fail: the first process then waits for it.
+    What they print on stderr is printed at the end, once where several print the same, and that of
+    the first process last: it has the command that resumes.
     """
-    code, console = 0, Console(quiet=True)
-    try:
-        resumed = job.get("resume")
-        recipe = read_recipe(resumed) if resumed else from_dict(job["recipe"], "the job")
-        find_device(recipe.device)
-        print("ready", flush=True)
-        sys.stdout = sys.stderr
-        if resumed:
-            engine.resume(resumed, console, job["epochs"], **job["overrides"])
-        else:
-            engine.train(recipe, job["name"], console)
-    except ConnectionLostError:
-        code = 3
-    except HVTError as error:
-        print(error, file=sys.stderr)
-        code = 2
-    except (Interrupted, KeyboardInterrupt):
-        code = 130
-    sys.exit(code)
-
-
-@contextlib.contextmanager
-def _processes(count: int | None, recipe: Recipe, job: dict[str, Any]) -> Iterator[None]:
-    """While it is entered, this process is rank 0 of `count`, and the others do the job too."""
-    if count in (None, 1) or "WORLD_SIZE" in os.environ:  # torchrun knows how many there are
-        yield
-        return
-    assert count is not None
+    count = recipe.processes or 1
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         raise HVTError(f"processes={count}: this torch has no gloo, so train in one process")
     if find_device(recipe.device).type != "cpu":
         raise HVTError(f"processes={count} is for the CPU: start one for each GPU by torchrun")
-    threads = torch.get_num_threads()
-    each = max(1, threads // count)
-    shared = {
-        "WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "OMP_NUM_THREADS": str(each),
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,  # torchrun's name of this start of processes
-    }
+    environment = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count))}
     if sys.platform == "linux":
-        shared["GLOO_SOCKET_IFNAME"] = "lo"  # nobody else is to connect
-    job = job | {"path": sys.path}
-    before = dict(os.environ)
-    with contextlib.ExitStack() as stack:
-        others = []
-        for rank in range(1, count):
-            errors = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
-            others.append(stack.enter_context(_Process(rank, shared, job, errors)))
-        for other in others:
-            other.wait_until_ready()
-        try:
-            os.environ.update(shared, RANK="0", LOCAL_RANK="0")
-            torch.set_num_threads(each)
-            yield
-        except ConnectionLostError as error:
-            for other in others:
-                other.explain(error)
-            raise
-        finally:
-            torch.set_num_threads(threads)
-            os.environ.clear()
-            os.environ.update(before)
-
-
-class _Process:
-    """Another process of the training; it ends with this one."""
-
-    def __init__(
-        self, rank: int, shared: dict[str, str], job: dict[str, Any], errors: IO[str]
-    ) -> None:
-        self.rank, self.errors = rank, errors
-        self.process = subprocess.Popen(
-            [sys.executable, _SAFE, "-c", _START],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-            start_new_session=True,  # Ctrl-C is this process's, which tells the others to stop
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # nobody else is to connect
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with tempfile.TemporaryDirectory() as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            logs_specs=DefaultLogsSpecs(folder, redirects=Std.ERR),
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            signals_to_handle="SIGTERM,SIGINT",
         )
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self.process.stdin:
-            json.dump(job, self.process.stdin)
-
-    def wait_until_ready(self) -> None:
-        assert self.process.stdout is not None
-        if not self.process.stdout.readline():
-            self.explain(HVTError("it did not start"))
-
-    def explain(self, lost: HVTError) -> None:
-        """Raise what ended it, if it has ended by itself."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_GRACE)
-        code = self.process.poll()
-        self.errors.seek(0)
-        words = self.errors.read().strip()
-        if code == 2:
-            raise HVTError(words) from lost
-        if code is not None and code < 0:
-            how = signal.Signals(-code).name
-            raise HVTError(
-                f"process {self.rank} was ended by {how}, as the system does where memory is "
-                f"short: {lost}"
-            ) from lost
-        if code == 1:
-            raise RuntimeError(f"process {self.rank} of the training failed:\n{words}") from lost
-
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """It ends by itself where this process has; after an error it has nothing to save."""
+        start = _START.format(environment=environment, path=sys.path)
+        logging.disable()  # torch's banner about a process that failed
         try:
-            self.process.wait(_GRACE if kind in (None, Interrupted) else 0.5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+            elastic_launch(config, sys.executable)(_SAFE, "-c", start, *words)
+        except SignalException:
+            return 130
+        except ChildFailedError as error:
+            return _exit_code(error)
+        finally:
+            logging.disable(logging.NOTSET)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            _print_errors(Path(folder))
+    return 0
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def _exit_code(error: ChildFailedError) -> int:
+    """That of the process that failed first; prints which ones a signal has ended."""
+    for rank, failure in error.failures.items():
+        if failure.exitcode < 0 and failure.signal_name() not in ("SIGTERM", "SIGALRM"):
+            print(
+                f"hvt: process {rank} was ended by {failure.signal_name()}, as the system does "
+                "where memory is short",
+                file=sys.stderr,
+            )
+    code = error.get_first_failure()[1].exitcode
+    return code if code > 0 else 2
+
+
+def _print_errors(folder: Path) -> None:
+    texts = [path.read_text(errors="replace") for path in sorted(folder.glob("*/*/*/stderr.log"))]
+    printed: dict[str, str] = {}
+    for text in texts:
+        printed.setdefault(text.partition(": ")[2], text)  # after "hvt (1): "
+    sys.stderr.write("".join(reversed(printed.values())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +169,18 @@ def load_recipe(name: str | Path) -> Recipe:
     except ValueError as error:
         raise HVTError(f"the recipe {name} is not valid TOML: {error}") from error
     return from_dict(values, f"the recipe {name}")
+
+
+def read_recipe(folder: str | Path, file: str = "recipe.json") -> Recipe:
+    """The recipe of a run."""
+    if folder == "":
+        raise HVTError("the name of the run's folder is empty")
+    described = Path(folder) / file
+    try:
+        values = dict(json.loads(described.read_bytes()))
+    except (OSError, TypeError, ValueError) as error:
+        raise HVTError(f"{folder} is not the folder of a run: it has no readable {file}") from error
+    return from_dict(values, str(described))
 
 
 def recipe_text(name: str | Path) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import FIELDS
 from ..errors import HVTError, did_you_mean
 from ..zoo import is_config_file
-from .recipe import RECIPE_FIELDS, Recipe, list_recipes, load_recipe
+from .recipe import RECIPE_FIELDS, Recipe, list_recipes, load_recipe, read_recipe
 
 if TYPE_CHECKING:
     from .trainer import Result
@@ -32,31 +32,37 @@ def train(
     `output`, with weights, metrics and curves; without one it is `runs/RECIPE-MODEL`, with a number
     if that is taken. `resume` is the folder of a run to resume instead; `epochs` makes it
     longer, and `allow_changed_data` resumes although the images have changed. `quiet` prints
-    nothing. Ctrl-C raises `Interrupted` after a checkpoint. `processes` makes this process the
-    first of so many local ones; they need no `if __name__ == "__main__"`.
+    nothing. Ctrl-C raises `Interrupted` after a checkpoint. Several processes are torchrun's, or
+    `hvt train --processes`.
     """
-    if resume is None:
-        name, whole = _whole(recipe, values)
-        if allow_changed_data:
-            raise HVTError("allow_changed_data is for resuming a run: it needs resume")
-    elif recipe is not None or set(values) - {"epochs", "processes"}:
-        raise HVTError(
-            "a resumed run has its own recipe: give only the run, and epochs to make it longer or "
-            "processes"
-        )
+    name, whole = check_arguments(recipe, resume, allow_changed_data, values)
 
     from rich.console import Console
 
-    from . import launch
+    from . import engine
 
     console = Console(quiet=True) if quiet else None
     if resume is None:
-        return launch.train(whole, name, console)
-    return launch.resume(str(resume), console, allow_changed_data=allow_changed_data, **values)
+        return engine.train(whole, name, console)
+    return engine.resume(resume, console, allow_changed_data=allow_changed_data, **values)
 
 
-def _whole(recipe: str | Path | Recipe | None, values: dict[str, Any]) -> tuple[str, Recipe]:
-    """A recipe with its fields replaced, and its name."""
+def check_arguments(
+    recipe: str | Path | Recipe | None,
+    resume: str | Path | None,
+    allow_changed_data: bool,
+    values: dict[str, Any],
+) -> tuple[str, Recipe]:
+    """The name and the recipe, with its fields replaced, of what is to be trained or resumed."""
+    if resume is not None:
+        if recipe is not None or set(values) - {"epochs", "processes"}:
+            raise HVTError(
+                "a resumed run has its own recipe: give only the run, and epochs to make it "
+                "longer or processes"
+            )
+        return "run", read_recipe(resume).replace(**values)
+    if allow_changed_data:
+        raise HVTError("allow_changed_data is for resuming a run: it needs resume")
     name = "run"
     if recipe is None:
         raise HVTError(f"no recipe is given: use one of {', '.join(list_recipes())}")
@@ -67,7 +73,8 @@ def _whole(recipe: str | Path | Recipe | None, values: dict[str, Any]) -> tuple[
         if field not in RECIPE_FIELDS and field not in FIELDS:
             hint = did_you_mean(field, [*RECIPE_FIELDS, *FIELDS])
             raise HVTError(f"unknown field {field!r}: {hint}")
-    overrides = {field: values.pop(field) for field in FIELDS if field in values}
+    overrides = {field: values[field] for field in FIELDS if field in values}
+    values = {field: values[field] for field in values if field in RECIPE_FIELDS}
     if "model" not in values and recipe.model and is_config_file(recipe.model):
         # Or the run would look for the file again when it is resumed.
         overrides, values["model"] = recipe.overrides | overrides, recipe.model

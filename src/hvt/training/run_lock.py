@@ -6,7 +6,6 @@ Two trainings in one folder would mix their weights and figures without an error
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from ..distributed import DistributedContext
 from ..errors import HVTError
-from .recipe import Recipe, from_dict
+from .recipe import Recipe
 from .state import states
 
 LOCK = ".lock"
@@ -84,18 +83,6 @@ def new_folder(recipe: Recipe, name: str, restarted: bool) -> Path:
         return Path(recipe.output)
     folder = Path(f"runs/{name}-{recipe.model or Path(recipe.init or 'model').stem}")
     return newest_folder(folder) if restarted else unused_folder(folder)
-
-
-def read_recipe(folder: str | Path, file: str = "recipe.json") -> Recipe:
-    """The recipe of a run."""
-    if folder == "":
-        raise HVTError("the name of the run's folder is empty")
-    described = Path(folder) / file
-    try:
-        values = dict(json.loads(described.read_bytes()))
-    except (OSError, TypeError, ValueError) as error:
-        raise HVTError(f"{folder} is not the folder of a run: it has no readable {file}") from error
-    return from_dict(values, str(described))
 
 
 def resume_command(folder: Path) -> str:
