@@ -11,14 +11,14 @@ from typing import Any
 from filelock import FileLock
 from rich.console import Console
 
-from ..config import FIELDS, HVTConfig
+from ..config import HVTConfig
 from ..costs import cost
 from ..data.fingerprint import identity
-from ..errors import HVTError, did_you_mean
+from ..errors import HVTError
 from ..fields import check_value, check_whole
 from ..planning.budget import rounded_up, tolerance
 from ..training.pipeline import build_model
-from ..training.recipe import RECIPE_FIELDS, Recipe, load_recipe
+from ..training.recipe import Recipe, load_recipe, split_fields
 from ..zoo import get_config
 from .halving import RUNGS, frontier, rung_epochs
 from .report import LOCK, write_report
@@ -140,14 +140,10 @@ def _recipe(
 
     Fixed fields need not fit the recipe's own shape, which is searched, so they are kept apart.
     """
-    for field in values:
-        if field not in RECIPE_FIELDS and field not in FIELDS:
-            hint = did_you_mean(field, [*RECIPE_FIELDS, *FIELDS])
-            raise HVTError(f"unknown field {field!r}: {hint}")
+    own, fixed = split_fields(values)
     base = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).name.removesuffix(".toml")
-    fixed = {field: value for field, value in values.items() if field in FIELDS}
-    base = base.replace(**{k: v for k, v in values.items() if k in RECIPE_FIELDS})
+    base = base.replace(**own)
     for field in ("init", "pretrained", "teacher"):
         if getattr(base, field):
             raise HVTError(f"a search trains from scratch by labels only: leave {field} out")

@@ -17,7 +17,7 @@ from torchvision import transforms
 
 from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
-from ..costs import arrow
+from ..costs import arrow, cost
 from ..data.augment import INTERPOLATIONS, BatchAugment
 from ..data.evaluation import SMALL, as_files, eval_batches, per_channel
 from ..data.fingerprint import identity
@@ -29,7 +29,7 @@ from ..evaluation import evaluate
 from ..model import HVT
 from ..registry import create_model
 from ..terminal import print_line
-from ..zoo import MODELS, get_config
+from ..zoo import MODELS
 from .learner import Learner
 from .recipe import Recipe
 from .state import weights_digest
@@ -72,9 +72,9 @@ def build_model(
         return Built(model, data, "resumed")
     overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
     if config and checkpoint:
-        if recipe.model is not None:
-            _check_architecture(checkpoint, config, recipe.model, overrides)
         model, weights = load(checkpoint, **overrides).float().train(), checkpoint
+        if recipe.model is not None:
+            _check_architecture(checkpoint, model.config, recipe.model, overrides)
         if not keep_classifier:
             weights = _fit_classifier(model, config.num_classes, tuple(data.class_names))
     elif named is not None:
@@ -185,26 +185,12 @@ def _named_model(recipe: Recipe) -> str | None:
 
 
 def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict[str, Any]) -> None:
-    """Refuse a checkpoint that is not of the named model, apart from what can be resized."""
-    free = {
-        "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 10, "drop_rate": 0.0,
-        "pos_drop_rate": 0.0, "proj_drop_rate": 0.0, "attn_drop_rate": 0.0, "drop_path_rate": 0.0,
-    }  # fmt: skip
+    """Raise an error where a checkpoint is not of the named model: its layers cost something else.
 
-    def shape(config: HVTConfig) -> HVTConfig:
-        after = config.pool_blocks
-        return config.replace(
-            **free, embed_dim=None, pool_after=after, global_pool=None, retention=None
-        )
-
-    # A retention changes no weights, so one that is asked for may differ too.
-    fixed = {k: v for k, v in overrides.items() if k not in (*free, "retention")}
-    asked, sizes = get_config(name, **fixed), (config.img_size, config.patch_size)
-    same = shape(asked) == shape(config)
-    if same and "retention" not in overrides:
-        resized = asked.replace(img_size=sizes[0], patch_size=sizes[1])
-        same = resized.retention == config.retention
-    if not same:
+    Their size of images, patches and channels may differ, which is resized.
+    """
+    sizes = {field: getattr(config, field) for field in ("img_size", "patch_size", "in_chans")}
+    if cost(config).layers != cost(name, **sizes | overrides).layers:
         raise HVTError(
             f"{path} has another architecture than {name}: leave --model out to use the "
             "checkpoint's own, or choose another checkpoint"

@@ -143,8 +143,10 @@ class Recipe:
         A config file says everything of a model, so it displaces the recipe's own overrides.
         """
         for name in values:
+            if name in FIELDS:
+                raise HVTError(f"{name} is a field of the model: it belongs under [overrides]")
             if name not in RECIPE_FIELDS:
-                raise HVTError(f"unknown field {name!r}: {_place_of(name)}")
+                raise HVTError(f"unknown field {name!r}: {did_you_mean(name, RECIPE_FIELDS)}")
         overrides = _tuples(overrides or {})
         merged = self.overrides | overrides
         model = values.get("model")
@@ -205,26 +207,23 @@ def recipe_text(name: str | Path) -> str:
 
 def from_dict(values: dict[str, Any], where: str) -> Recipe:
     """A recipe from plain values; a mistyped name is answered with the nearest right one."""
-    values = dict(values)
-    overrides = values.pop("overrides", {})
+    overrides = values.get("overrides", {})
     if not isinstance(overrides, dict):
         raise HVTError(f"{where}: overrides={overrides!r} must be a table of the model's fields")
-    for name in values:
-        if name not in RECIPE_FIELDS:
-            raise HVTError(f"{where} has an unknown field {name!r}: {_place_of(name)}")
-    for name in overrides:
-        if name not in FIELDS:
-            hint = did_you_mean(name, FIELDS)
-            if name in RECIPE_FIELDS:
-                hint = "it is the recipe's, so it belongs above [overrides]"
-            raise HVTError(f"{where} has an unknown override {name!r}: {hint}")
-    overrides = _tuples(overrides)
     try:
-        if isinstance(values.get("model"), str) and is_config_file(values["model"]):
-            values["model"], overrides = _from_file(values["model"], overrides)
-        return Recipe(**values, overrides=overrides)
+        return Recipe().replace(**values)
     except HVTError as error:
         raise HVTError(f"{where}: {error}") from error
+
+
+def split_fields(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of a recipe's fields, and those of a model's."""
+    for name in values:
+        if name not in (*RECIPE_FIELDS, *FIELDS):
+            hint = did_you_mean(name, [*RECIPE_FIELDS, *FIELDS])
+            raise HVTError(f"unknown field {name!r}: {hint}")
+    ours = {name: value for name, value in values.items() if name in RECIPE_FIELDS}
+    return ours, {name: value for name, value in values.items() if name in FIELDS}
 
 
 def _tuples(overrides: dict[str, Any]) -> dict[str, Any]:
@@ -242,10 +241,3 @@ def _from_file(path: str | Path, overrides: dict[str, Any]) -> tuple[str, dict[s
     named = get_config(name)
     fields = {field: getattr(config, field) for field in FIELDS if field != "num_classes"}
     return name, {k: value for k, value in fields.items() if value != getattr(named, k)}
-
-
-def _place_of(name: str) -> str:
-    """What to do about a name that is not a field of a recipe."""
-    if name in FIELDS:
-        return "it is the model's, so it belongs under [overrides]"
-    return did_you_mean(name, RECIPE_FIELDS)

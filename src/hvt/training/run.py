@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import FIELDS
-from ..errors import HVTError, did_you_mean
+from ..errors import HVTError
 from ..zoo import is_config_file
-from .recipe import RECIPE_FIELDS, Recipe, list_recipes, load_recipe, read_recipe
+from .recipe import Recipe, list_recipes, load_recipe, read_recipe, split_fields
 
 if TYPE_CHECKING:
     from .trainer import Result
@@ -69,12 +68,7 @@ def check_arguments(
     if not isinstance(recipe, Recipe):
         name = Path(recipe).name.removesuffix(".toml")
         recipe = load_recipe(recipe)
-    for field in values:
-        if field not in RECIPE_FIELDS and field not in FIELDS:
-            hint = did_you_mean(field, [*RECIPE_FIELDS, *FIELDS])
-            raise HVTError(f"unknown field {field!r}: {hint}")
-    overrides = {field: values[field] for field in FIELDS if field in values}
-    values = {field: values[field] for field in values if field in RECIPE_FIELDS}
+    values, overrides = split_fields(values)
     if "model" not in values and recipe.model and is_config_file(recipe.model):
         # Or the run would look for the file again when it is resumed.
         overrides, values["model"] = recipe.overrides | overrides, recipe.model

@@ -119,27 +119,13 @@ def _normal(cfg: Mapping[str, Any], channels: int) -> Normal:
 
 
 def _channels(model: nn.Module) -> int:
-    """The channels a teacher takes by its weights: timm's description says 3 of a grey one too."""
-    if isinstance(model, HVT):
-        return model.config.in_chans
-    cfg: Any = getattr(model, "pretrained_cfg", {})
-    first = cfg.get("first_conv")
-    first = first if isinstance(first, str) else next(iter(first or ()), None)
-    try:
-        return int(model.get_submodule(first or "").in_channels)  # type: ignore[arg-type]
-    except AttributeError:  # a model without a convolution, or under another name
-        return int(cfg["input_size"][0])
+    """The channels that its first convolution takes: timm describes a grey model as of 3, too."""
+    return next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
 
 
 def _class_names(model: nn.Module, outputs: int) -> tuple[str, ...]:
-    """The names of a teacher's classes; timm's are in its description, if anywhere."""
-    if isinstance(model, HVT):
-        return tuple(model.class_names or ())
-    cfg: Any = getattr(model, "pretrained_cfg", {})
-    names = cfg.get("label_names") or ()
-    if isinstance(names, Mapping):  # by index, which JSON makes text
-        by_index = {str(index): name for index, name in names.items()}
-        names = [by_index[str(i)] for i in range(outputs) if str(i) in by_index]
+    """The names of a teacher's classes, where it has them; timm's are in its description."""
+    names = getattr(model, "pretrained_cfg", {}).get("label_names") or ()
     return tuple(map(str, names)) if len(names) == outputs else ()
 
 
