@@ -220,10 +220,8 @@ def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"WORLD_SIZE": "2"}, "RANK is not set: start several processes by torchrun"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is not a number: .*, or unset WORLD_SIZE"),
-        ({"WORLD_SIZE": ""}, "WORLD_SIZE is not set"),
-        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK='-1' is not a number"),
+        ({"WORLD_SIZE": "2"}, "start several processes by torchrun, or unset WORLD_SIZE: .*RANK"),
+        ({"WORLD_SIZE": "two"}, "start several processes by torchrun, .*'two'"),
     ],
     ids=str,
 )

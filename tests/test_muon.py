@@ -27,10 +27,6 @@ def test_singular_values_come_close_to_one(shape: tuple[int, ...]) -> None:
     assert values.max() < 1.25
 
 
-def test_no_gradient_is_no_direction() -> None:
-    assert torch.equal(orthogonal(torch.zeros(1, 4, 6)), torch.zeros(1, 4, 6))
-
-
 def weights() -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(1)
     shapes = {"matrix": (8, 12), "other": (8, 12), "patches": (6, 3, 2, 2), "bias": (12,),

@@ -85,15 +85,6 @@ def test_the_papers_two_recipes(name: str, batch: int, rate: float) -> None:
     assert get_config(str(recipe.model), **recipe.overrides).image == (224, 224)
 
 
-def test_finetune_is_gentle() -> None:
-    recipe = load_recipe("finetune")
-    assert recipe.layer_decay == 0.75
-    assert recipe.scaled_lr < Recipe().scaled_lr
-    assert recipe.epochs < 100
-    assert (recipe.mixup, recipe.cutmix, recipe.repeats) == (0, 0, 1)
-    assert recipe.model is recipe.init is recipe.data is None  # the command names them
-
-
 # The files that ship
 
 
@@ -150,7 +141,7 @@ def test_a_recipe_file_by_path(tmp_path: Path) -> None:
 def test_unknown_recipe_names() -> None:
     with pytest.raises(HVTError, match=r"unknown recipe 'digit': did you mean digits\?"):
         load_recipe("digit")
-    with pytest.raises(HVTError, match=r"there is no file nowhere/mine\.toml"):
+    with pytest.raises(HVTError, match=r"cannot read the recipe nowhere/mine\.toml: No such file"):
         load_recipe("nowhere/mine.toml")
     with pytest.raises(HVTError, match=r"unknown recipe '\.\./recipes/digits'"):
         load_recipe("../recipes/digits")
@@ -252,9 +243,3 @@ def test_replace_merges_overrides_and_checks() -> None:
         recipe.replace(epoch=3)
     with pytest.raises(HVTError, match="epochs=0 must be a number above 0"):
         recipe.replace(epochs=0)
-
-
-@given(st.integers(2, 10**6), st.floats(1e-6, 1))
-def test_the_rate_is_in_proportion_to_the_batch(batch: int, rate: float) -> None:
-    recipe = Recipe(batch_size=batch, lr=rate)
-    assert recipe.scaled_lr == pytest.approx(rate * batch / 512)

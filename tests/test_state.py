@@ -1,6 +1,5 @@
 """A training's state on disk: written whole, two kept, a damaged one passed over."""
 
-import contextlib
 import errno
 import os
 import zipfile
@@ -10,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from training import quiet, said, small_disk
+from training import quiet, said
 
 from hvt import HVTError
 from hvt.distributed import DistributedContext
-from hvt.files import atomic_write
-from hvt.training.state import Progress, read_state, remove_leftovers, states, write_state
+from hvt.training.state import Progress, remove_leftovers, states, write_state
 from hvt.training.state import newest_state as newest
 
 
@@ -41,23 +39,12 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def zero(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def garbage(path: Path) -> None:
-    path.write_bytes(b"\x80\x04not a state" + bytes(range(256)) * 8)
-
-
 def zero_in_the_middle(path: Path) -> None:
     """What a crash of the machine can leave: the structure is whole, numbers are lost."""
     content = path.read_bytes()
     number = torch.tensor(2 / 3).numpy().tobytes() * 64
     assert content.count(number) > 1
     path.write_bytes(content.replace(number, bytes(len(number)), 1))
-
-
-DAMAGES = [truncate, empty, zero, garbage, zero_in_the_middle]
 
 
 def test_a_state_comes_back_unchanged(tmp_path: Path) -> None:
@@ -76,7 +63,7 @@ def test_two_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
     assert (newest_state(tmp_path)[0] or {})["progress"]["step"] == 100
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [truncate, empty, zero_in_the_middle])
 def test_a_damaged_newest_falls_back(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     write_state(tmp_path, 1, state(1))
     last = write_state(tmp_path, 2, state(2))
@@ -95,7 +82,6 @@ def test_a_damaged_newest_falls_back(tmp_path: Path, damage: Callable[[Path], No
     ("error", "reason"),
     [
         (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
-        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
         (MemoryError(), "not enough memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "can't allocate memory"),
     ],
@@ -161,18 +147,6 @@ def test_leftovers_of_a_kill_are_removed_and_nothing_else(tmp_path: Path) -> Non
     assert [path for path in others if not path.exists()] == []
 
 
-def test_a_killed_write_is_a_leftover(tmp_path: Path) -> None:
-    """The names that are written and the names that are removed are the same."""
-    names = ["recipe.json", "best.safetensors", "curves.png", "state-1234567890.pt"]
-    with contextlib.ExitStack() as writing:
-        for name in names:
-            writing.enter_context(atomic_write(tmp_path / name)).write_text("half")
-        assert len(list(tmp_path.iterdir())) == len(names)
-        remove_leftovers(tmp_path)
-        assert list(tmp_path.iterdir()) == []
-        writing.pop_all()  # a killed process does not tidy up
-
-
 def test_files_of_other_names_are_no_states(tmp_path: Path) -> None:
     others = [tmp_path / name for name in ("state-old.pt", "state-1.pt", "state-000000001.pt.bad")]
     for path in others:
@@ -182,14 +156,3 @@ def test_files_of_other_names_are_no_states(tmp_path: Path) -> None:
         write_state(tmp_path, step, state(step))
     assert [path.name for path in states(tmp_path)] == ["state-000000002.pt", "state-000000003.pt"]
     assert all(path.exists() for path in others)
-
-
-def test_a_full_disk_is_an_error_and_the_state_before_stays(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "1m") as disk:
-        folder = disk / "checkpoints"
-        folder.mkdir()
-        write_state(folder, 1, {"weight": torch.ones(150_000)})
-        with pytest.raises(HVTError, match=r"cannot write .*2\.pt, the disk may be full"):
-            write_state(folder, 2, {"weight": torch.ones(150_000)})
-        assert [path.name for path in folder.iterdir()] == ["state-000000001.pt"]
-        assert torch.equal(read_state(states(folder)[0])["weight"], torch.ones(150_000))

@@ -89,31 +89,30 @@ def collective_device(device: torch.device) -> torch.device:
 
 def init_process_group(device: str) -> tuple[DistributedContext, torch.device]:
     """Join the process group that torchrun started, if any; choose this rank's device."""
-    world_size, local_rank = _of_torchrun("WORLD_SIZE", "1"), _of_torchrun("LOCAL_RANK", "0")
-    place = find_device(device, local_rank)
-    if world_size == 1:
-        return DistributedContext(), place
-    if not dist.is_initialized():
-        if place.type == "cuda":
-            torch.cuda.set_device(place)
-        backend = "nccl" if place.type == "cuda" else "gloo"
-        rank = _of_torchrun("RANK")
-        store, *_ = next(rendezvous("env://"))
-        # torch finds the addresses of a group that has ended in the store if it joins another.
-        store = dist.PrefixStore(f"hvt-{next(_groups)}", store)
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
-        )
+    try:
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        place = find_device(device, local_rank)
+        if world_size == 1:
+            return DistributedContext(), place
+        if not dist.is_initialized():
+            _join(place)
+    except ValueError as error:
+        how = "start several processes by torchrun, or unset WORLD_SIZE"
+        raise HVTError(f"{how}: {error}") from error
     return DistributedContext(dist.get_rank(), local_rank, world_size), place
 
 
-def _of_torchrun(name: str, default: str = "") -> int:
-    """A number that torchrun leaves in the environment."""
-    word = os.environ.get(name, default)
-    if not word.isdecimal():
-        said = f"{name}={word!r} is not a number" if word else f"{name} is not set"
-        raise HVTError(f"{said}: start several processes by torchrun, or unset WORLD_SIZE")
-    return int(word)
+def _join(device: torch.device) -> None:
+    store, rank, world_size = next(rendezvous("env://"))
+    # torch finds the addresses of a group that has ended in the store if it joins another.
+    store = dist.PrefixStore(f"hvt-{next(_groups)}", store)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
+    )
 
 
 @contextlib.contextmanager

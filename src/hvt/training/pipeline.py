@@ -57,7 +57,7 @@ def build_model(
     """
     if recipe.data is None:
         raise HVTError("no data is given: use --data with digits, cifar100 or a folder")
-    named, checkpoint = _named_model(recipe), _checkpoint(recipe)
+    named, checkpoint = _start_of(recipe)
     config = None
     if described is not None:
         config = HVTConfig.from_dict(described["config"])
@@ -73,29 +73,30 @@ def build_model(
     overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
     if config and checkpoint:
         model, weights = load(checkpoint, **overrides).float().train(), checkpoint
-        if recipe.model is not None:
-            _check_architecture(checkpoint, model.config, recipe.model, overrides)
+        if named is not None:
+            _check_architecture(checkpoint, model.config, named, overrides)
         if not keep_classifier:
             weights = _fit_classifier(model, config.num_classes, tuple(data.class_names))
     elif named is not None:
-        pretrained = recipe.pretrained or recipe.init == "pretrained"
-        model = create_model(named, pretrained=pretrained, **overrides)
-        weights = "published weights" if pretrained else "new weights"
+        model = create_model(named, pretrained=recipe.pretrained, **overrides)
+        weights = "published weights" if recipe.pretrained else "new weights"
     else:
         raise HVTError("no model is given: use --model (see hvt models) or --init CHECKPOINT")
     _describe_data(model, data)
     return Built(model, data, weights)
 
 
-def _checkpoint(recipe: Recipe) -> str | None:
-    """The checkpoint that `init` names, where it is neither a model's name nor `pretrained`."""
-    if recipe.init is None or recipe.init in MODELS or recipe.init == "pretrained":
-        return None
-    if recipe.pretrained:
-        raise HVTError(
-            f"{recipe.init} has its own weights: leave --pretrained out, or name a model"
-        )
-    return recipe.init
+def _start_of(recipe: Recipe) -> tuple[str | None, str | None]:
+    """The model's name and the checkpoint to start from; `init` may be either."""
+    if recipe.init not in MODELS:
+        if recipe.init is not None and recipe.pretrained:
+            raise HVTError(
+                f"{recipe.init} has its own weights: leave --pretrained out, or name a model"
+            )
+        return recipe.model, recipe.init
+    if recipe.model not in (None, recipe.init):
+        raise HVTError(f"--model {recipe.model} and --init {recipe.init} are two models: name one")
+    return recipe.init, None
 
 
 def _open_data(recipe: Recipe, config: HVTConfig | None) -> Data:
@@ -173,15 +174,6 @@ def _fit_classifier(model: HVT, had: int, names: tuple[str, ...]) -> str:
             for parameter in head.parameters() if head is not None else ():
                 parameter.copy_(parameter[places].clone())
     return "its own classifier, in the data's order"
-
-
-def _named_model(recipe: Recipe) -> str | None:
-    """The model that `model` or `init` names; both may, if they name the same one."""
-    if recipe.init not in MODELS:
-        return recipe.model
-    if recipe.model not in (None, recipe.init):
-        raise HVTError(f"--model {recipe.model} and --init {recipe.init} are two models: name one")
-    return recipe.init
 
 
 def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict[str, Any]) -> None:

@@ -149,9 +149,9 @@ class Recipe:
                 raise HVTError(f"unknown field {name!r}: {did_you_mean(name, RECIPE_FIELDS)}")
         overrides = _tuples(overrides or {})
         merged = self.overrides | overrides
-        model = values.get("model")
+        model = values.get("model", self.model)
         if isinstance(model, (str, Path)) and is_config_file(model):
-            values["model"], merged = _from_file(values["model"], overrides)
+            values["model"], merged = _from_file(model, overrides if "model" in values else merged)
         return dataclasses.replace(self, overrides=merged, **values)
 
 
@@ -197,8 +197,6 @@ def recipe_text(name: str | Path) -> str:
             )
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise HVTError(f"there is no file {name}: hvt recipes lists the built-in ones") from error
     except OSError as error:
         raise HVTError(f"cannot read the recipe {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:

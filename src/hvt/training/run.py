@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError
-from ..zoo import is_config_file
 from .recipe import Recipe, list_recipes, load_recipe, read_recipe, split_fields
 
 if TYPE_CHECKING:
@@ -69,9 +68,6 @@ def check_arguments(
         name = Path(recipe).name.removesuffix(".toml")
         recipe = load_recipe(recipe)
     values, overrides = split_fields(values)
-    if "model" not in values and recipe.model and is_config_file(recipe.model):
-        # Or the run would look for the file again when it is resumed.
-        overrides, values["model"] = recipe.overrides | overrides, recipe.model
     whole = recipe.replace(overrides, **values)
     alone = [field for field in values if field.startswith("distill")]
     if alone and whole.teacher is None:

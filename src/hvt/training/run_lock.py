@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from ..distributed import DistributedContext
 from ..errors import HVTError
 from .recipe import Recipe
-from .state import states
+from .state import RESULTS, states
 
 LOCK = ".lock"
 
@@ -62,16 +62,10 @@ def locked(folder: Path, processes: DistributedContext) -> Iterator[None]:
             discard_empty(folder)
 
 
-FILES = (
-    "recipe.json", "config.json", "metrics.csv", "curves.png", "best.safetensors",
-    "model.safetensors",
-)  # fmt: skip
-
-
 def found_run(folder: Path) -> str | None:
     """A file in a folder that a new run would replace; None where there is none."""
-    found = [name for name in FILES if (folder / name).exists()]
-    return found[0] if found else next((path.name for path in states(folder / "checkpoints")), None)
+    results = [name for name in RESULTS if (folder / name).exists()]
+    return next(iter([*results, *(path.name for path in states(folder / "checkpoints"))]), None)
 
 
 def new_folder(recipe: Recipe, name: str, restarted: bool) -> Path:

@@ -22,10 +22,11 @@ from ..terminal import print_line
 KEEP = 2
 
 _STATE = re.compile(r"state-\d{9,}\.pt")
-# What a run writes, and so what may be left half-written in its folder and in checkpoints.
-_RESULTS = re.compile(
-    r"(recipe|config)\.json|metrics\.csv|curves\.png|(best|model)\.safetensors|" + _STATE.pattern
-)
+RESULTS = (
+    "recipe.json", "config.json", "metrics.csv", "curves.png", "best.safetensors",
+    "model.safetensors",
+)  # fmt: skip
+"""What a run writes beside its states."""
 
 
 class StateMismatchError(HVTError):
@@ -127,5 +128,5 @@ def remove_leftovers(folder: Path) -> None:
     """Drop what is left of a run's files whose writing a kill cut short."""
     for place in (folder, folder / "checkpoints"):
         for path, name in stale_temp_files(place).items():
-            if _RESULTS.fullmatch(name):
+            if name in RESULTS or _STATE.fullmatch(name):
                 path.unlink(missing_ok=True)

@@ -357,17 +357,13 @@ class Trainer:
         changed = f"{name} changed since the run began"
         if name not in self.identity or now.isdecimal():  # the rest are digests and long lists
             changed = f"{name} changed from {before} to {now} since the run began"
-        if not name.endswith("images"):
-            raise StateMismatchError(
-                f"{self.folder} cannot be resumed: {changed}; put recipe.json and the data back as "
-                "they were"
-            )
-        if not allow_changed_data:
-            raise StateMismatchError(
-                f"{self.folder} cannot be resumed: {changed}; put the images back, or resume all "
-                "the same with --allow-changed-data"
-            )
-        self._say(changed)
+        if name.endswith("images") and allow_changed_data:
+            self._say(changed)
+            return
+        how = "put recipe.json and the data back as they were"
+        if name.endswith("images"):
+            how = "put the images back, or resume all the same with --allow-changed-data"
+        raise StateMismatchError(f"{self.folder} cannot be resumed: {changed}; {how}")
 
     def _run_identity(self) -> dict[str, str]:
         """What makes a run this one, as text: the recipe's fields that matter, and `identity`."""
