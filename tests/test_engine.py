@@ -214,7 +214,7 @@ def test_a_step_touches_the_files_that_contributing_lists(
     (folder_of_images / "train" / "dark" / "4.png").unlink()
     trainer = trainer_of(on_images(tmp_path / "run", folder_of_images))
     trainer.saved = time.monotonic()
-    trainer.watcher = Watcher(quiet(), tmp_path, tensorboard=False, quiet=True)
+    trainer.watcher = Watcher(quiet())
     trainer.first_epoch = 0
     root, touched = Path(hvt.__file__).parent, set()
 
@@ -382,7 +382,7 @@ def test_a_step_waits_for_the_device_once(tmp_path: Path, pieces: int) -> None:
     recipe = tiny(tmp_path, accumulate=pieces)
     trainer = trainer_of(recipe)
     trainer.saved = time.monotonic()
-    trainer.watcher = Watcher(quiet(), tmp_path, tensorboard=False, quiet=True)
+    trainer.watcher = Watcher(quiet())
     with Waits() as waits:
         trainer._epoch(0)
     assert (trainer.progress.step, trainer.progress.loss_steps) == (5, 5)
@@ -905,7 +905,7 @@ def test_a_batch_larger_than_the_data_is_lowered(tmp_path: Path) -> None:
 
 def test_the_bar_shows_no_accuracy_before_there_is_one(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    watcher = Watcher(console, tmp_path, tensorboard=False, quiet=False)
+    watcher = Watcher(console)
     watcher.begin(0, 2, 0, 10)
     watcher.step(1, 10, 2.5, 100.0)
     assert watcher.bar is not None

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from torch.distributed.rendezvous import rendezvous
 
 from .device import find_device
@@ -46,6 +47,10 @@ class DistributedContext:
     def is_main_process(self) -> bool:
         """Whether this is rank 0, the one that prints and writes files."""
         return self.rank == 0
+
+    def console(self, console: Console | None = None) -> Console:
+        """This one, or a new one, in the main process; in the others one that prints nothing."""
+        return (console or Console()) if self.is_main_process else Console(quiet=True)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in place."""

@@ -100,7 +100,7 @@ def search(
         seed_all(recipe.seed, -1, device)
         model, data, match = _open(recipe, gflops, match_by_order)
         batches, val_batches = open_batches(recipe, model, data, processes, device)
-        screen = (console or Console()) if processes.is_main_process else Console(quiet=True)
+        screen = processes.console(console)
         log = functools.partial(print_line, screen)
         config = model.config
         log(

@@ -28,7 +28,7 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
         mine = new_folder(recipe, name, restarted) if processes.is_main_process else None
         folder = processes.broadcast(mine)
         with locked(folder, processes):
-            screen, state = _screen(console, processes), None
+            screen, state = processes.console(console), None
             if restarted:
                 state = newest_state(folder / "checkpoints", processes, screen)
             elif found := processes.broadcast(found_run(folder)):
@@ -65,7 +65,7 @@ def resume(
         )
     with distributed.process_group(recipe.device) as (processes, device), locked(folder, processes):
         _check_started(overrides.get("processes"), processes)
-        screen = _screen(console, processes)
+        screen = processes.console(console)
         state = newest_state(folder / "checkpoints", processes, screen)
         if state is None:
             print_line(screen, "there is no good checkpoint: starting from the beginning")
@@ -85,7 +85,7 @@ def open_trainer(
 
     With the `state` of a run, the model is built as it describes it, and `init` is not read.
     """
-    console = _screen(console, processes)
+    console = processes.console(console)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     seed_all(recipe.seed, -1, device)
@@ -117,7 +117,3 @@ def _check_started(count: int | None, processes: distributed.DistributedContext)
             f"processes={count}, but {processes.world_size} were started: start them with "
             f"hvt train --processes {count} or with torchrun"
         )
-
-
-def _screen(console: Console | None, processes: distributed.DistributedContext) -> Console:
-    return (console or Console()) if processes.is_main_process else Console(quiet=True)

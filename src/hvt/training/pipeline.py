@@ -182,7 +182,11 @@ def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict
     Their size of images, patches and channels may differ, which is resized.
     """
     sizes = {field: getattr(config, field) for field in ("img_size", "patch_size", "in_chans")}
-    if cost(config).layers != cost(name, **sizes | overrides).layers:
+    try:
+        same = cost(config).layers == cost(name, **sizes | overrides).layers
+    except HVTError:  # the named model takes no images of this size
+        same = False
+    if not same:
         raise HVTError(
             f"{path} has another architecture than {name}: leave --model out to use the "
             "checkpoint's own, or choose another checkpoint"

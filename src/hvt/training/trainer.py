@@ -83,9 +83,10 @@ class Trainer:
         recipe_file: str = "recipe.json",
         allow_nonfinite: bool = False,
     ) -> None:
-        self.learner, self.folder, self.console = learner, folder, console or Console()
+        self.learner, self.folder = learner, folder
         self.recipe, self.batches = learner.recipe, learner.batches
         self.processes, self.device = learner.processes, learner.device
+        self.console = self.processes.console(console)
         self.evaluate, self.evaluation_seconds = evaluate, evaluation_seconds
         self.measure, self.direction, self.identity = measure, direction, identity
         self.about, self.recipe_file, self.allow_nonfinite = about, recipe_file, allow_nonfinite
@@ -102,9 +103,9 @@ class Trainer:
         if self.processes.is_main_process:
             self._open_folder()
         self.processes.barrier()
-        main = self.processes.is_main_process
+        board = self.recipe.tensorboard and self.processes.is_main_process
         self.watcher = Watcher(
-            self.console, self.folder, self.recipe.tensorboard, quiet=not main, measure=self.measure
+            self.console, self.folder / "tensorboard" if board else None, self.measure
         )
         try:
             self._announce()
@@ -282,8 +283,7 @@ class Trainer:
         )
 
     def _say(self, text: str) -> None:
-        if self.processes.is_main_process:
-            print_line(self.console, text)
+        print_line(self.console, text)
 
     # ── the folder ──────────────────────────────────────────────────────────────────────────────
 

@@ -71,22 +71,18 @@ class Board:
 
 
 class Watcher:
-    """Tells how a training goes: a bar on a terminal, a line per epoch elsewhere, or nothing."""
+    """Tells how a training goes: a bar on a terminal, a line per epoch elsewhere.
 
-    def __init__(
-        self,
-        console: Console,
-        folder: Path,
-        tensorboard: bool,
-        quiet: bool,
-        measure: str = "top1",
-    ) -> None:
-        self.console, self.quiet, self.measure = console, quiet, measure
+    `board` is the folder of TensorBoard's log.
+    """
+
+    def __init__(self, console: Console, board: Path | None = None, measure: str = "top1") -> None:
+        self.console, self.measure = console, measure
         self.board: Board | None = None
-        if tensorboard and not quiet and importlib.util.find_spec("tensorboard"):
-            self.board = Board(folder / "tensorboard")
+        if board and importlib.util.find_spec("tensorboard"):
+            self.board = Board(board)
         self.bar: Progress | None = None
-        if console.is_terminal and not quiet:
+        if console.is_terminal and not console.quiet:
             self.bar = Progress(
                 TextColumn("epoch {task.fields[epoch]}"),
                 BarColumn(),
@@ -112,14 +108,12 @@ class Watcher:
             # No accuracy before there is one.
             figures = f" loss {loss:.3f}{self.measured} {speed:.0f} images/s"
             self.bar.update(self.task, completed=step, figures=figures)
-        elif not self.quiet and time.monotonic() - self.last_line > 60:
+        elif time.monotonic() - self.last_line > 60:
             self.last_line = time.monotonic()
             self.say(f"  step {step}/{steps}  loss {loss:.4f}  {speed:.0f} images/s")
 
     def epoch(self, row: Row, epochs: int, speed: float, seconds_left: float) -> None:
         """An epoch is done."""
-        if self.quiet:
-            return
         self.last_line = time.monotonic()
         if self.board:
             values = {k: v for k, v in row.items() if k != "epoch" and isinstance(v, int | float)}
@@ -143,8 +137,7 @@ class Watcher:
         self.say("  ".join(parts))
 
     def say(self, text: str) -> None:
-        if not self.quiet:
-            print_line(self.console, text)
+        print_line(self.console, text)
 
     def close(self) -> None:
         if self.bar:

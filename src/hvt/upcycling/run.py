@@ -142,7 +142,7 @@ class Upcycling:
         console: Console | None,
     ) -> None:
         self.settings, self.output, self.data, self.folder = settings, output, data, folder
-        self.processes, self.device, self.console = processes, device, console or Console()
+        self.processes, self.device, self.console = processes, device, processes.console(console)
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.workers = reading_processes(settings.workers, processes, device)
@@ -368,8 +368,7 @@ class Upcycling:
         self._log(f"{name}: {words.format(*score[:2])} on {score.photos} photos")
 
     def _log(self, text: str) -> None:
-        if self.processes.is_main_process:
-            print_line(self.console, text)
+        print_line(self.console, text)
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         with atomic_write(self.folder / name) as temporary:
