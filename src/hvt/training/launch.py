@@ -40,7 +40,7 @@ def launch(recipe: Recipe, words: Sequence[str]) -> int:
     the first process last: it has the command that resumes.
     """
     count = recipe.processes or 1
-    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+    if not torch.distributed.is_gloo_available():
         raise HVTError(f"processes={count}: this torch has no gloo, so train in one process")
     if find_device(recipe.device).type != "cpu":
         raise HVTError(f"processes={count} is for the CPU: start one for each GPU by torchrun")
@@ -59,8 +59,8 @@ def launch(recipe: Recipe, words: Sequence[str]) -> int:
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
             max_restarts=0,
-            signals_to_handle="SIGTERM,SIGINT",
         )
+        config.signals_to_handle = "SIGTERM,SIGINT"  # not SIGHUP, which nohup has it ignore
         start = _START.format(environment=environment, path=sys.path)
         logging.disable()  # torch's banner about a process that failed
         try:
