@@ -17,7 +17,6 @@ from timm.data import transforms_factory
 from torchvision.transforms.functional import pil_to_tensor
 from training import PLAIN, tiny
 
-from hvt.data.arrays import ArrayImages
 from hvt.data.augment import BatchAugment, keys_for, normalise, uniform
 from hvt.data.evaluation import eval_transform
 from hvt.data.loader import TrainBatches
@@ -213,16 +212,6 @@ def test_small_images_are_resized_as_the_recipe_says() -> None:
     near = [(drawn[1] - one[1]).abs().amax((1, 2, 3)) < 1e-4 for one in (bicubic, bilinear)]
     assert (near[0] ^ near[1]).all()
     assert 0 < int(near[0].sum()) < len(drawn[1])
-
-
-def test_nothing_is_drawn_where_nothing_is_resized() -> None:
-    plain, drawn = (
-        batches(padding=1, flip=0.5),
-        batches(padding=1, flip=0.5, interpolation="random"),
-    )
-    assert isinstance(plain.dataset, ArrayImages)
-    assert isinstance(drawn.augment, BatchAugment)
-    assert torch.equal(next(plain.epoch(0)).images, next(drawn.epoch(0)).images)
 
 
 @pytest.mark.parametrize("policy", ["rand-mfoo", "rand-m9--inc1", "rand-m9-w0", "foo", "randm9"])

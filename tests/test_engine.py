@@ -877,12 +877,8 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     assert longer.rows[0] == first.rows[0]
     assert json.loads((first.folder / "recipe.json").read_text())["epochs"] == 3
     assert [row["epoch"] for row in resume(first.folder, console=quiet()).rows] == [1, 2, 3]
-    with pytest.raises(HVTError, match="epochs=2 is less than the 3"):
-        resume(first.folder, epochs=2)
-    described = json.loads((first.folder / "recipe.json").read_text())
-    (first.folder / "recipe.json").write_text(json.dumps(described | {"epochs": 1}))
-    with pytest.raises(HVTError, match="has 9 steps behind it, more than 3: it can be made"):
-        resume(first.folder, console=quiet())
+    with pytest.raises(HVTError, match="has 9 steps behind it, more than 6: it can be made"):
+        resume(first.folder, console=quiet(), epochs=2)
 
 
 def test_a_run_that_ended_within_an_epoch_cannot_be_made_longer(tmp_path: Path) -> None:

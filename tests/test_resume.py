@@ -94,7 +94,7 @@ MOMENTS = {
     "before the first checkpoint": ("os.rename", ".state-", 1, False),
     "half a checkpoint": ("open", ".state-000000003", 2, True),  # the first open makes the file
     "a whole checkpoint without its name": ("os.rename", ".state-000000004", 1, False),
-    "three checkpoints": ("os.remove", "state-000000001", 1, False),
+    "three checkpoints": ("os.remove", "/state-000000001", 1, False),
     "the best weights, without a checkpoint of the epoch": ("os.rename", ".best.", 1, False),
     "half the table": ("open", ".metrics.csv", 3, True),
     "the last checkpoint": ("os.rename", ".state-000000010", 2, False),
@@ -312,7 +312,7 @@ def test_reading_processes_do_not_get_in_the_way(tmp_path: Path) -> None:
 def killed(unstopped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed as it removed an old checkpoint: the last is that of step 7."""
     folder = tmp_path_factory.mktemp("killed") / "run"
-    process = start(train_until, lively(folder), "os.remove", "state-000000005", 1, False)
+    process = start(train_until, lively(folder), "os.remove", "/state-000000005", 1, False)
     process.join(120)
     assert [int(path.stem[6:]) for path in states(folder / "checkpoints")] == [5, 6, 7]
     return folder

@@ -97,27 +97,24 @@ def init_process_group(device: str) -> tuple[DistributedContext, torch.device]:
     try:
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        place = find_device(device, local_rank)
-        if world_size == 1:
-            return DistributedContext(), place
-        if not dist.is_initialized():
-            _join(place)
+        several = world_size > 1 and not dist.is_initialized()
+        group = next(rendezvous("env://")) if several else None
     except ValueError as error:
         how = "start several processes by torchrun, or unset WORLD_SIZE"
         raise HVTError(f"{how}: {error}") from error
-    return DistributedContext(dist.get_rank(), local_rank, world_size), place
-
-
-def _join(device: torch.device) -> None:
-    store, rank, world_size = next(rendezvous("env://"))
-    # torch finds the addresses of a group that has ended in the store if it joins another.
-    store = dist.PrefixStore(f"hvt-{next(_groups)}", store)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
-    )
+    place = find_device(device, local_rank)
+    if group is not None:
+        store, rank, _ = group
+        # torch finds the addresses of a group that has ended in the store if it joins another.
+        store = dist.PrefixStore(f"hvt-{next(_groups)}", store)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)
+        backend = "nccl" if place.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
+        )
+    rank = dist.get_rank() if world_size > 1 else 0
+    return DistributedContext(rank, local_rank, world_size), place
 
 
 @contextlib.contextmanager

@@ -44,32 +44,25 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
 def resume(
     folder: str | Path,
     console: Console | None = None,
-    epochs: float | None = None,
     allow_changed_data: bool = False,
     **overrides: Any,
 ) -> Result:
     """Resume a run from its newest good checkpoint.
 
-    `epochs` makes it longer, a finished one too. The learning rate is then that of a run of so many
-    epochs, so a finished one continues with a higher rate than it ended with. `overrides` are
-    fields of the recipe that change nothing of what is learned: root, device, threads …
+    `overrides` are fields of the recipe that change nothing of what is learned: root, device,
+    threads … and `epochs`, which makes it longer, a finished one too. The learning rate is then
+    that of a run of so many epochs, so a finished one continues with a higher rate than its last.
     """
     folder = Path(folder)
     assert set(overrides) <= set(RESUMABLE_FIELDS)
     recipe = read_recipe(folder).replace(**overrides)
-    longer = recipe if epochs is None else recipe.replace(epochs=epochs)
-    if longer.epochs < recipe.epochs:
-        raise HVTError(
-            f"epochs={epochs:g} is less than the {recipe.epochs:g} of {folder}: a run can be made "
-            "longer, not shorter"
-        )
     with distributed.process_group(recipe.device) as (processes, device), locked(folder, processes):
         _check_started(overrides.get("processes"), processes)
         screen = processes.console(console)
         state = newest_state(folder / "checkpoints", processes, screen)
         if state is None:
             print_line(screen, "there is no good checkpoint: starting from the beginning")
-        trainer = open_trainer(longer, folder, processes, device, screen, state)
+        trainer = open_trainer(recipe, folder, processes, device, screen, state)
         return trainer.run(state, allow_changed_data)
 
 

@@ -210,12 +210,14 @@ def open_batches(
     height, width = model.config.image
     small = isinstance(data.train, ArrayImages) and height == width <= SMALL
     side = data.train.images.shape[1] if isinstance(data.train, ArrayImages) else None
-    # timm's augmentations are PIL's, image by image; crops and flips alone need no PIL.
-    # So does resizing, unless each image draws its own.
-    drawn = recipe.interpolation not in INTERPOLATIONS and side != height
-    if small and not (recipe.rand_augment or recipe.color_jitter or recipe.erase or drawn):
+    # timm's augmentations are PIL's, image by image; crops, flips and resizing alone need no PIL.
+    by_image = recipe.rand_augment or recipe.color_jitter or recipe.erase
+    augment: Any
+    if small and not by_image and recipe.interpolation in INTERPOLATIONS:
         images: Any = data.train
-        augment = _crop_and_flip(recipe, model)
+        cfg, how = model.pretrained_cfg, recipe.interpolation
+        mean, std = tuple(cfg["mean"]), tuple(cfg["std"])
+        augment = BatchAugment(height, mean, std, recipe.padding, recipe.flip, how)
     else:
         images = as_files(data.train)
         augment = _augmentation(recipe, model, side if small else None)
@@ -322,13 +324,3 @@ def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
 
 # Numbers where timm reads numbers: it passes over a part such as "mstd" that has none.
 _RAND_AUGMENT = re.compile(r"rand(-((m|mmax|n|inc)\d+|(mstd|p)\d+(\.\d*)?|t\w+))*")
-
-
-def _crop_and_flip(recipe: Recipe, model: HVT) -> BatchAugment:
-    cfg = model.pretrained_cfg
-    mean, std = tuple(cfg["mean"]), tuple(cfg["std"])
-    # A drawn one comes here where nothing is resized.
-    known = recipe.interpolation in INTERPOLATIONS
-    interpolation = recipe.interpolation if known else INTERPOLATIONS[0]
-    size = model.config.image[0]
-    return BatchAugment(size, mean, std, recipe.padding, recipe.flip, interpolation)
