@@ -128,15 +128,13 @@ def test_fields_that_are_not_searched_are_the_recipes() -> None:
     assert {name: getattr(config, name) for name in expected} == expected
     with pytest.raises(hvt.HVTError, match="cannot keep the recipe's merge: leave it out"):
         search_space(hvt.get_config("deit_ti", merge=2), 1.0, {})
-    small_mlp = base(num_heads=10, mlp_ratio=0.02)
-    assert search_space(small_mlp, 0.01, {}).space.widths[0] == (5, 12)
 
 
 @pytest.mark.parametrize("fixed", [{}, {"stages": 0}, {"stages": 3}, {"pool_after": (0, 1)}])
 def test_the_minimum_budget_is_that_of_the_cheapest_config(fixed: dict[str, Any]) -> None:
-    with pytest.raises(hvt.HVTError, match="the minimum of any config of the search is") as refused:
+    with pytest.raises(hvt.HVTError, match="the closest config of the search takes") as error:
         search_space(base(), 1e-9, fixed).check_budget()
-    cheapest = float(str(refused.value).split()[-2])
+    cheapest = float(str(error.value).split()[-2])
     search_space(base(), cheapest, fixed).check_budget()
     prices = [hvt.cost(config).gflops for config in suggested(base(), 5 * cheapest, 20, **fixed)]
     assert min(prices) >= 0.99 * cheapest  # which is rounded up
@@ -549,7 +547,7 @@ def test_two_processes_share_a_study_and_one_is_killed(tmp_path: Path) -> None:
     [
         (("digits", "--gflops", "0"), "gflops=0.0 must be a number above 0"),
         (("digit", "--gflops", "1"), "unknown recipe 'digit'"),
-        (("digits", "--gflops", "1e-9"), "gflops=1e-09 cannot be met: the minimum"),
+        (("digits", "--gflops", "1e-9"), "gflops=1e-09 cannot be met: the closest"),
         (("digits", "--gflops", "1", "--holdout", "0"), "holdout=0 leaves no images"),
         (("digits", "--gflops", "1", "--epochs", "0.0001"), "is too short for 3 rungs"),
         (("digits", "--gflops", "1", "--seed", "-1"), "seed=-1 must be"),

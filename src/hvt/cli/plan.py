@@ -26,7 +26,6 @@ hvt train imagenet --model plan.json --root IMAGENET
 hvt plan --params 6 --memory 8000 --train-batch 256
 hvt plan --latency-ms 20 --mode onnx --threads 2   measures blocks here, once
 hvt plan --gflops 0.009 --img-size 32 --head-dim 12 --num-classes 100 --plot frontier.png
-hvt plan --gflops 0.7 --from deit.pth        placements for hvt upcycle
 """
 
 
@@ -46,12 +45,8 @@ def register(commands: Any) -> None:
     add_flag(parser, "--count", "how many of the best to print", int, 5, ge=1)
     add_flag(parser, "--choice", "which of the best --save writes (default: 1)", int, ge=1)
     add_flag(parser, "--save", "write the best as a config", metavar="FILE.json")
-    parser.add_argument(
-        "--from", dest="source", metavar="CHECKPOINT", help="plan placements for hvt upcycle"
-    )
     add_shared(parser, "--plot", "--json")
-    fixable = (*SEARCHED, *KEPT, "proportional_attention")
-    skipped = [name for name in FIELDS if name not in fixable]
+    skipped = [name for name in FIELDS if name not in (*SEARCHED, *KEPT)]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
 
 
@@ -112,8 +107,6 @@ def _print(planned: Plan) -> None:
     lines = [planned.order]
     if planned.machine:
         lines.append(f"Latency: {provenance(planned.machine)}.")
-    if planned.source is not None:
-        lines.append(_upcycle(planned))
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -148,19 +141,3 @@ def _row(choice: Choice) -> Row:
 def _figure(value: float) -> str:
     """Two decimals as the paper prints, or three digits of what is small."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.3g}"
-
-
-def _upcycle(planned: Plan) -> str:
-    """The command that measures which placement is best; its budget is the most that is listed."""
-    from ..planning.budget import rounded_up
-
-    gflops = max(choice.gflops for choice in planned.best)
-    budget = rounded_up(gflops)
-    if planned.source_gflops is not None and float(budget) >= planned.source_gflops:
-        budget = repr(gflops)  # hvt upcycle takes no budget that the source itself is within
-    words = ["hvt", "upcycle", str(planned.source), "OUT.safetensors", "--gflops", budget]
-    for name, value in planned.fixed.items():
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        words += [f"--{name.replace('_', '-')}", text]
-    command = shlex.join([*words, "--data", "PHOTOS"])
-    return f"To measure which is best, and train it: {command}"

@@ -23,37 +23,28 @@ def scaled_up(space: Space, fits: Fits) -> dict[str, HVTConfig]:
     One field grows until the budget is spent; with patches half as large the images are as large
     as the budget allows. Fixed fields do not grow.
     """
-    if {"stages", "pool_after", "class_token"} & set(space.fixed):
-        return {}
+    fixed = set(space.fixed) | ({"num_heads"} if "embed_dim" in space.fixed else set())
     base = next(filter(None, (_within(name, space, fits) for name in FAMILY)), None)
-    if base is None:
+    if base is None or {"stages", "pool_after", "class_token"} & fixed:
         return {}
-    ways: dict[str, HVTConfig] = {}
-    for label, growing in _ways(base, set(space.fixed)).items():
-        config = _largest(base, growing, fits)
-        if config and (config.patch_size == base.patch_size or config.tokens[0] > base.tokens[0]):
-            ways[label.format(config=config, px=_pixels(config))] = config
-    return ways
-
-
-def _ways(base: HVTConfig, fixed: set[str]) -> dict[str, Iterable[dict[str, Any]]]:
-    """The label of each way, and its overrides, growing."""
-    ways: dict[str, Iterable[dict[str, Any]]] = {}
-    if not fixed & {"num_heads", "embed_dim"}:
-        heads = range(base.num_heads + 1, MAX_HEADS + 1)
-        ways["{config.num_heads} heads"] = ({"num_heads": n} for n in heads)
-    if "depth" not in fixed:
-        depths = range(base.depth + (base.stages or 1), MAX_DEPTH + 1, base.stages or 1)
-        ways["{config.depth} blocks"] = ({"depth": n} for n in depths)
-    patch, half = base.patch_size, base.patch_size // 2
-    if "patch_size" not in fixed and patch % 2 == 0:
-        sizes = [base.img_size] if "img_size" in fixed else range(half, MAX_IMAGE + 1, half)
-        finer = ({"patch_size": half, "img_size": size} for size in sizes)
-        ways["patch {config.patch_size}, {px} px"] = finer
-    if "img_size" not in fixed:
-        larger = range(base.image[0] + patch, MAX_IMAGE + 1, patch)
-        ways["{px} px"] = ({"img_size": size} for size in larger)
-    return ways
+    stages, patch, half = base.stages or 1, base.patch_size, max(1, base.patch_size // 2)
+    depths = range(base.depth + stages, MAX_DEPTH + 1, stages)
+    sizes = range(base.image[0] + patch, MAX_IMAGE + 1, patch)
+    ways: dict[str, list[dict[str, Any]]] = {
+        "{0.num_heads} heads": [{"num_heads": n} for n in range(base.num_heads + 1, MAX_HEADS + 1)],
+        "{0.depth} blocks": [{"depth": depth} for depth in depths],
+        "patch {0.patch_size}, {0.img_size} px": [
+            {"patch_size": half, "img_size": size} for size in range(half, MAX_IMAGE + 1, half)
+        ],
+        "{0.img_size} px": [{"img_size": size} for size in sizes],
+    }
+    scaled: dict[str, HVTConfig] = {}
+    for label, growing in ways.items():
+        free = [overrides for overrides in growing if not fixed & overrides.keys()]
+        config = _largest(base, free, fits)
+        if config and (config.patch_size == patch or config.tokens[0] > base.tokens[0]):
+            scaled[label.format(config)] = config
+    return scaled
 
 
 def deit(space: Space, fits: Fits) -> HVTConfig | None:
@@ -107,8 +98,3 @@ def _largest(base: HVTConfig, growing: Iterable[dict[str, Any]], fits: Fits) -> 
             break
         largest = config
     return largest
-
-
-def _pixels(config: HVTConfig) -> str:
-    height, width = config.image
-    return str(height) if height == width else f"{height}×{width}"

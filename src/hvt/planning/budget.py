@@ -30,7 +30,6 @@ class Budgets:
             self.limits[name] = float(value)
         if not self.limits:
             raise HVTError("no budget is given: use gflops, params, latency_ms or memory")
-        self._minimum = dict.fromkeys(self.limits, math.inf)
         self._closest: tuple[float, dict[str, float]] = (math.inf, {})
 
     def fits(self, costs: Mapping[str, float]) -> bool:
@@ -40,9 +39,6 @@ class Budgets:
         """How much of its tightest budget each config takes: it fits up to 1."""
         shares = [costs[name] / tolerance(limit) for name, limit in self.limits.items()]
         usage: Floats = np.where(valid, np.maximum.reduce(shares), np.inf)
-        for name in self.limits:
-            lowest = np.where(valid, costs[name], np.inf).min()
-            self._minimum[name] = min(self._minimum[name], float(lowest))
         at = int(usage.argmin())
         if usage.flat[at] < self._closest[0]:
             closest = {name: float(costs[name].flat[at]) for name in self.limits}
@@ -57,18 +53,10 @@ class Budgets:
                 f"no {what} has enough tokens for its poolings: use fewer stages, a larger image "
                 "or smaller patches"
             )
-        for name, limit in self.limits.items():
-            if self._minimum[name] > tolerance(limit):
-                return HVTError(
-                    f"{name}={limit:g} cannot be met: the minimum of any {what} "
-                    f"is {rounded_up(self._minimum[name])} {UNITS[name]}"
-                )
         tightest = max(self.limits, key=lambda name: closest[name] / self.limits[name])
-        asked = " with ".join(f"{name}={limit:g}" for name, limit in self.limits.items())
-        takes = ", ".join(f"{rounded_up(closest[n])} {UNITS[n]}" for n in self.limits)
+        takes = " and ".join(f"{rounded_up(closest[n])} {UNITS[n]}" for n in self.limits)
         return HVTError(
-            f"{asked} cannot be met: {tightest} is the tightest, and the closest config takes "
-            f"{takes}"
+            f"{tightest}={self.limits[tightest]:g} cannot be met: the closest {what} takes {takes}"
         )
 
 

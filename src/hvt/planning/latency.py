@@ -17,11 +17,8 @@ from numpy.typing import NDArray
 
 from ..config import HVTConfig
 from ..costs import cost
-from ..errors import HVTError
 from .price import Priced
 from .space import Space
-
-MIN_HEAD_DIM = 16
 
 Floats = NDArray[np.float64]
 
@@ -113,18 +110,6 @@ class LatencyTable:
         entering = (lengths.summed - lengths.tokens)[:, one.poolings].T  # (P, Q)
         total += one.poolings[:, None, None] * pools[:, 0, None]
         return total + (entering * pools[:, 1])[:, :, None] * widths
-
-
-def check_timed(head_dim: int) -> None:
-    """Raise an error for narrow heads, which the timed ones of 32 and 64 do not represent.
-
-    The softmax of many narrow heads takes much longer.
-    """
-    if head_dim < MIN_HEAD_DIM:
-        raise HVTError(
-            f"head_dim={head_dim} has no latency, for only heads of 32 and 64 are timed: fix at "
-            f"least {MIN_HEAD_DIM}, or leave latency_ms out"
-        )
 
 
 def provenance(machine: dict[str, Any]) -> str:

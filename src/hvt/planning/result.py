@@ -61,9 +61,6 @@ class Plan:
     """Whether the budget is above the models that the regression was fitted to."""
     frontier: dict[str, list[float]] = field(default_factory=dict)
     """GFLOPs, and the best score of the whole space up to each."""
-    source: str | None = None
-    """The checkpoint to upcycle."""
-    source_gflops: float | None = None
 
     @property
     def choices(self) -> list[Choice]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ..errors import HVTError, did_you_mean
 from ..fields import MAX_THREADS, check_whole
 from .best import plan_space
 from .budget import Budgets
-from .latency import LatencyTable, check_timed
+from .latency import LatencyTable
 from .quality import load_quality
 from .result import Estimator, Plan
-from .space import space_of
+from .space import Space, space_of
 
 MODES = ("eager", "onnx", "int8")
+MIN_HEAD_DIM = 16
 
 
 def plan(
@@ -24,7 +24,6 @@ def plan(
     params: float | None = None,
     latency_ms: float | None = None,
     memory: float | None = None,
-    source: str | Path | None = None,
     mode: str = "eager",
     device: str = "auto",
     threads: int | None = None,
@@ -40,8 +39,7 @@ def plan(
     `gflops` are MACs per image in 10⁹, `params` parameters in 10⁶, `latency_ms` the time of a
     batch of `batch` images on `device` in `mode` (eager, onnx or int8), and `memory` the MB of a
     training step at `train_batch` images. `fixed` are fields of `HVTConfig` that are not searched.
-    With `source`, a checkpoint, the plan is of placements that `hvt upcycle` could give it: its
-    width and depth are kept. `note` is called with progress messages.
+    `note` is called with progress messages.
     """
     budgets = Budgets(gflops=gflops, params=params, latency_ms=latency_ms, memory=memory)
     check_whole(batch=batch, train_batch=train_batch, count=count)
@@ -55,24 +53,27 @@ def plan(
             "mode, device, threads, batch and remeasure say how latency is measured: give "
             "latency_ms, or leave them out"
         )
-    if latency_ms is not None and fixed.get("pool") == "conv":
-        raise HVTError(
-            "pool='conv' has no latency, for only max pooling is timed, which stands for avg too: "
-            "fix one of these, or leave latency_ms out"
-        )
-    space = space_of(fixed) if source is None else None
+    space = space_of(fixed)
     latency: LatencyTable | None = None
     if latency_ms is not None:
-        for _, dim in space.widths if space else ():
-            check_timed(dim)
+        _check_timed(space)
 
         from .timings import latency_table
 
         latency = latency_table(mode, device, threads, batch, remeasure=remeasure, note=note)
-    estimator = Estimator(load_quality(), latency, train_batch)
-    if space is not None:
-        return plan_space(space, budgets, estimator, count)
+    return plan_space(space, budgets, Estimator(load_quality(), latency, train_batch), count)
 
-    from .placements import plan_source
 
-    return plan_source(str(source), budgets, fixed, estimator, count)
+def _check_timed(space: Space) -> None:
+    """Raise an error for what the timed blocks, of max pooling and wide heads, do not represent."""
+    if space.base.pool == "conv":
+        raise HVTError(
+            "pool='conv' has no latency, for only max pooling is timed, which stands for avg too: "
+            "fix one of these, or leave latency_ms out"
+        )
+    narrowest = min(dim for _, dim in space.widths)
+    if narrowest < MIN_HEAD_DIM:  # the softmax of many narrow heads takes much longer
+        raise HVTError(
+            f"head_dim={narrowest} has no latency, for only heads of 32 and 64 are timed: fix at "
+            f"least {MIN_HEAD_DIM}, or leave latency_ms out"
+        )

@@ -171,7 +171,7 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
         raise HVTError("stages and pool_after disagree: fix one of them")
     space = Space(
         fixed=fixed,
-        widths=with_mlp(_widths(fixed), fixed.get("mlp_ratio", PLAIN.mlp_ratio)),
+        widths=_widths(fixed),
         depths=(fixed["depth"],) if "depth" in fixed else DEPTHS,
         images=_images(fixed, sizes),
         poolings=_poolings(fixed),
@@ -198,17 +198,6 @@ def _widths(fixed: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     if dim is not None:
         return tuple((count, dim) for count in HEADS)
     return tuple((width // head_dim_of(width), head_dim_of(width)) for width in WIDTHS)
-
-
-def with_mlp(widths: tuple[tuple[int, int], ...], ratio: float) -> tuple[tuple[int, int], ...]:
-    """Without the widths at which a small ratio rounds the MLP to none."""
-    kept = tuple((heads, dim) for heads, dim in widths if int(heads * dim * ratio + 1e-6))
-    if not kept:
-        widest = max(heads * dim for heads, dim in widths)
-        raise HVTError(
-            f"mlp_ratio={ratio} leaves the MLP no width, at {widest} or below: use a larger one"
-        )
-    return kept
 
 
 def head_dim_of(width: int) -> int:

@@ -26,7 +26,6 @@ from ..planning.space import (
     Space,
     lengths,
     space_of,
-    with_mlp,
 )
 from .study import import_optuna
 
@@ -163,5 +162,4 @@ def search_space(config: HVTConfig, gflops: float, fixed: dict[str, Any]) -> Sea
     kept = {name: value for name, value in space.fixed.items() if name in KEPT}
     without = {"class_token": False, "dist_token": False}
     base = config.replace(stages=0, embed_dim=None, **without | kept)
-    widths = with_mlp(space.widths, base.mlp_ratio)
-    return SearchSpace(dataclasses.replace(space, around=base, widths=widths), gflops)
+    return SearchSpace(dataclasses.replace(space, around=base), gflops)
