@@ -113,10 +113,7 @@ def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = D
         counts = [count for count, _ in cost.blocks()]
         bars = tokens.bar(range(len(counts)), counts, width=0.78, color=_GREY)
         # The number once, over the first of the blocks with equally many.
-        labels = [
-            str(n) if n != before else ""
-            for n, before in zip(counts, [0, *counts[:-1]], strict=True)
-        ]
+        labels = [str(n) if counts.index(n) == i else "" for i, n in enumerate(counts)]
         tokens.bar_label(bars, labels, padding=1, fontsize=8, color=_TEXT)
         below = [0.0] * len(counts)
         for part, (label, colour) in _PARTS.items():

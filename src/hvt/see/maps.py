@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.models import FeatureHookNet
 from torch import Tensor, nn
 
-from ..config import HVTConfig
-from ..errors import HVTError
+from ..errors import HVTError, first_line
+from ..features import last_blocks
 from ..model import HVT
 
 FEW = 6
@@ -31,6 +30,7 @@ class FeatureMap:
     """`(D, H, W)`; a pooled sequence is stretched back to the patch grid."""
 
 
+@torch.inference_mode()
 def feature_maps(model: nn.Module, image: Tensor) -> list[FeatureMap]:
     """The feature maps of a prepared image `(C, H, W)`, stage by stage.
 
@@ -38,22 +38,14 @@ def feature_maps(model: nn.Module, image: Tensor) -> list[FeatureMap]:
     divided, so that DeiT, HVT-S-1 and HVT-S-4 are seen at the same depth. Of timm's models it is
     every level, or, where each block is one, the same five places.
     """
-    with looking(model):
-        if isinstance(model, HVT):
-            return _ours(model, image[None])
-        try:
-            return _theirs(model, image[None])
-        except Exception as error:  # any of timm's thousand models, each in its own way
-            if isinstance(error, HVTError):
-                raise
-            what, reason = type(model).__name__, " ".join(str(error).split())
-            raise HVTError(f"{what} gives no feature maps of an image ({reason})") from error
-
-
-def stage_ends(config: HVTConfig) -> list[int]:
-    """The last block of each run of blocks that give equally many tokens."""
-    ends = [block - 1 for block in config.pool_blocks if block > 0]
-    return [*ends, config.depth - 1]
+    model = replica(model)
+    if isinstance(model, HVT):
+        return _ours(model, image[None])
+    try:
+        return _theirs(model, image[None])
+    except Exception as error:  # any of timm's thousand models, each in its own way
+        what = type(model).__name__
+        raise HVTError(f"{what} gives no feature maps of an image ({first_line(error)})") from error
 
 
 def five_places(depth: int) -> list[int]:
@@ -73,27 +65,17 @@ def strongest(values: Tensor, count: int) -> Tensor:
     return values[order[:count]]
 
 
-@contextlib.contextmanager
-def looking(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, and the mode that was after it."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(training)
-
-
-def replica(model: HVT) -> HVT:
-    """The model again on the same weights: what watches it does not see who else uses them."""
+def replica(model: nn.Module) -> Any:
+    """The model again on the same weights, in evaluation mode, to be watched: whoever else uses the
+    model does not notice.
+    """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared)
+    return copy.deepcopy(model, shared).eval()
 
 
 def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:
     config = model.config
-    ends = stage_ends(config)
+    ends = last_blocks(config)
     places = sorted({0, *ends, *(five_places(config.depth) if len(ends) < 3 else ())})
     if config.kept is not None:  # dropped or merged, tokens have lost their places
         places = [place for place in places if not model.feature_info[place]["sequence"]]
@@ -113,42 +95,19 @@ def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:
 
 
 def _theirs(model: Any, images: Tensor) -> list[FeatureMap]:
-    names = [row.get("module", "") for row in getattr(model, "feature_info", None) or []]
+    names = [level.get("module", "") for level in model.feature_info]
     if hasattr(model, "forward_intermediates"):
         outputs = model.forward_intermediates(images, intermediates_only=True)
         if len(names) != len(outputs):
             names = [f"level {i}" for i in range(len(outputs))]
-    else:
-        names, outputs = _hooked(model, names, images)
-    if not outputs or any(output.ndim != 4 for output in outputs):
-        raise HVTError(f"{type(model).__name__} gives no feature maps: timm has none for it")
+    else:  # timm's older models
+        outputs = FeatureHookNet(model, tuple(range(len(names))))(images)
     places = range(len(outputs)) if len(outputs) <= FEW else five_places(len(outputs))
     return [
         FeatureMap(
             names[place].replace("blocks.", "block "),
-            " × ".join(map(str, outputs[place].shape[2:])),
+            "{} × {}".format(*outputs[place].shape[2:]),
             outputs[place][0],
         )
         for place in places
     ]
-
-
-def _hooked(model: nn.Module, names: list[str], images: Tensor) -> tuple[list[str], list[Tensor]]:
-    """What the modules that timm names as levels give, for its older models."""
-    outputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                outputs[name] = output.clone()  # the next layer may work in place
-
-        return hook
-
-    modules = dict(model.named_modules())
-    handles = [modules[n].register_forward_hook(keep(n)) for n in names if n in modules]
-    try:
-        model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return list(outputs), list(outputs.values())

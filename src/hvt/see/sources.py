@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ..config import Grid
 from ..errors import HVTError
+from ..extraction import Extract, best, significance
 from ..merging import Merge, match
 from ..model import HVT
 from ..pooling import Pool, max_sources
-from ..power import survivors
-from .maps import looking, replica
+from .maps import replica
 
 Step = tuple[int, Tensor]
 """A block after which tokens become fewer, and how.
@@ -69,34 +69,18 @@ def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
             "the model convolves its tokens (pool=conv), so none comes from some of the patches in "
             "known parts: look at one with max or average pooling, such as hvt_s_4"
         )
-    if config.merge is not None or (config.pool_blocks and config.pool == "avg"):
-        return _averaged_sources(model, image)
-    return _taken_sources(model, image)
-
-
-def _taken_sources(model: HVT, image: Tensor) -> list[TokenSources]:
-    """Of max pooling, or of PoWER's extraction."""
-    kept = model.config.retention is not None
-    rows, cols = model.config.grid
-    origins = torch.arange(rows * cols)[:, None].expand(-1, model.config.width)
+    averaged = config.merge is not None or (config.pool == "avg" and bool(config.pool_blocks))
+    (rows, cols), weights = config.grid, own_patches(config.grid)
+    origins = None if averaged else torch.arange(rows * cols)[:, None].expand(-1, config.width)
     sources = []
-    for block, indices in _kept(model, image) if kept else _watched(model, image, _taken):
-        origins = origins.gather(0, indices)
-        tokens, channels = origins.shape
-        places = torch.arange(tokens)[:, None].expand(-1, channels)
-        even = torch.full((origins.numel(),), 1 / channels, dtype=torch.float64)
-        weights = _sparse(places.flatten(), origins.flatten(), even, (tokens, rows * cols))
-        sources.append(TokenSources(block, weights, _shares(weights, rows, cols), origins))
-    return sources
-
-
-def _averaged_sources(model: HVT, image: Tensor) -> list[TokenSources]:
-    """Of average pooling, or of ToMe's merging."""
-    weights, (rows, cols) = own_patches(model.config.grid), model.config.grid
-    sources = []
-    for block, step in _watched(model, image, _averaged):
-        weights = _composed(step, weights)
-        sources.append(TokenSources(block, weights, _shares(weights, rows, cols), None))
+    for block, step in _steps(model, image, _averaged if averaged else _taken):
+        if origins is None:
+            weights = _composed(step, weights)
+        else:
+            origins = origins.gather(0, step)
+            weights = _counted(origins, rows * cols)
+        shares = torch.sparse.sum(weights, dim=0).to_dense() / max(1, len(weights))
+        sources.append(TokenSources(block, weights, shares.view(rows, cols), origins))
     return sources
 
 
@@ -120,18 +104,19 @@ def _composed(after: Tensor, before: Tensor) -> Tensor:
         return (after @ before).coalesce()
 
 
-def _shares(weights: Tensor, rows: int, cols: int) -> Tensor:
-    total = torch.sparse.sum(weights, dim=0).to_dense()
-    return (total / max(1, weights.shape[0])).view(rows, cols)
+def _counted(origins: Tensor, patches: int) -> Tensor:
+    """The part of each token from each patch, by the patches of its channels, `(N', D)`."""
+    tokens, channels = origins.shape
+    places = torch.arange(tokens)[:, None].expand(-1, channels)
+    even = torch.full((origins.numel(),), 1 / channels, dtype=torch.float64)
+    return _sparse(places.flatten(), origins.flatten(), even, (tokens, patches))
 
 
-def _watched(
+@torch.inference_mode()
+def _steps(
     model: HVT, image: Tensor, step: Callable[[Any, tuple[Tensor, ...]], Tensor]
 ) -> list[Step]:
-    """What `step(layer, inputs)` makes of each pooling and merging while an image passes.
-
-    Other threads may use the model meanwhile.
-    """
+    """What `step(layer, inputs)` makes of each layer that leaves fewer tokens of an image."""
     model = replica(model)
     steps: list[Step] = []
 
@@ -139,18 +124,21 @@ def _watched(
         return lambda layer, args: steps.append((index, step(layer, args)))
 
     for index, block in enumerate(model.blocks):
-        for layer in (block.pool, block.merge):
-            if isinstance(layer, Pool | Merge):
+        for layer in (block.pool, block.merge, block.extract):
+            if isinstance(layer, Pool | Merge | Extract):
                 layer.register_forward_pre_hook(watch(index))
-    with looking(model):
-        model.forward_features(image[None])
+    model.forward_features(image[None])
     return steps
 
 
-def _taken(pool: Pool, args: tuple[Tensor, ...]) -> Tensor:
-    """Which token each channel of max pooling takes."""
-    tokens = args[0][:, pool.prefix :]
-    return max_sources(tokens, pool.grid, pool.kernel, pool.stride, pool.pad)[0].cpu()
+def _taken(layer: Pool | Extract, args: tuple[Tensor, ...]) -> Tensor:
+    """Which token each channel is taken from; PoWER keeps whole tokens."""
+    if isinstance(layer, Extract):
+        tokens, attention = args
+        patches = best(significance(attention), layer.keep - 1)[0].cpu()
+        return patches[:, None].expand(-1, tokens.shape[2])
+    tokens = args[0][:, layer.prefix :]
+    return max_sources(tokens, layer.grid, layer.kernel, layer.stride, layer.pad)[0].cpu()
 
 
 def _averaged(layer: Pool | Merge, args: tuple[Tensor, ...]) -> Tensor:
@@ -182,18 +170,3 @@ def _merged(keys: Tensor, size: Tensor, merged: int) -> Tensor:
     total = torch.zeros(kept + others, dtype=torch.float64).index_add_(0, after, size[before])
     values = size[before] / total[after]
     return _sparse(after, before, values, (kept + others, len(size)))
-
-
-def _kept(model: HVT, image: Tensor) -> list[Step]:
-    """PoWER keeps whole tokens, so all channels of one come from the same patch."""
-    before = torch.arange(model.config.tokens[0] - 1)
-    steps = []
-    model = replica(model)
-    with looking(model):
-        kept = survivors(model, image[None])
-    for block, (patches,) in enumerate(kept):
-        if len(patches) < len(before):
-            indices = torch.searchsorted(before, patches.cpu())  # both are in order
-            steps.append((block, indices[:, None].expand(-1, model.config.width)))
-            before = patches.cpu()
-    return steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import timm
 import torch
@@ -15,12 +15,10 @@ from ..checkpoint.save_load import read
 from ..costs import Cost, cost
 from ..data.evaluation import RefuseStrips, eval_transform
 from ..data.images import UnreadableImageError
+from ..deploy.inputs import ImageInput, open_image, source_of
 from ..errors import HVTError
 from ..model import HVT
 from ..resolve import Source, build, resolve
-
-if TYPE_CHECKING:
-    from ..deploy.inputs import ImageInput
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,6 @@ class Subject:
 
     def prepare(self, source: ImageInput) -> Tensor:
         """An image as the model takes it, `(C, H, W)`."""
-        from ..deploy.inputs import open_image, source_of
-
         image = open_image(source, self.in_chans)
         try:
             return self.transform(image)
