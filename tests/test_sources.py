@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -530,6 +531,36 @@ def test_unknown_torchvision_name(tmp_path: Path) -> None:
         open_data("torch/nothing", root=tmp_path)
     with pytest.raises(HVTError, match=r"torch/mnist cannot be opened.*not found"):
         open_data("torch/mnist", root=tmp_path)
+
+
+def test_a_missing_split_is_cut_from_the_training_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is one without labels. What torchvision lists as files is read as files."""
+    path = save_image(tmp_path / "image.png")
+
+    def create(name: str, split: str, **options: object) -> SimpleNamespace:
+        if split == "validation":
+            raise ValueError("Unknown split")
+        labels = [0, 1] * 4 if split == "train" else [-1]
+        images = [(str(path), label) for label in labels]
+        return SimpleNamespace(targets=labels, imgs=images, class_to_idx={"dog": 1, "cat": 0})
+
+    monkeypatch.setattr("hvt.data.factory.create_dataset", create)
+    data = open_data("torch/imagenet", root=tmp_path)
+    assert (len(data.train), data.held_out, data.class_names) == (6, True, ("cat", "dog"))
+    assert data.train.paths == [path] * 6
+    with pytest.raises(HVTError, match="cannot be opened with the split validation: Unknown split"):
+        open_eval("torch/imagenet", root=tmp_path)
+
+
+def test_labels_and_images_that_timm_cannot_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = SimpleNamespace(targets=["cat"])
+    monkeypatch.setattr("hvt.data.factory.create_dataset", lambda name, **options: named)
+    with pytest.raises(HVTError, match="torch/named does not have its labels as numbers"):
+        open_data("torch/named")
+    with pytest.raises(UnreadableImageError, match="image 0 of mine cannot be read as an image"):
+        FactoryImages([], "mine", [0])[0]
 
 
 def test_webdataset_shards(tmp_path: Path) -> None:
