@@ -381,7 +381,7 @@ def test_evaluation_leaves_skipped_images_out(some_broken: FileImages, workers: 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 6))
 def test_evaluation_counts_every_image_once(count: int, batch: int, size: int) -> None:
     images = ArrayImages(torch.zeros(count, 2, 2, 3, dtype=torch.uint8), torch.arange(count))
-    transform = partial(normalise, mean=(0.5,) * 3, std=(0.5,) * 3)
+    transform = partial(normalise, mean=(0.5,) * 3, std=(0.5,) * 3, size=2)
     seen = []
     for rank in range(size):
         own = list(EvalBatches(images, transform, batch_size=batch, rank=rank, world_size=size))

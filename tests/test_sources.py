@@ -198,8 +198,7 @@ def test_cifar100(cifar: Path) -> None:
 
 
 def test_cifar100_in_grey_is_as_pillow_has_it(cifar: Path) -> None:
-    """And the folder itself will do for its parent."""
-    grey = open_eval("cifar100", root=cifar / "cifar-100-python", in_chans=1).val
+    grey = open_eval("cifar100", root=cifar, in_chans=1).val
     colour = open_eval("cifar100", root=cifar).val
     assert len(grey) == 10000
     for index in range(0, 10000, 199):

@@ -63,8 +63,6 @@ def open_cifar(
 ) -> tuple[ArrayImages | None, ArrayImages, tuple[str, ...]]:
     """CIFAR-10 or CIFAR-100 in torchvision's layout: training part, test part, class names."""
     source = CIFAR[name]
-    if root.name == source.base_folder and not (root / source.base_folder).exists():
-        root = root.parent
     try:
         test = source(root, train=False, download=download)
         train = source(root, train=True) if need_train else None

@@ -9,6 +9,7 @@ recipe may ask for (RandAugment, colour jitter, erasing) is timm's: see `trainin
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,15 +68,14 @@ def normalise(
     images: Tensor,
     mean: tuple[float, ...],
     std: tuple[float, ...],
-    size: int | None = None,
+    size: int,
     interpolation: str = "bicubic",
 ) -> Tensor:
     """uint8 images as the model wants them in evaluation: (B, H, W, C) → (B, C, size, size).
 
     `interpolation` is one of `INTERPOLATIONS`.
     """
-    planes = _planes(images)
-    return torch.from_numpy(_normalise(planes, mean, std, size, interpolation))
+    return _normalise(_planes(images), mean, std, size, interpolation)
 
 
 def _planes(images: Tensor) -> Images:
@@ -84,13 +84,9 @@ def _planes(images: Tensor) -> Images:
 
 
 def _normalise(
-    images: Images,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    size: int | None,
-    interpolation: str,
-) -> NDArray[np.float32]:
-    if size is not None and images.shape[2:] != (size, size):
+    images: Images, mean: tuple[float, ...], std: tuple[float, ...], size: int, interpolation: str
+) -> Tensor:
+    if images.shape[2:] != (size, size):
         images = torch.nn.functional.interpolate(
             torch.from_numpy(images), size=(size, size), mode=interpolation, antialias=True
         ).numpy()
@@ -99,9 +95,10 @@ def _normalise(
     result /= np.float32(255)
     result -= np.array(mean, np.float32)[:, None, None]
     result /= np.array(std, np.float32)[:, None, None]
-    return result
+    return torch.from_numpy(result)
 
 
+@dataclass
 class BatchAugment:
     """Crops, flips, resizes and normalises batches: uint8 (B, H, W, C) → float32 (B, C, S, S).
 
@@ -110,24 +107,17 @@ class BatchAugment:
     `INTERPOLATIONS`.
     """
 
-    def __init__(
-        self,
-        size: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        padding: int = 4,
-        flip: float = 0.5,
-        interpolation: str = "bicubic",
-    ) -> None:
-        self.size, self.mean, self.std = size, mean, std
-        self.padding, self.flip, self.interpolation = padding, flip, interpolation
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    padding: int = 4
+    flip: float = 0.5
+    interpolation: str = "bicubic"
 
     def __call__(self, images: Tensor, keys: Keys) -> Tensor:
         planes = self._crop(_planes(images), keys)
         self._flip(planes, keys)
-        return torch.from_numpy(
-            _normalise(planes, self.mean, self.std, self.size, self.interpolation)
-        )
+        return _normalise(planes, self.mean, self.std, self.size, self.interpolation)
 
     def _crop(self, images: Images, keys: Keys) -> Images:
         """A window of the image's own size anywhere in the padded one; always a copy."""
@@ -168,6 +158,7 @@ def transform_by_key(transform: Any, image: Any, key: int | None) -> Tensor:
     return transform(image)
 
 
+@dataclass
 class SeededDataset:
     """An image by (index, key); without a key its transform has nothing random.
 
@@ -175,11 +166,10 @@ class SeededDataset:
     the next one that can be read.
     """
 
-    def __init__(
-        self, dataset: Any, transform: Any, *, skip_broken: bool, substitute: bool = False
-    ) -> None:
-        self.dataset, self.transform = dataset, transform
-        self.skip_broken, self.substitute = skip_broken, substitute
+    dataset: Any
+    transform: Any
+    skip_broken: bool
+    substitute: bool = False
 
     def __len__(self) -> int:
         return len(self.dataset)

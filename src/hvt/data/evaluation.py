@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,11 +67,11 @@ def resized_side(model: Classifier) -> int:
     return math.ceil(max(model.config.image) / cfg["crop_pct"]) if centre else 0
 
 
+@dataclass
 class RefuseStrips:
     """The first step of an evaluation transform, which leaves all other images unchanged."""
 
-    def __init__(self, side: int) -> None:
-        self.side = side
+    side: int
 
     def __call__(self, image: Image.Image) -> Image.Image:
         short, long = sorted(image.size)

@@ -9,12 +9,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from timm.data import IterableImageDataset, create_dataset
-from torch.utils.data import Dataset
 
 from ..errors import HVTError
-from .images import FileImages, UnreadableImageError, mode_of, read_image, to_channels, why
+from .images import (
+    FileImages,
+    IndexedImages,
+    UnreadableImageError,
+    mode_of,
+    read_image,
+    to_channels,
+    why,
+)
 
 # Prefix → the packages that it needs.
 _PACKAGES = {
@@ -32,26 +40,15 @@ class MissingSplitError(HVTError):
     """A split that is not there, or that has no labels."""
 
 
-class FactoryImages(Dataset[tuple[Image.Image, int]]):
+class FactoryImages(IndexedImages):
     """A data set of timm's factory with random access."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        name: str,
-        labels: Sequence[int],
-        in_chans: int = 3,
-        indices: Sequence[int] | None = None,
-    ) -> None:
-        self.dataset, self.name, self.in_chans = dataset, name, in_chans
-        self.labels = list(labels)
-        self.indices = list(range(len(labels)) if indices is None else indices)
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    def __init__(self, dataset: Any, name: str, labels: Sequence[int], in_chans: int = 3) -> None:
+        super().__init__(np.arange(len(labels)), labels, in_chans)
+        self.dataset, self.name = dataset, name
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        place, name = self.indices[index], self.path(index)
+        place, name = int(self.items[index]), self.path(index)
         reader = getattr(self.dataset, "reader", None)
         try:
             if reader is None:
@@ -64,15 +61,7 @@ class FactoryImages(Dataset[tuple[Image.Image, int]]):
 
     def path(self, index: int) -> str:
         """What errors call an image."""
-        return f"image {self.indices[index]} of {self.name}"
-
-    def subset(self, indices: Sequence[int]) -> FactoryImages:
-        labels, places = [self.labels[i] for i in indices], [self.indices[i] for i in indices]
-        return FactoryImages(self.dataset, self.name, labels, self.in_chans, places)
-
-    def relabel(self, mapping: Sequence[int]) -> FactoryImages:
-        labels = [mapping[label] for label in self.labels]
-        return FactoryImages(self.dataset, self.name, labels, self.in_chans, self.indices)
+        return f"image {self.items[index]} of {self.name}"
 
 
 FactoryPart = FactoryImages | FileImages | IterableImageDataset

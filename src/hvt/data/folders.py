@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import HVTError
-from .images import image_extensions
+from ..errors import HVTError, did_you_mean
+from .images import FileImages, image_extensions
 
 _TRAIN = ("train", "training")
 _VAL = ("val", "validation", "valid", "test")
-
-
-@dataclass
-class Scan:
-    """What lies below a folder of class folders."""
-
-    paths: list[str] = field(default_factory=list)
-    classes: list[str] = field(default_factory=list)
-    """For each path, the name of its class."""
-    ignored: list[str] = field(default_factory=list)
-    """Files that are not images by their ending, and images outside the class folders."""
-    empty: list[str] = field(default_factory=list)
-    """Class folders without an image."""
 
 
 def find_layout(folder: Path) -> tuple[Path | None, Path | None]:
@@ -58,31 +44,56 @@ def class_folders(folder: Path) -> list[str]:
         raise _unreadable(error) from error
 
 
-def scan(folder: Path) -> Scan:
-    """Every image below the class folders of a folder, sorted by path.
+def open_folder(
+    folder: Path, in_chans: int, need_train: bool
+) -> tuple[FileImages | None, FileImages | None, list[str], list[str], list[str]]:
+    """The training and the validation part, class names, ignored files, and what is wrong.
 
-    The same as torchvision's `make_dataset`, but for hidden files, which are no data (macOS has
-    a `._a.jpg` for each `a.jpg` on foreign disks), and files that are ignored, which are listed.
+    As torchvision's `ImageFolder`, but for hidden files, which are no data (macOS has a `._a.jpg`
+    for each `a.jpg` on foreign disks). All that is wrong is collected: `hvt check` lists it.
     """
+    train, val = find_layout(folder)
+    names = class_folders(train or val or folder)
+    ignored: list[str] = []
+    problems: list[str] = []
+
+    def read(part: Path) -> FileImages:
+        paths: list[str] = []
+        labels: list[int] = []
+        for name in _classes_of(part, ignored):
+            files = files_below(part / name)
+            images = [file for file in files if _is_image(file)]
+            ignored.extend(file for file in files if not _is_image(file))
+            if not images:
+                problems.append(f"{part / name} has no images: add some or remove the folder")
+                continue
+            if name not in names:
+                problems.append(
+                    f"{part / name} is a class that the training data does not have: rename or "
+                    f"remove it; {did_you_mean(name, names)}"
+                )
+                names.append(name)
+            paths += images
+            labels += [names.index(name)] * len(images)
+        return FileImages(paths, labels, in_chans)
+
+    train_images = read(train) if train and (need_train or not val) else None
+    return train_images, read(val) if val else None, names, ignored, problems
+
+
+def _classes_of(folder: Path, ignored: list[str]) -> list[str]:
+    """The class folders of a part, which must have some; files beside them are ignored."""
     names = class_folders(folder)
     loose = sorted(str(p) for p in folder.iterdir() if p.name[0] != "." and not p.is_dir())
+    ignored += loose
+    if not names and any(map(_is_image, loose)):
+        raise HVTError(
+            f"{folder} has images but no class folders: put the images of each class into "
+            f"a folder of its own, such as {folder / 'cat' / 'image.jpg'}"
+        )
     if not names:
-        if any(map(_is_image, loose)):
-            raise HVTError(
-                f"{folder} has images but no class folders: put the images of each class into "
-                f"a folder of its own, such as {folder / 'cat' / 'image.jpg'}"
-            )
         raise HVTError(f"{folder} is empty: expected class folders such as {folder / 'cat'}")
-    result = Scan(ignored=loose)
-    for name in names:
-        before = len(result.paths)
-        for path in files_below(folder / name):
-            (result.paths if _is_image(path) else result.ignored).append(path)
-        count = len(result.paths) - before
-        result.classes += [name] * count
-        if not count:
-            result.empty.append(str(folder / name))
-    return result
+    return names
 
 
 def _is_image(path: str) -> bool:

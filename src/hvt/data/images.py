@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from torch.utils.data import Dataset
 
 from ..errors import HVTError
 from ..files import encodable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # The formats that are opened, the common ones first. Pillow knows more: rare ones, some decoded by
 # a program or not at all, and PostScript, which is executed.
@@ -104,44 +109,52 @@ def finish(image: Image.Image, in_chans: int = 3) -> Image.Image:
     return to_channels(image, in_chans)
 
 
-class FileImages:
-    """Images in files, each read when it is asked for; `UnreadableImageError` if it cannot be."""
+class IndexedImages(Dataset[tuple[Image.Image, int]]):
+    """Images with random access, each read when it is asked for, and their labels."""
+
+    def __init__(self, items: np.ndarray, labels: Sequence[int], in_chans: int) -> None:
+        # One array, not a million Python objects: what worker processes only read they share, and
+        # an object is written to whenever it is looked at (its reference count).
+        self.items, self.labels, self.in_chans = items, list(labels), in_chans
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: Sequence[int]) -> Self:
+        some = copy.copy(self)
+        some.items = self.items[list(indices)]
+        some.labels = [self.labels[index] for index in indices]
+        return some
+
+    def relabel(self, mapping: Sequence[int]) -> Self:
+        other = copy.copy(self)
+        other.labels = [mapping[label] for label in self.labels]
+        return other
+
+
+class FileImages(IndexedImages):
+    """Images in files; `UnreadableImageError` for one that cannot be read."""
 
     def __init__(
         self, paths: Sequence[str | Path], labels: Sequence[int], in_chans: int = 3
     ) -> None:
-        # One array, not a million Path objects: what worker processes only read they share, and a
-        # Python object is written to whenever it is looked at (its reference count).
-        self._paths = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
-        self.labels = list(labels)
-        self.in_chans = in_chans
+        names = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
+        super().__init__(names, labels, in_chans)
 
     @property
     def names(self) -> list[str]:
         """The paths as text: of a million files ten times faster than `paths`."""
-        return list(map(os.fsdecode, self._paths.tolist()))
+        return list(map(os.fsdecode, self.items.tolist()))
 
     @property
     def paths(self) -> list[Path]:
         return list(map(Path, self.names))
 
     def path(self, index: int) -> Path:
-        return Path(os.fsdecode(bytes(self._paths[index])))
-
-    def __len__(self) -> int:
-        return len(self.labels)
+        return Path(os.fsdecode(bytes(self.items[index])))
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return read_image(self.path(index), self.in_chans), self.labels[index]
-
-    def subset(self, indices: Sequence[int]) -> FileImages:
-        paths = self.names
-        return FileImages(
-            [paths[i] for i in indices], [self.labels[i] for i in indices], self.in_chans
-        )
-
-    def relabel(self, mapping: Sequence[int]) -> FileImages:
-        return FileImages(self.names, [mapping[label] for label in self.labels], self.in_chans)
 
 
 def mode_of(in_chans: int) -> str:

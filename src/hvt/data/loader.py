@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,7 @@ def rows_of_shard(batch_size: int, shards: int, shard: int) -> np.ndarray:
     return np.concatenate((pairs, (batch_size - 1 - pairs)[::-1]))
 
 
+@dataclass
 class TrainBatches:
     """The training images as global batches, of which this process gets its shards.
 
@@ -75,35 +76,30 @@ class TrainBatches:
     comes before. `repeats` then take each image so many times in a row and end an epoch early.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        augment: Any,
-        *,
-        batch_size: int,
-        repeats: int = 1,
-        seed: int = 0,
-        shard_of: tuple[int, int, int] = (0, 1, 1),
-        workers: int = 0,
-        skip_broken: bool = False,
-        prefetch: bool = False,
-        pin_memory: bool = False,
-    ) -> None:
-        self.dataset, self.augment, self.repeats, self.seed = dataset, augment, repeats, seed
-        self.batch_size, self.shard_of = batch_size, shard_of
-        self.workers, self.skip_broken = workers, skip_broken
-        self.prefetch, self.pin_memory = prefetch, pin_memory
-        self.stream = isinstance(dataset, IterableDataset)
-        self.num_images = stream_length(dataset) if self.stream else len(dataset)
-        unit = 2 * shard_of[2]
-        if batch_size % unit:
+    dataset: Any
+    augment: Any
+    _: KW_ONLY
+    batch_size: int
+    repeats: int = 1
+    seed: int = 0
+    shard_of: tuple[int, int, int] = (0, 1, 1)
+    workers: int = 0
+    skip_broken: bool = False
+    prefetch: bool = False
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        self.stream = isinstance(self.dataset, IterableDataset)
+        self.num_images = stream_length(self.dataset) if self.stream else len(self.dataset)
+        size, unit = self.batch_size, 2 * self.shard_of[2]
+        if size % unit:
             raise HVTError(
-                f"batch_size={batch_size} must be a multiple of {unit} (2 × processes × accumulate)"
+                f"batch_size={size} must be a multiple of {unit} (2 × processes × accumulate)"
             )
-        if self.num_images < batch_size:
+        if self.num_images < size:
             most = self.num_images // unit * unit
             raise HVTError(
-                f"batch_size={batch_size} is more than the {self.num_images} training images: "
+                f"batch_size={size} is more than the {self.num_images} training images: "
                 + (f"use at most {most}" if most else "use fewer processes or less accumulation")
             )
 
@@ -180,41 +176,34 @@ class TrainBatches:
                 epoch=epoch,
                 repeats=self.repeats,
             )
-            workers = stream.workers(self.workers)
             draw = torch.Generator().manual_seed(seed_of_workers)
-            images = 0
+            batch: Batch | None = None
             for batch in _load(
-                stream, workers, batch_size=size, generator=draw, pin_memory=self.pin_memory
+                stream, self.workers, batch_size=size, generator=draw, pin_memory=self.pin_memory
             ):
-                images += len(batch.labels)
                 yield batch
-            if not images:
+            if batch is None:
                 raise HVTError(
                     f"the stream has no image for process {rank} of {processes}: "
                     "use no more processes than it has files"
                 )
 
 
+@dataclass
 class EvalBatches:
     """Each image exactly once over all processes, in order, without augmentation.
 
     Of a stream every process reads the whole and keeps its part.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        transform: Any,
-        *,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-        workers: int = 0,
-        skip_broken: bool = False,
-    ) -> None:
-        self.dataset, self.transform, self.batch_size = dataset, transform, batch_size
-        self.rank, self.world_size = rank, world_size
-        self.workers, self.skip_broken = workers, skip_broken
+    dataset: Any
+    transform: Any
+    _: KW_ONLY
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    workers: int = 0
+    skip_broken: bool = False
 
     def __iter__(self) -> Iterator[Batch]:
         if isinstance(self.dataset, IterableDataset):
@@ -225,8 +214,7 @@ class EvalBatches:
                 world_size=self.world_size,
                 skip_broken=self.skip_broken,
             )
-            workers = stream.workers(self.workers)
-            return _load(stream, workers, batch_size=self.batch_size)
+            return _load(stream, self.workers, batch_size=self.batch_size)
         indices = np.arange(self.rank, len(self.dataset), self.world_size)
         starts = range(0, len(indices), self.batch_size)
         batches = [indices[i : i + self.batch_size] for i in starts]
@@ -241,11 +229,11 @@ class EvalBatches:
         return Batch(self.transform(self.dataset.images[chosen]), self.dataset.labels[chosen])
 
 
+@dataclass
 class _Sampler:
     """A plan as `DataLoader` wants it, batch by batch: a million tuples at once would be heavy."""
 
-    def __init__(self, plan: Sequence[tuple[np.ndarray, np.ndarray | None]]) -> None:
-        self.plan = plan
+    plan: Sequence[tuple[np.ndarray, np.ndarray | None]]
 
     def __iter__(self) -> Iterator[list[tuple[int, int | None]]]:
         for indices, keys in self.plan:
@@ -254,8 +242,9 @@ class _Sampler:
 
 
 def _load(images: Any, workers: int, **options: Any) -> Iterator[Batch]:
-    first = next(iter(options.get("batch_sampler", ())), None)
-    if workers and first:
+    if isinstance(images, SeededStream):
+        workers = images.workers(workers)
+    elif workers and (first := next(iter(options["batch_sampler"]), None)):
         workers = _workers_with_room(images, workers, first)
     loader: DataLoader[Any] = DataLoader(
         images,
@@ -270,23 +259,17 @@ def _load(images: Any, workers: int, **options: Any) -> Iterator[Batch]:
     # Also at exit, where Python asks daemonic processes to end by SIGTERM and waits: ours are deaf.
     end = weakref.finalize(batches, _end, weakref.ref(batches)) if workers else None
     try:
-        while (batch := _next(batches)) is not None:
+        for batch in batches:
             if isinstance(batch, UnreadableImageError):
                 raise batch
             yield batch
-    finally:
-        if end is not None:
-            end()
-
-
-def _next(batches: Iterator[Any]) -> Any:
-    """The next batch, None after the last; an `HVTError` if a reading process died or is stuck."""
-    try:
-        return next(batches, None)
     except (RuntimeError, EOFError, ConnectionError) as error:  # the latter while it sent a batch
         if (ours := worker_error(error)) is None:
             raise
         raise ours from error
+    finally:
+        if end is not None:
+            end()
 
 
 def worker_error(error: Exception) -> HVTError | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +25,20 @@ def sample_images(
 ) -> Tensor:
     """Images spread evenly over a source's training part, `(n, C, H, W)` with n at most `count`.
 
-    Those that cannot be read are made up for by others, drawn alike each time. They are in the
-    source's order. What is chosen with them has not seen the validation part; it is taken where
-    there is no other.
+    Those that cannot be read are left out. What is chosen with them has not seen the validation
+    part; it is taken where there is no other.
     """
     parts = open_parts(name, root=root, in_chans=in_chans)
     dataset = parts.val if parts.train is None else parts.train
     if not isinstance(dataset, Images):
         raise HVTError(f"{name} is a stream, of which no part can be chosen: name a folder instead")
-    middles = evenly(len(dataset), count)
-    others = sorted(set(range(len(dataset))).difference(middles))
-    random.Random(0).shuffle(others)
-    chosen: dict[int, Tensor] = {}
-    for index in (*middles, *others):
+    chosen: list[Tensor] = []
+    for index in evenly(len(dataset), count):
         with contextlib.suppress(UnreadableImageError):
-            chosen[index] = transform(dataset[index][0])
-        if len(chosen) == count:
-            break
+            chosen.append(transform(dataset[index][0]))
     if not chosen:
         raise HVTError(f"{name} has no readable image to try the model on")
-    return torch.stack([chosen[index] for index in sorted(chosen)])
+    return torch.stack(chosen)
 
 
 def evenly(total: int, count: int) -> list[int]:

@@ -16,7 +16,7 @@ from ..files import encodable, expanded
 from .arrays import CIFAR, ArrayImages, open_cifar, open_digits
 from .classes import ClassMatch, match_classes
 from .factory import FactoryImages, StreamLabels, is_factory_name, open_factory
-from .folders import class_folders, find_layout, scan
+from .folders import open_folder
 from .images import FileImages, mode_of
 from .splits import split_stratified, subsample
 
@@ -190,9 +190,8 @@ def open_parts(
     """
     name = str(name)
     mode_of(in_chans)
-    for word, value in (("data", name), ("root", root)):
-        if value == "":  # which would be the working folder
-            raise HVTError(f"the {word} has an empty name: name a folder")
+    if "" in (name, root):  # which would be the working folder
+        raise HVTError("the data or its root has an empty name: name a folder")
     base = None if root is None else expanded(root)
     base_or_default = base or Path("data")
     if name == "digits":
@@ -235,29 +234,5 @@ def _with_labels(name: str, dataset: AnyImages) -> Images:
 
 
 def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Splits:
-    train_folder, val_folder = find_layout(folder)
-    if val_folder is None:
-        need_train = True
-    names = class_folders(train_folder or val_folder or folder)
-    problems: list[str] = []
-    ignored: list[str] = []
-
-    def read(part: Path | None) -> FileImages | None:
-        if part is None:
-            return None
-        scanned = scan(part)
-        for name in dict.fromkeys(scanned.classes):
-            if name not in names:
-                problems.append(
-                    f"{part / name} is a class that the training data does not have: rename or "
-                    f"remove it; {did_you_mean(name, names)}"
-                )
-        names.extend(sorted({*scanned.classes}.difference(names)))
-        problems.extend(f"{p} has no images: add some or remove the folder" for p in scanned.empty)
-        ignored.extend(scanned.ignored)
-        places = {name: place for place, name in enumerate(names)}
-        return FileImages(scanned.paths, [places[name] for name in scanned.classes], in_chans)
-
-    train, val = read(train_folder) if need_train else None, read(val_folder)
-    shown = tuple(map(encodable, names))
-    return Splits(train, val, shown, ignored=tuple(ignored), problems=tuple(problems))
+    train, val, names, ignored, problems = open_folder(folder, in_chans, need_train)
+    return Splits(train, val, tuple(map(encodable, names)), tuple(ignored), tuple(problems))
