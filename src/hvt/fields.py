@@ -88,6 +88,8 @@ def expected(hint: Any, **limits: Any) -> str:
             listed.append("a pair such as 192x256")
         elif typing.get_args(option)[0] is str:
             listed.append("a list of text")
+        elif typing.get_args(option)[0] is float:
+            listed.append(f"numbers{bounds} such as 0.4,0.7")
         else:
             listed.append(f"whole numbers{bounds} such as 3,6")
     return " or ".join(dict.fromkeys(listed))

@@ -223,6 +223,7 @@ class HVT(nn.Module):
         self.head_drop = nn.Dropout(config.drop_rate)
         self.head = _classifier(width, config.num_classes)
         self.head_dist = _classifier(width, config.num_classes) if config.dist_token else None
+        self.settings: nn.Module | None = None  # cheaper ones, see `elastic`
         self.feature_info = feature_info(config)
         self.init_weights()
 
@@ -451,9 +452,13 @@ class HVT(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameters belong to which layer, for layer-wise learning rates."""
+        setting = r"(?:settings\.\d+\.)?"
         return {
-            "stem": r"^(?:cls_token|dist_token|reg_token|pos_embed|patch_embed|norm_pre)",
-            "blocks": [(r"^blocks\.(\d+)", None), (r"^(?:norm|fc_norm)", (99999,))],
+            "stem": rf"^{setting}(?:cls_token|dist_token|reg_token|pos_embed|patch_embed|norm_pre)",
+            "blocks": [
+                (rf"^{setting}blocks\.(\d+)", None),
+                (rf"^{setting}(?:norm|fc_norm)", (99999,)),
+            ],
         }
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -485,6 +490,8 @@ class HVT(nn.Module):
         names = self.pretrained_cfg.get("label_names")
         return tuple(names) if names and len(names) == self.num_classes else None
 
+    # One of an elastic model's settings, see `elastic`.
+    at: ClassVar[Callable[[HVT, str | float], HVT]]
     # How a model is stored is the subject of `checkpoint`, which sets these: timm calls the first
     # after a download, and the others are where other libraries have them.
     load_pretrained: ClassVar[Callable[[HVT, str], None]]

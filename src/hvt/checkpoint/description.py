@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..config import HVTConfig
+from ..elastic import check_settings, configs_of
 from ..errors import CheckpointError, HVTError, did_you_mean
 from ..fields import check_value
 from ..model import HVT
@@ -60,6 +61,8 @@ class Description:
     """The model's precision; a file may hold its weights in another."""
     origin: dict[str, str] = field(default_factory=dict)
     """Where the weights come from, such as `source`, `license` and `command`."""
+    settings: tuple[HVTConfig, ...] = ()
+    """The cheaper settings of an elastic model, dearest first."""
 
 
 def describe(
@@ -73,6 +76,7 @@ def describe(
             raise HVTError(f"unknown preprocessing {name!r}: {did_you_mean(name, PREPROCESSING)}")
     names = model.class_names if class_names is None else class_names
     known = model.pretrained_cfg | (preprocessing or {})
+    cheaper = [config.to_dict() for config in configs_of(model)[1:]]
     return json.dumps(
         {
             "format_version": FORMAT_VERSION,
@@ -82,6 +86,7 @@ def describe(
             "dtype": str(model.pos_embed.dtype).removeprefix("torch."),
             "origin": check_origin(model.pretrained_cfg.get("origin") or {}),
         }
+        | ({"settings": cheaper} if cheaper else {})
     )
 
 
@@ -94,12 +99,17 @@ def read_description(path: Path, text: str) -> Description:
         config = HVTConfig.from_dict(described["config"])
         names, dtype, origin = (described[key] for key in ("class_names", "dtype", "origin"))
         check_value("dtype", dtype, str, choices=DTYPES)
+        cheaper = tuple(HVTConfig.from_dict(one) for one in described.get("settings", ()))
+        check_settings((config, *cheaper))
+        for one in cheaper:
+            check_preprocessing(described["preprocessing"], one)
         return Description(
             config,
             check_preprocessing(described["preprocessing"], config),
             check_names(names, config.num_classes) if names else None,
             getattr(torch, dtype),
             check_origin(origin),
+            cheaper,
         )
 
 

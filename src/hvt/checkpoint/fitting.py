@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,6 +25,20 @@ def parameter_shapes(config: HVTConfig) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in HVT(config).state_dict().items()}
 
 
+def elastic_shapes(
+    config: HVTConfig, settings: Sequence[HVTConfig], names: Collection[str]
+) -> Mapping[str, tuple[int, ...]]:
+    """The same with cheaper settings: of their own they have what is named, or not shared."""
+    base = parameter_shapes(config)
+    shapes = dict(base)
+    for index, setting in enumerate(settings):
+        for name, shape in parameter_shapes(setting).items():
+            own = f"settings.{index}.{name}"
+            if own in names or base.get(name) != shape:
+                shapes[own] = shape
+    return shapes
+
+
 def compare(
     tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], verdict: str
 ) -> None:
@@ -38,11 +52,12 @@ def compare(
             raise CheckpointError(f"{verdict}: it {what} {names[0]}{more}")
 
 
-def check_weights(tensors: State, config: HVTConfig, path: Path) -> None:
+def check_weights(
+    tensors: State, config: HVTConfig, settings: Sequence[HVTConfig], path: Path
+) -> None:
     """Raise an error unless these are the finite weights of a model of `config`."""
-    compare(
-        tensors, parameter_shapes(config), f"{path} is incomplete or of an unknown architecture"
-    )
+    shapes = elastic_shapes(config, settings, tensors)
+    compare(tensors, shapes, f"{path} is incomplete or of an unknown architecture")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, not as weights")

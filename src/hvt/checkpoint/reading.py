@@ -49,7 +49,7 @@ def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
         checkpoint = _read_folder(weights.parent, weights, hints or {})
     else:
         checkpoint = _read_file(path, {}, hints or {})
-    check_weights(checkpoint.tensors, checkpoint.config, path)
+    check_weights(checkpoint.tensors, checkpoint.config, checkpoint.settings, path)
     return checkpoint
 
 

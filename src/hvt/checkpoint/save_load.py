@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..config import HVTConfig
+from ..elastic import ElasticSettings, choose, configs_of, label
 from ..errors import CheckpointError, HVTError
 from ..files import atomic_write
 from ..model import HVT
 from . import checksum
 from .description import DTYPES, describe
-from .fitting import compare, fitted, parameter_shapes
+from .fitting import compare, elastic_shapes, fitted, parameter_shapes
 from .reading import Checkpoint, read
 
 __all__ = ["load", "load_into", "read", "save"]
@@ -41,7 +44,7 @@ def save(
     metadata = {"format": "pt", "hvt": describe(model, class_names, preprocessing)}
     compare(
         model.state_dict(),
-        parameter_shapes(model.config),
+        elastic_shapes(model.config, configs_of(model)[1:], model.state_dict()),
         f"{path} was not written, as the model is not what its config says",
     )
     tensors = {name: _stored(name, t, dtype) for name, t in model.state_dict().items()}
@@ -75,20 +78,36 @@ def _sort_metadata(path: Path) -> None:
         file.write(text.ljust(size))
 
 
-def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any) -> HVT:
+def load(
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    gflops: float | str | None = None,
+    **overrides: Any,
+) -> HVT:
     """The model of a checkpoint, in evaluation mode.
 
     Reads our files, the weights of our `.pt2` exports, the authors' `.pth`, DeiT's and timm's plain
     ViTs (`.pth` or safetensors) and Hugging Face directories. `overrides` are fields of
     `HVTConfig`: another `img_size`, `patch_size` or `in_chans` resizes the weights, another
     `num_classes` gets a new head.
+
+    An elastic checkpoint gives its dearest setting, whose `at` gives the others; `gflops` loads
+    the dearest of at most that cost instead, as a plain model, and `overrides` are of one.
     """
     checkpoint = read(path, overrides)
     if checkpoint.missing:
         raise CheckpointError(checkpoint.missing)
+    if gflops is not None or overrides:
+        checkpoint = one_setting(checkpoint, gflops)
     config = checkpoint.config.replace(**overrides)
-    tensors = fitted(checkpoint.tensors, checkpoint.config, config, checkpoint.path)
-    model = HVT(config).to(checkpoint.dtype)
+    tensors = checkpoint.tensors
+    if not checkpoint.settings:
+        tensors = fitted(tensors, checkpoint.config, config, checkpoint.path)
+    model = HVT(config)
+    if checkpoint.settings:
+        own = [_own(checkpoint.tensors, i) for i in range(len(checkpoint.settings))]
+        model.settings = ElasticSettings(checkpoint.settings, own)
+    model.to(checkpoint.dtype)
     model.load_state_dict(tensors, strict=False)  # a new head is not in them
     model.pretrained_cfg.update(checkpoint.preprocessing)
     if checkpoint.class_names and len(checkpoint.class_names) == model.num_classes:
@@ -98,9 +117,32 @@ def load(path: str | Path, device: str | torch.device = "cpu", **overrides: Any)
     return model.to(device).eval()
 
 
+def one_setting(checkpoint: Checkpoint, gflops: float | str | None = None) -> Checkpoint:
+    """An elastic checkpoint's dearest setting within a budget, as if it were all there is."""
+    configs = (checkpoint.config, *checkpoint.settings)
+    if gflops is not None and len(configs) == 1:
+        raise CheckpointError(
+            f"{checkpoint.path} is not elastic, its one setting is {label(configs[0])}: leave "
+            "the budget out"
+        )
+    place = choose(configs, math.inf if gflops is None else gflops)
+    own = _own(checkpoint.tensors, place - 1)
+    tensors = {
+        name: own[name] if name in own else checkpoint.tensors[name]
+        for name in parameter_shapes(configs[place])
+    }
+    return dataclasses.replace(checkpoint, config=configs[place], tensors=tensors, settings=())
+
+
+def _own(tensors: dict[str, Tensor], index: int) -> dict[str, Tensor]:
+    """The tensors of a cheaper setting's own; none of the dearest, -1."""
+    prefix = f"settings.{index}."
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
 def load_into(model: HVT, path: str | Path) -> None:
     """Take a checkpoint's weights into a model of the same architecture, resizing them to it."""
-    checkpoint = read(path, model.config.to_dict())
+    checkpoint = one_setting(read(path, model.config.to_dict()))
     tensors = fitted(checkpoint.tensors, checkpoint.config, model.config, checkpoint.path)
     if checkpoint.described:
         _check_alike(checkpoint, model.config)

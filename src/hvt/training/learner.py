@@ -126,25 +126,39 @@ class Learner:
         return Step(mean_loss, not skipped, int(unreadable), tuple(map(bool, raised)))
 
     def _loss(self, batch: Batch, update: int) -> Tensor:
+        images, target = self._prepare(batch, update)
+        with self._autocast():
+            return self._objective(self.network(images), images, target)
+
+    def _prepare(self, batch: Batch, update: int) -> tuple[Tensor, Tensor]:
+        """Images and targets on the device, mixed; drop path is drawn and dropout is seeded."""
         recipe = self.recipe
         images = batch.images.to(self.device, non_blocking=True)
         target = batch.labels.to(self.device, non_blocking=True)
         # Mixup and stochastic depth: all processes and microbatches draw the same numbers, for the
         # whole batch, and use their rows. Dropout has too many numbers for that.
         seed_all(recipe.seed, update, self.device)
-        rows = batch.rows
-        self.model.draw_drop_path(recipe.batch_size, None if rows is None else rows.to(self.device))
+        rows = None if batch.rows is None else batch.rows.to(self.device)
+        for model in self._models():
+            model.draw_drop_path(recipe.batch_size, rows)
         if self.mixup:
             images, target = self.mixup(images, target)
         seed_dropout(recipe.seed, update, batch.shard, self.device)
-        with self._autocast():
-            logits = self.network(images)
-            # Targets of shape (B, classes) are mixed, and smoothed by mixup itself.
-            smoothing = recipe.smoothing if target.ndim == 1 else 0.0
-            loss = F.cross_entropy(logits.float(), target, label_smoothing=smoothing)
-            if self.teacher:
-                alpha = recipe.distill_alpha
-                loss = (1 - alpha) * loss + alpha * self.teacher.loss(logits, images)
+        return images, target
+
+    def _models(self) -> list[HVT]:
+        """The models that a step runs, which share their weights."""
+        return [self.model]
+
+    def _objective(self, logits: Tensor, images: Tensor, target: Tensor) -> Tensor:
+        """The loss of some logits by labels and teacher."""
+        recipe = self.recipe
+        # Targets of shape (B, classes) are mixed, and smoothed by mixup itself.
+        smoothing = recipe.smoothing if target.ndim == 1 else 0.0
+        loss = F.cross_entropy(logits.float(), target, label_smoothing=smoothing)
+        if self.teacher:
+            alpha = recipe.distill_alpha
+            loss = (1 - alpha) * loss + alpha * self.teacher.loss(logits, images)
         return loss
 
     def _gradient_norm(self) -> Tensor:

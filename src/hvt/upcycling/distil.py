@@ -15,15 +15,10 @@ from ..model import HVT
 from ..training.learner import Learner
 from ..training.optimize import seed_all, seed_dropout
 from ..training.recipe import Recipe
+from ..training.sandwich import divergence
 from .photos import Normalise, Size, unpack
 from .settings import Settings
 from .student import Outputs, Student, Target
-
-
-def divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(source ‖ student) of each image: `(B, classes)` twice → `(B,)`."""
-    ours, theirs = F.log_softmax(logits.float(), dim=1), F.log_softmax(target.float(), dim=1)
-    return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
 
 
 def feature_loss(feature: Tensor, target: Tensor) -> Tensor:
@@ -150,6 +145,7 @@ class HoldoutAgreement:
         self.processes, self.device, self.images = processes, device, ours
         self.normalise = Normalise(source, device)
         self.head = source.num_classes > 0
+        self.names = ("kl", "agreement") if self.head else ("distance", "cosine")
         self.outputs = self._outputs(source, theirs)
 
     @torch.inference_mode()
@@ -169,6 +165,11 @@ class HoldoutAgreement:
         total = self.processes.all_reduce(sums.to(collective_device(self.device)))
         same, kl, photos = total.tolist()
         return Agreement(100 * same / photos, kl / photos, int(photos))
+
+    def figures(self, model: HVT) -> dict[str, float]:
+        """The same by name, as a training notes it."""
+        score = self.measure(model)
+        return dict(zip(self.names, (score.kl, score.agreement), strict=True))
 
 
 def compare(outputs: Tensor, target: Tensor, head: bool) -> Tensor:

@@ -11,12 +11,11 @@ import contextlib
 import copy
 import dataclasses
 import filecmp
+import functools
 import json
 import math
 import random
-import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from .. import distributed
 from ..checkpoint.save_load import load, save
 from ..config import HVTConfig
 from ..costs import arrow, cost
+from ..data.images import FileImages
 from ..data.sample import evenly
 from ..errors import HVTError, did_you_mean
 from ..files import atomic_write, check_new, check_writable, expanded
@@ -38,14 +38,14 @@ from ..terminal import print_line
 from ..training.pipeline import reading_processes
 from ..training.run_lock import RunLock, discard_empty
 from ..training.state import weights_digest
-from . import report
-from .distil import Agreement, HoldoutAgreement
+from . import elastic, report
+from .distil import Agreement, Distiller, HoldoutAgreement
 from .photos import Photos, open_photos, read_views
 from .placement import Evaluator, Ranked, candidates, describe, rank
 from .settings import Settings, from_dict
 from .source import open_source
 from .student import Target, pooled, resized
-from .train import Work, distil, resume_command
+from .train import Work, distil, resume_command, started_by
 
 
 @dataclass
@@ -164,7 +164,7 @@ class Upcycling:
         self._check_batch()
         self.source = open_source(source)
         origin = self.source.pretrained_cfg["origin"]
-        origin["command"] = _command()
+        origin["command"] = started_by()
         if self.settings.license:
             origin["license"] = self.settings.license
         self._open_data()
@@ -175,7 +175,7 @@ class Upcycling:
             raise self._taken()
         if self.processes.is_main_process:
             save(self.source, self.folder / "source.safetensors")
-            self._write("upcycle.json", asked)
+            self.write("upcycle.json", asked)
         self.processes.barrier()
 
     def reopen(self, digest: str) -> None:
@@ -220,16 +220,18 @@ class Upcycling:
 
     def run(self) -> Upcycled:
         """Do everything that is not done yet."""
+        if self.settings.elastic:
+            return self._finish(*elastic.run(self), [])
         source, photos = self.source.to(self.device), self.photos
         config = source.config
-        self._log(
+        self.log(
             f"{source.pretrained_cfg['origin']['source']}: {config.image[0]}×{config.image[1]}, "
             f"{cost(config).gflops:.3g} GFLOPs; {photos.name}: {len(photos.train)} photos to train "
             f"on, {len(photos.val)} held out"
         )
         chosen, table = self._place()
         student = pooled(resized(source, chosen.image), chosen)
-        self._log(
+        self.log(
             f"{describe(chosen)}: {cost(chosen).gflops:.3g} GFLOPs, tokens "
             f"{arrow(list(chosen.tokens))}"
         )
@@ -239,9 +241,13 @@ class Upcycling:
         scores = {"untrained": holdout.measure(models["untrained"])}
         self._log_score("untrained", scores["untrained"])
         sizes = tuple(dict.fromkeys((config.image, chosen.image)))
+        learner = functools.partial(
+            Distiller, target=Target(source, chosen), sizes=sizes, settings=self.settings
+        )
         work = Work(
-            self.settings, self.folder, photos, Target(source, chosen), sizes, holdout,
-            self.workers, self.processes, self.device, self.console,
+            self.settings, self.folder, photos, source.pretrained_cfg["interpolation"], sizes,
+            learner, holdout.figures, holdout.names[0], self.workers, self.processes, self.device,
+            self.console,
         )  # fmt: skip
         trains = 0 not in (self.settings.epochs, self.settings.minutes)
         path = distil(work, copy.deepcopy(student)) if trains else None
@@ -249,12 +255,15 @@ class Upcycling:
             models["distilled"] = load(path, self.device).float()
             scores["distilled"] = holdout.measure(models["distilled"])
             self._log_score("distilled", scores["distilled"])
-        return self._finish(models, scores, holdout, table)
+        best = _best(scores)
+        return self._finish(models[best], models, scores, best, table)
 
     # ── where to pool ───────────────────────────────────────────────────────────────────────────
 
     def _candidates(self) -> tuple[list[HVTConfig], list[HVTConfig]]:
         """Placements, and the unpooled source on smaller images; raises where there are none."""
+        if self.settings.elastic:
+            return next(iter(elastic.options(self.source.config, self.settings).values()))
         return candidates(self.source.config, self.settings.gflops, self.settings.fixed)
 
     def _place(self) -> tuple[HVTConfig, list[dict[str, Any]]]:
@@ -265,9 +274,9 @@ class Upcycling:
             table: list[Ranked] = []
             chosen = placements[0]
             if len(placements) > 1 or unpooled:
-                table = self._rank(placements, unpooled)
-                chosen = self._choose(table, unpooled)
-            self._write(
+                table = self.rank(placements, unpooled)
+                chosen = self.choose(table, unpooled)
+            self.write(
                 "placement.json",
                 {"chosen": chosen.to_dict(), "ranked": [row.to_dict() for row in table]},
             )
@@ -275,7 +284,7 @@ class Upcycling:
         placement = json.loads(path.read_text())
         return HVTConfig.from_dict(placement["chosen"]), placement["ranked"]
 
-    def _choose(self, table: list[Ranked], unpooled: list[HVTConfig]) -> HVTConfig:
+    def choose(self, table: list[Ranked], unpooled: list[HVTConfig]) -> HVTConfig:
         """The best row, unless pooling was asked for; logs why."""
         best = table[0]
         pools = bool(best.config.pool_blocks)
@@ -284,15 +293,15 @@ class Upcycling:
             return best.config
         compared = f"KL {best.kl:.4f} against {other.kl:.4f} of {describe(other.config)}"
         if best.config in unpooled and self.settings.asks_for_pooling:
-            self._log(f"{describe(best.config)} is better ({compared}), but pooling was asked for")
+            self.log(f"{describe(best.config)} is better ({compared}), but pooling was asked for")
             return other.config
-        self._log(
+        self.log(
             f"chosen: {describe(best.config)}, the best of all untrained: {compared}"
             + ("; --pool asks for pooling" if best.config in unpooled else "")
         )
         return best.config
 
-    def _rank(self, placements: list[HVTConfig], unpooled: list[HVTConfig]) -> list[Ranked]:
+    def rank(self, placements: list[HVTConfig], unpooled: list[HVTConfig]) -> list[Ranked]:
         settings, photos = self.settings, self.photos
         count = min(settings.rank_photos, len(photos.train))
         # Shuffled: the first rounds see the first of them.
@@ -301,45 +310,48 @@ class Upcycling:
             self.source, photos.train.subset(spread), self.device, self.workers,
             settings.skip_broken,
         )  # fmt: skip
-        table = rank(evaluator, placements, unpooled, settings.fixed, count, self._log)
+        table = rank(evaluator, placements, unpooled, settings.fixed, count, self.log)
         self.console.print(report.ranking_table(table, unpooled))
         if len(table) > report.SHOWN:
-            self._log(f"all {len(table)} are in {self.folder / 'placement.json'}")
+            self.log(f"all {len(table)} are in {self.folder / 'placement.json'}")
         return table
 
     # ── end ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _open_holdout(self, student: HVT) -> HoldoutAgreement:
-        """The held-out photos, of which this process takes its shard."""
+    def holdout_shard(self) -> FileImages:
+        """This process's part of the held-out photos."""
         rank, world_size = self.processes.rank, self.processes.world_size
         if len(self.photos.val) < world_size:
             raise HVTError(
                 f"{len(self.photos.val)} held-out photos are too few for {world_size} processes: "
                 "use more photos or fewer processes"
             )
-        shard = self.photos.val.subset(range(rank, len(self.photos.val), world_size))
-        views = read_views(shard, [self.source, student], self.workers, self.settings.skip_broken)
+        return self.photos.val.subset(range(rank, len(self.photos.val), world_size))
+
+    def _open_holdout(self, student: HVT) -> HoldoutAgreement:
+        shard, models = self.holdout_shard(), [self.source, student]
+        views = read_views(shard, models, self.workers, self.settings.skip_broken)
         return HoldoutAgreement(self.source, views[0], views[1], self.processes, self.device)
 
     def _finish(
         self,
+        model: HVT,
         models: dict[str, HVT],
         scores: dict[str, Agreement],
-        holdout: HoldoutAgreement,
+        best: str,
         table: list[dict[str, Any]],
     ) -> Upcycled:
-        best = _best(scores)
-        model = models[best].eval()
-        model.pretrained_cfg["origin"] = self.source.pretrained_cfg["origin"]
+        """Write the model, and a report on it and others; `best` is its name among them."""
+        model.eval().pretrained_cfg["origin"] = self.source.pretrained_cfg["origin"]
         rows: list[report.Row] = []
         if self.processes.is_main_process:
             self._write_output(model)
             rows = report.measure_rows(
                 self.source, models, scores, best, self.labelled, self.settings, self.device,
-                self._log,
+                self.log,
             )  # fmt: skip
-            self.console.print(report.as_table(rows, holdout.head))
-            self._write(
+            self.console.print(report.as_table(rows, self.source.num_classes > 0))
+            self.write(
                 "report.json",
                 {"output": str(self.output), "best": best, **report.to_dict(rows, self.device)},
             )
@@ -357,7 +369,7 @@ class Upcycling:
             )
         with atomic_write(self.output) as temporary:
             shutil.copyfile(saved, temporary)
-        self._log(f"the model is in {self.output}")
+        self.log(f"the model is in {self.output}")
 
     def _log_score(self, name: str, score: Agreement) -> None:
         words = (
@@ -365,12 +377,12 @@ class Upcycling:
             if self.source.num_classes
             else "cosine similarity {:.1f} %, loss {:.4f}"
         )
-        self._log(f"{name}: {words.format(*score[:2])} on {score.photos} photos")
+        self.log(f"{name}: {words.format(*score[:2])} on {score.photos} photos")
 
-    def _log(self, text: str) -> None:
+    def log(self, text: str) -> None:
         print_line(self.console, text)
 
-    def _write(self, name: str, values: dict[str, Any]) -> None:
+    def write(self, name: str, values: dict[str, Any]) -> None:
         with atomic_write(self.folder / name) as temporary:
             temporary.write_text(json.dumps(values, indent=2) + "\n")
 
@@ -379,15 +391,3 @@ def _best(scores: dict[str, Agreement]) -> str:
     """The name with the lowest KL that is finite."""
     kl = {name: score.kl if score.kl < math.inf else math.inf for name, score in scores.items()}
     return min(kl, key=kl.__getitem__)
-
-
-def _command() -> str:
-    """The command that started this, paths without their folders."""
-    program, *words = map(_without_folder, sys.argv)
-    return shlex.join(["hvt" if program == "__main__.py" else program, *words])
-
-
-def _without_folder(word: str) -> str:
-    """A path's last part, also of `--flag=PATH`."""
-    flag, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return flag + sign + (Path(value).name if "/" in value else value)

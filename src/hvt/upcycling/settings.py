@@ -14,6 +14,8 @@ PLACEMENT = (
     "proportional_attention",
 )  # fmt: skip
 """The fields of `HVTConfig` that may be fixed by hand."""
+OWN = ("norm.*", "fc_norm.*")
+"""Beside the positions, which each setting of an elastic model has of its own."""
 EPOCHS = 10.0
 """Where neither epochs nor minutes are asked for."""
 
@@ -23,6 +25,21 @@ class Settings:
     """Everything but the source, the photos and the file to write."""
 
     gflops: float | None = field(None, "MACs per image to stay within, in 10⁹", gt=0)
+
+    elastic: tuple[float, ...] | None = field(
+        None, "make one elastic checkpoint with a setting for each of these budgets in GFLOPs", gt=0
+    )
+    own: tuple[str, ...] = field(
+        OWN, "elastic: parameters that each setting has of its own, a pattern of names; repeatable"
+    )
+    teacher: str = field(
+        "dearest", "elastic: what teaches the cheaper settings", choices=("dearest", "source")
+    )
+    dearest_weight: float = field(2.0, "elastic: weight of the dearest setting's loss", gt=0)
+    average: tuple[float, ...] = field(
+        (1.0,), "elastic: fractions of the trained weights, against the source's, to choose from",
+        gt=0, le=1,
+    )  # fmt: skip
 
     img_size: int | tuple[int, int] | None = field(None, "image size: N or HxW")
     pool_after: tuple[int, ...] | None = field(None, "blocks to pool after; () pools nowhere")
@@ -86,6 +103,11 @@ class Settings:
                 f"minutes={self.minutes:g} bounds the training instead of epochs={self.epochs:g}: "
                 "leave one of the two out"
             )
+
+        if self.elastic is not None and self.gflops is not None:
+            raise HVTError("elastic names the budgets itself: leave gflops out")
+        if self.elastic is not None and len(set(self.elastic)) < 2:
+            raise HVTError(f"elastic={self.elastic} needs two budgets at least, such as 0.4,0.7")
 
     @property
     def fixed(self) -> dict[str, Any]:

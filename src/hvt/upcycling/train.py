@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,15 +19,14 @@ from ..data.loader import TrainBatches
 from ..distributed import DistributedContext
 from ..model import HVT
 from ..training.interrupt import Interrupted
+from ..training.learner import Learner
 from ..training.optimize import seed_all
 from ..training.recipe import Recipe
 from ..training.recipe import from_dict as recipe_from_dict
 from ..training.state import newest_state
 from ..training.trainer import Trainer
-from .distil import Distiller, HoldoutAgreement
 from .photos import Crops, Photos, Size
 from .settings import EPOCHS, Settings
-from .student import Target
 
 RECIPE = "recipe.json"
 
@@ -34,6 +34,18 @@ RECIPE = "recipe.json"
 def resume_command(folder: Path) -> str:
     """How to resume an upcycling."""
     return shlex.join(["hvt", "upcycle", "--resume", str(folder)])
+
+
+def started_by() -> str:
+    """The command that started this, paths without their folders."""
+    program, *words = map(_without_folder, sys.argv)
+    return shlex.join(["hvt" if program == "__main__.py" else program, *words])
+
+
+def _without_folder(word: str) -> str:
+    """A path's last part, also of `--flag=PATH`."""
+    flag, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return flag + sign + (Path(value).name if "/" in value else value)
 
 
 @dataclass(frozen=True)
@@ -44,10 +56,14 @@ class Work:
     folder: Path
     """The whole run's; the training has its own inside."""
     photos: Photos
-    target: Target
+    interpolation: str
     sizes: tuple[Size, ...]
-    """Of the source's images and the student's; one where they are the same."""
-    holdout: HoldoutAgreement
+    """Of the crops: the source's and the student's; one where they are the same."""
+    learner: Callable[..., Learner]
+    """Takes recipe, model, batches, processes and device."""
+    evaluate: Callable[[HVT], dict[str, float]]
+    measure: str
+    """Which of the figures of `evaluate` the best weights are chosen by: the least."""
     workers: int
     processes: DistributedContext
     device: torch.device
@@ -79,10 +95,9 @@ def distil(work: Work, model: HVT) -> Path | None:
 def _trainer(work: Work, model: HVT, recipe: Recipe, folder: Path) -> Trainer:
     """A run whose labels are the source's outputs, and whose measure is the distance to them."""
     settings, processes, device = work.settings, work.processes, work.device
-    interpolation = work.target.source.pretrained_cfg["interpolation"]
     batches = TrainBatches(
         work.photos.train,
-        Crops(work.sizes, settings.scale, interpolation),
+        Crops(work.sizes, settings.scale, work.interpolation),
         batch_size=recipe.batch_size,
         seed=recipe.seed + 1,  # published weights were trained on these crops
         shard_of=(processes.rank, 1, processes.world_size),
@@ -91,28 +106,12 @@ def _trainer(work: Work, model: HVT, recipe: Recipe, folder: Path) -> Trainer:
         pin_memory=device.type == "cuda",
     )
     seed_all(recipe.seed, -1, device)
-    learner = Distiller(
-        recipe,
-        model,
-        batches,
-        processes,
-        device,
-        target=work.target,
-        sizes=work.sizes,
-        settings=settings,
-    )
-    measure, other = ("kl", "agreement") if model.num_classes else ("distance", "cosine")
-
-    def evaluate(model: HVT) -> dict[str, float]:
-        score = work.holdout.measure(model)
-        return {measure: score.kl, other: score.agreement}
-
     return Trainer(
-        learner,
+        work.learner(recipe, model, batches, processes, device),
         folder,
         work.console,
-        evaluate=evaluate,
-        measure=measure,
+        evaluate=work.evaluate,
+        measure=work.measure,
         direction="min",
         identity={"photos": work.photos.digest},
         about=f"distilling on {len(work.photos.train)} photos",

@@ -1,0 +1,251 @@
+"""Elastic models: settings that share weights, files, the sandwich rule, upcycling."""
+
+# ruff: noqa: F811 - a fixture that is imported
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_upcycle import SMALL, place, quiet, small  # noqa: F401 - a fixture
+
+import hvt
+from hvt.cli import main
+from hvt.elastic import at, configs_of, label, make_elastic, plain
+from hvt.model import HVT
+from hvt.training.interrupt import Interrupted
+from hvt.training.sandwich import Sandwich, chosen_settings
+from hvt.upcycling.run import resume, upcycle
+
+POOLED = SMALL.replace(pool_after=(1,), pool_dims=2, pool="avg", pool_kernel=2)
+
+
+def elastic(own: tuple[str, ...] = ("norm.*",), **fields: Any) -> HVT:
+    """A model of 64 pixels with a pooled setting and one of 32 pixels."""
+    model = make_elastic(small(**fields), [SMALL.replace(img_size=32), POOLED], own)
+    assert model.settings is not None
+    for parameter in model.settings.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def logits(model: HVT) -> torch.Tensor:
+    images = torch.rand(2, 3, *model.config.image, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return model.eval()(images)
+
+
+# ── settings ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_setting_is_a_plain_model_that_shares_the_weights() -> None:
+    model = elastic()
+    assert [config.image[0] for config in configs_of(model)] == [64, 64, 32]
+    for index, config in enumerate(configs_of(model)):
+        setting = model.at(label(config))
+        assert setting.config == config
+        assert setting.settings is None
+        assert setting.blocks[0].attn.qkv.weight is model.blocks[0].attn.qkv.weight
+        assert (setting.norm.weight is model.norm.weight) == (index == 0)
+    assert model.at(100).config == model.config
+    with torch.no_grad():
+        model.head.bias += 1
+    assert model.at("100G").head.bias is model.head.bias
+
+
+def test_settings_begin_as_the_source() -> None:
+    model = make_elastic(small(), [SMALL.replace(img_size=32)])
+    resized = small()
+    resized.set_input_size(32)
+    torch.testing.assert_close(logits(plain(model, 1)), logits(resized))
+
+
+def test_training_a_setting_changes_only_what_it_has() -> None:
+    model = elastic()
+    setting = plain(model, 2)
+    setting(torch.rand(2, 3, 32, 32)).sum().backward()
+    assert model.settings is not None
+    assert model.pos_embed.grad is None
+    assert model.blocks[0].attn.qkv.weight.grad is not None
+    own = dict(model.settings.named_parameters())
+    assert own["1.pos_embed"].grad is not None
+    assert own["0.pos_embed"].grad is None
+
+
+@pytest.mark.parametrize(
+    ("configs", "match"),
+    [
+        ([SMALL.replace(img_size=72)], "not in order"),
+        ([SMALL], "cost the same"),
+        ([SMALL.replace(img_size=32, depth=3)], "the same depth, not 4 and 3"),
+    ],
+)
+def test_settings_that_do_not_belong_together(configs: list[Any], match: str) -> None:
+    with pytest.raises(hvt.HVTError, match=match):
+        make_elastic(small(), configs)
+
+
+def test_budgets_that_no_setting_meets() -> None:
+    with pytest.raises(hvt.HVTError, match="no setting costs 1e-09 GFLOPs or less: there are"):
+        at(elastic(), 1e-9)
+    with pytest.raises(hvt.HVTError, match="'cheap' is not a budget"):
+        at(elastic(), "cheap")
+
+
+def test_a_new_classifier_is_that_of_all_settings() -> None:
+    model = elastic()
+    model.reset_classifier(3)
+    assert logits(plain(model, 2)).shape == (2, 3)
+
+
+# ── files ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("own", [(), ("norm.*",), ("blocks.*.norm?.*",)])
+def test_a_file_holds_all_settings(own: tuple[str, ...], tmp_path: Path) -> None:
+    model, path = elastic(own), tmp_path / "elastic.safetensors"
+    hvt.save(model, path, class_names=list("abcdef"))
+    loaded = hvt.load(path)
+    assert configs_of(loaded) == configs_of(model)
+    for index, config in enumerate(configs_of(model)):
+        wanted = logits(plain(model, index))
+        assert torch.equal(logits(plain(loaded, index)), wanted)
+        alone = hvt.load(path, gflops=float(label(config)[:-1]))
+        assert alone.settings is None
+        assert alone.class_names == tuple("abcdef")
+        assert torch.equal(logits(alone), wanted)
+    hvt.save(loaded, tmp_path / "again.safetensors")
+    assert path.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
+
+
+def test_overrides_are_of_one_setting(tmp_path: Path) -> None:
+    hvt.save(elastic(), tmp_path / "elastic.safetensors")
+    model = hvt.load(tmp_path / "elastic.safetensors", gflops=100, img_size=48, num_classes=2)
+    assert model.config.image == (48, 48)
+    assert model.settings is None
+
+
+def test_a_plain_file_has_no_budgets(tmp_path: Path) -> None:
+    hvt.save(small(), tmp_path / "plain.safetensors")
+    with pytest.raises(hvt.CheckpointError, match="is not elastic"):
+        hvt.load(tmp_path / "plain.safetensors", gflops=0.7)
+
+
+def test_a_file_without_a_settings_part_is_incomplete(tmp_path: Path) -> None:
+    model = elastic()
+    hvt.save(model, tmp_path / "elastic.safetensors")
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(tmp_path / "elastic.safetensors", "pt") as file:
+        metadata = {"hvt": file.metadata()["hvt"]}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del tensors["settings.1.pos_embed"]
+    save_file(tensors, tmp_path / "cut.safetensors", metadata)
+    with pytest.raises(hvt.CheckpointError, match=r"it lacks settings.1.pos_embed"):
+        hvt.load(tmp_path / "cut.safetensors")
+
+
+# ── the sandwich ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_dearest_and_the_cheapest_always_have_their_turn() -> None:
+    turns = [chosen_settings(4, 0, update) for update in range(50)]
+    assert {(first, last) for first, _, last in turns} == {(0, 3)}
+    assert {middle for _, middle, _ in turns} == {1, 2}
+    assert turns == [chosen_settings(4, 0, update) for update in range(50)]
+    assert chosen_settings(2, 0, 0) == [0, 1]
+
+
+def test_every_parameter_has_a_gradient_each_step() -> None:
+    model = elastic()
+    sandwich = Sandwich(model)
+    views = [torch.rand(2, 3, 64, 64), torch.rand(2, 3, 32, 32)]
+    outputs = sandwich(views, [0, 2])
+    sum(one.sum() for one in outputs).backward()
+    assert all(parameter.grad is not None for parameter in sandwich.parameters())
+    assert len(list(sandwich.parameters())) == len(list(model.parameters()))
+
+
+# ── upcycling ───────────────────────────────────────────────────────────────────────────────────
+
+BUDGETS = tuple(float(label(SMALL.replace(img_size=size))[:-1]) for size in (64, 48, 40, 32))
+QUICK: dict[str, Any] = {
+    "elastic": BUDGETS, "pool_after": (), "epochs": 2.0, "batch_size": 8, "workers": 0,
+    "device": "cpu", "threads": 1,
+}  # fmt: skip
+
+
+def run(place: Path, folder: Path, **values: Any) -> Any:
+    return upcycle(
+        place / "vit.safetensors", folder / "out.safetensors", place / "photos",
+        run_folder=folder / "run", console=quiet(), **QUICK | values,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run(place, tmp_path_factory.mktemp("elastic"), average=(1.0, 0.5))
+
+
+def test_upcycling_gives_one_file_for_all_budgets(done: Any) -> None:
+    model = hvt.load(done.path)
+    assert [config.image[0] for config in configs_of(model)] == [64, 48, 40, 32]
+    assert [row.name for row in done.rows] == ["source", *map(label, configs_of(model))]
+    assert (done.folder / "distilled" / "metrics.csv").read_text().count("\n") == 3
+    report = json.loads((done.folder / "report.json").read_text())
+    assert [row["gflops"] for row in report["rows"][1:]] == sorted(
+        (row["gflops"] for row in report["rows"][1:]), reverse=True
+    )
+
+
+def test_a_stopped_elastic_run_ends_as_if_it_had_not(
+    place: Path,
+    done: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hvt.training import learner
+
+    steps, original = [0], learner.Learner.step
+
+    def step(self: Any, *arguments: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner.Learner, "step", step)
+        with pytest.raises(Interrupted):
+            run(place, tmp_path, average=(1.0, 0.5))
+    resumed = resume(tmp_path / "run", quiet())
+    for name, tensor in done.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
+def test_a_budget_may_be_met_by_pooling(place: Path, tmp_path: Path) -> None:
+    cheap = float(label(SMALL.replace(img_size=40))[:-1])
+    result = run(
+        place, tmp_path, elastic=(BUDGETS[0], cheap), pool_after=None, pool="any", epochs=0.0,
+        rank_photos=4,
+    )  # fmt: skip
+    first, second = configs_of(result.model)
+    assert not first.pool_blocks
+    assert second.pool_blocks
+
+
+def test_errors_of_an_elastic_upcycling(place: Path, tmp_path: Path, capsys: Any) -> None:
+    words = ["upcycle", str(place / "vit.safetensors"), str(tmp_path / "o.safetensors")]
+    words += ["--data", str(place / "photos"), "--run-folder", str(tmp_path / "run")]
+    for flags, match in (
+        (["--elastic", "0.7"], "needs two budgets"),
+        (["--elastic", "1,2", "--gflops", "1"], "leave gflops out"),
+        (["--elastic", "1,0.0000001"], "no placement costs 1e-07"),
+    ):
+        assert main([*words, *flags]) == 2
+        assert match in capsys.readouterr().err
