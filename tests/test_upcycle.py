@@ -8,7 +8,6 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from hvt.data.augment import transform_by_key
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
 from hvt.training.run_lock import RunLock
-from hvt.upcycling import report
 from hvt.upcycling.distil import compare, distillation_loss, mixed
 from hvt.upcycling.photos import Crops, Normalise, open_photos, read_views, unpack
 from hvt.upcycling.placement import Evaluator, candidates, describe, variants
@@ -43,7 +41,7 @@ SMALL = HVTConfig(
 )  # fmt: skip
 FIXED: dict[str, Any] = {"img_size": 48, "pool_after": (1,), "pool": "avg", "pool_dims": 2}
 QUICK: dict[str, Any] = FIXED | {
-    "epochs": 2.0, "batch_size": 8, "workers": 0, "speed": False, "device": "cpu", "threads": 1,
+    "epochs": 2.0, "batch_size": 8, "workers": 0, "device": "cpu", "threads": 1,
     "rank_photos": 8,
 }  # fmt: skip
 
@@ -59,7 +57,7 @@ def small(**fields: Any) -> HVT:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photos, labelled ones too, and a source's file."""
+    """A folder with photos and a source's file."""
     folder = tmp_path_factory.mktemp("upcycle")
     draw = np.random.default_rng(0)
     for number in range(40):
@@ -291,11 +289,7 @@ def test_source_and_student_see_the_same_crop(place: Path) -> None:
 @pytest.fixture(scope="module")
 def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("done")
-    values = {"eval": str(place / "labelled"), "license": "apache-2.0"}
-    for number, name in enumerate("abf"):
-        (place / "labelled" / name).mkdir(parents=True)
-        shutil.copy(place / f"photos/a/{2 * number + 1}.png", place / "labelled" / name / "x.png")
-    return run(place, folder, **values, lr=1e-3)
+    return run(place, folder, license="apache-2.0", lr=1e-3)
 
 
 def test_a_run_brings_the_student_nearer(done: Any) -> None:
@@ -305,7 +299,6 @@ def test_a_run_brings_the_student_nearer(done: Any) -> None:
     assert kl["distilled"] < kl["untrained"]
     gflops = {row.name: row.gflops for row in done.rows}
     assert gflops["distilled"] == hvt.cost(done.model).gflops < gflops["source"]
-    assert all(row.top1 is not None and row.top5 is not None for row in done.rows)
 
 
 def test_the_file_is_an_ordinary_checkpoint(done: Any, place: Path, capsys: Any) -> None:
@@ -327,7 +320,6 @@ def test_the_folder_says_everything(done: Any) -> None:
     names = {path.name for path in done.folder.iterdir()} - {"half.safetensors"}
     assert names == {
         "upcycle.json", "source.safetensors", "placement.json", "distilled", "report.json",
-        "model.safetensors",
     }  # fmt: skip
     with (done.folder / "distilled/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -453,38 +445,6 @@ def test_a_resumed_run_writes_where_it_was_told(
     assert (tmp_path / "out.safetensors").exists()
 
 
-def test_a_resumed_run_does_not_replace_another_model(place: Path, tmp_path: Path) -> None:
-    first = run(place, tmp_path, epochs=0.0)
-    again = resume(first.folder, quiet())  # as if it had stopped after writing
-    assert again.path == first.path
-    hvt.save(small(), first.path)
-    written = first.path.read_bytes()
-    with pytest.raises(hvt.HVTError, match=r"out\.safetensors is another model by now"):
-        resume(first.folder, quiet())
-    assert first.path.read_bytes() == written
-
-
-def test_speed_is_by_mode_and_batch(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def opened(path: str, mode: str, *_: Any) -> tuple[str, str]:
-        return path, mode
-
-    def measured(models: Any, batches: Any, *_: Any, **__: Any) -> list[SimpleNamespace]:
-        return [
-            SimpleNamespace(model=path, mode=mode, batch=batch, images_per_s=7.25 * batch)
-            for path, mode in models
-            for batch in batches
-        ]
-
-    monkeypatch.setattr(report, "open_bench_model", opened)
-    monkeypatch.setattr(report, "measure", measured)
-    console = quiet()
-    result = run(place, tmp_path, console, epochs=0.0, speed=True)
-    assert {row.speed["eager"][16] for row in result.rows} == {116.0}
-    assert "images/s, PyTorch, batch 1 " in said(console)
-
-
 def test_a_source_without_a_head_is_followed_by_its_features(place: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = timm.create_model(
@@ -535,14 +495,6 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
     )
     assert "20 images, of which 16" in text
     assert "too few for a batch of 64" in text
-    run_flags += ["--batch-size", "8"]
-    (tmp_path / "labelled/zebra").mkdir(parents=True)
-    shutil.copy(place / "photos/a/1.png", tmp_path / "labelled/zebra")
-    text = one_error(
-        capsys, vit, out, "--data", photos, *common, "--batch-size", "8", "--eval",
-        str(tmp_path / "labelled"),
-    )  # fmt: skip
-    assert "the class 'zebra'" in text
     assert "should end in .safetensors" in one_error(capsys, vit, "out.pth", "--data", photos)
     assert "no photos are given" in one_error(capsys, vit, out)
     pattern = photos + "/photos/a/*.png"

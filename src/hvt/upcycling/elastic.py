@@ -25,7 +25,7 @@ from .photos import Normalise, Size, read_views, unpack
 from .placement import candidates, describe, drop_unread_patches
 from .settings import Settings
 from .student import pooled, resized
-from .train import Work, distil
+from .train import distil
 
 if TYPE_CHECKING:
     from .run import Upcycling
@@ -174,13 +174,8 @@ def run(upcycling: Upcycling) -> tuple[HVT, dict[str, HVT], dict[str, Agreement]
     models = {"untrained": untrained}
     sizes = tuple(dict.fromkeys((source.config.image, *(c.image for c in configs_of(untrained)))))
     learner = functools.partial(ElasticDistiller, source=source, sizes=sizes, settings=settings)
-    work = Work(
-        settings, upcycling.folder, upcycling.photos, source.pretrained_cfg["interpolation"],
-        sizes, learner, holdout.figures, holdout.names[0], upcycling.workers, upcycling.processes,
-        upcycling.device, upcycling.console,
-    )  # fmt: skip
-    trains = 0 not in (settings.epochs, settings.minutes)
-    path = distil(work, copy.deepcopy(untrained)) if trains else None
+    student = copy.deepcopy(untrained)
+    path = distil(upcycling, student, learner, sizes, holdout.figures, holdout.names[0])
     if path is not None:
         trained = load(path, upcycling.device).float()
         for fraction in settings.average:

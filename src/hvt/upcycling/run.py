@@ -1,23 +1,19 @@
 """From a trained ViT to a cheap one: choose an image size and a placement, distil, report.
 
 The run's folder has `upcycle.json` (what was asked), `source.safetensors`, `placement.json`,
-`distilled/` as `hvt train` leaves a run, `model.safetensors` and `report.json`. Resuming skips
-whatever is there already.
+`distilled/` as `hvt train` leaves a run, and `report.json`. Resuming skips whatever is there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import filecmp
 import functools
 import json
 import math
 import random
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shlex
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +32,7 @@ from ..files import atomic_write, check_new, check_writable, expanded
 from ..model import HVT
 from ..terminal import print_line
 from ..training.pipeline import reading_processes
-from ..training.run_lock import RunLock, discard_empty
+from ..training.run_lock import locked
 from ..training.state import weights_digest
 from . import elastic, report
 from .distil import Agreement, Distiller, HoldoutAgreement
@@ -45,7 +41,7 @@ from .placement import Evaluator, Ranked, candidates, describe, rank
 from .settings import Settings, from_dict
 from .source import open_source
 from .student import Target, pooled, resized
-from .train import Work, distil, resume_command, started_by
+from .train import distil, resume_command, started_by
 
 
 @dataclass
@@ -82,11 +78,12 @@ def upcycle(
     chosen = from_dict(settings)
     name = type(source).__name__ if isinstance(source, nn.Module) else Path(source).stem
     folder = Path(run_folder or f"runs/upcycle-{name}")
-    with _locked(folder, chosen.device) as (processes, device):
+    group = distributed.process_group(chosen.device)
+    with group as (processes, device), locked(folder, processes):
         restarted = any(processes.any(device, distributed.restarted()))
-        work = Upcycling(chosen, Path(output), str(data), folder, processes, device, console)
-        work.begin(source, restarted)
-        return work.run()
+        run = Upcycling(chosen, Path(output), str(data), folder, processes, device, console)
+        run.begin(source, restarted)
+        return run.run()
 
 
 def resume(folder: str | Path, console: Console | None = None) -> Upcycled:
@@ -101,28 +98,11 @@ def resume(folder: str | Path, console: Console | None = None) -> Upcycled:
         raise HVTError(
             f"{folder} is not the folder of an upcycling: it has no readable upcycle.json"
         ) from error
-    with _locked(folder, settings.device) as (processes, device):
-        work = Upcycling(settings, output, data, folder, processes, device, console)
-        work.reopen(digest)
-        return work.run()
-
-
-@contextlib.contextmanager
-def _locked(
-    folder: Path, device_name: str
-) -> Iterator[tuple[distributed.DistributedContext, torch.device]]:
-    """The process group, with the run's folder locked before anybody looks into it."""
-    lock = RunLock(folder)
-    with distributed.process_group(device_name) as (processes, device):
-        try:
-            taken = processes.broadcast(lock.take() if processes.is_main_process else None)
-            if taken is not None:
-                raise taken
-            yield processes, device
-        finally:
-            lock.release()
-            if processes.is_main_process:
-                discard_empty(folder)
+    group = distributed.process_group(settings.device)
+    with group as (processes, device), locked(folder, processes):
+        run = Upcycling(settings, output, data, folder, processes, device, console)
+        run.reopen(digest)
+        return run.run()
 
 
 class Upcycling:
@@ -161,13 +141,15 @@ class Upcycling:
             better = self.output.with_suffix(".safetensors").name
             raise HVTError(f"{self.output} should end in .safetensors, as {better} does")
         check_new(self.output)
-        self._check_batch()
+        batch_size, unit = self.settings.batch_size, 2 * self.processes.world_size
+        if batch_size % unit:
+            raise HVTError(f"batch_size={batch_size} must be a multiple of {unit} (2 × processes)")
         self.source = open_source(source)
         origin = self.source.pretrained_cfg["origin"]
         origin["command"] = started_by()
         if self.settings.license:
             origin["license"] = self.settings.license
-        self._open_data()
+        self._open_photos()
         self._candidates()  # raises before anything is written
         asked = json.loads(json.dumps(self._asked()))
         there = self.processes.broadcast(json.loads(path.read_text()) if path.exists() else asked)
@@ -182,7 +164,7 @@ class Upcycling:
         """Open the source and the photos of a run that is resumed."""
         check_writable(self.output)
         self.source = load(self.folder / "source.safetensors").float()
-        self._open_data()
+        self._open_photos()
         if self.photos.digest != digest:
             raise HVTError(
                 f"the images in {self.data} are not those that the run in {self.folder} began "
@@ -205,16 +187,9 @@ class Upcycling:
             f"{resume_command(self.folder)}, or choose another --run-folder"
         )
 
-    def _check_batch(self) -> None:
-        batch_size, unit = self.settings.batch_size, 2 * self.processes.world_size
-        if batch_size % unit:
-            raise HVTError(f"batch_size={batch_size} must be a multiple of {unit} (2 × processes)")
-
-    def _open_data(self) -> None:
-        settings = self.settings
-        in_chans = self.source.config.in_chans
+    def _open_photos(self) -> None:
+        settings, in_chans = self.settings, self.source.config.in_chans
         self.photos = open_photos(self.data, settings.batch_size, settings.holdout, in_chans)
-        self.labelled = report.open_labelled(settings, self.source)
 
     # ── the run ─────────────────────────────────────────────────────────────────────────────────
 
@@ -244,13 +219,8 @@ class Upcycling:
         learner = functools.partial(
             Distiller, target=Target(source, chosen), sizes=sizes, settings=self.settings
         )
-        work = Work(
-            self.settings, self.folder, photos, source.pretrained_cfg["interpolation"], sizes,
-            learner, holdout.figures, holdout.names[0], self.workers, self.processes, self.device,
-            self.console,
-        )  # fmt: skip
-        trains = 0 not in (self.settings.epochs, self.settings.minutes)
-        path = distil(work, copy.deepcopy(student)) if trains else None
+        student = copy.deepcopy(student)
+        path = distil(self, student, learner, sizes, holdout.figures, holdout.names[0])
         if path is not None:
             models["distilled"] = load(path, self.device).float()
             scores["distilled"] = holdout.measure(models["distilled"])
@@ -321,11 +291,6 @@ class Upcycling:
     def holdout_shard(self) -> FileImages:
         """This process's part of the held-out photos."""
         rank, world_size = self.processes.rank, self.processes.world_size
-        if len(self.photos.val) < world_size:
-            raise HVTError(
-                f"{len(self.photos.val)} held-out photos are too few for {world_size} processes: "
-                "use more photos or fewer processes"
-            )
         return self.photos.val.subset(range(rank, len(self.photos.val), world_size))
 
     def _open_holdout(self, student: HVT) -> HoldoutAgreement:
@@ -345,31 +310,18 @@ class Upcycling:
         model.eval().pretrained_cfg["origin"] = self.source.pretrained_cfg["origin"]
         rows: list[report.Row] = []
         if self.processes.is_main_process:
-            self._write_output(model)
-            rows = report.measure_rows(
-                self.source, models, scores, best, self.labelled, self.settings, self.device,
-                self.log,
-            )  # fmt: skip
-            self.console.print(report.as_table(rows, self.source.num_classes > 0))
-            self.write(
-                "report.json",
-                {"output": str(self.output), "best": best, **report.to_dict(rows, self.device)},
+            save(model, self.output)
+            rows = report.rows_of(self.source, models, scores)
+            self.console.print(report.result_table(rows, self.source.num_classes > 0))
+            listed = [asdict(row) for row in rows]
+            self.write("report.json", {"output": str(self.output), "best": best, "rows": listed})
+            paths = [str(self.folder / "source.safetensors"), str(self.output)]
+            self.log(
+                f"the model is in {self.output}; hvt eval measures its accuracy, and "
+                f"{shlex.join(['hvt', 'bench', *paths])} its speed"
             )
         self.processes.barrier()
         return Upcycled(model, self.output, self.folder, table, rows)
-
-    def _write_output(self, model: HVT) -> None:
-        """Write the model, but not over a file that appeared meanwhile; our own may be there."""
-        saved = self.folder / "model.safetensors"
-        save(model, saved)
-        if self.output.exists() and not filecmp.cmp(saved, self.output, shallow=False):
-            raise HVTError(
-                f"{self.output} is another model by now: move it away, then resume with "
-                f"{resume_command(self.folder)}"
-            )
-        with atomic_write(self.output) as temporary:
-            shutil.copyfile(saved, temporary)
-        self.log(f"the model is in {self.output}")
 
     def _log_score(self, name: str, score: Agreement) -> None:
         words = (
@@ -380,6 +332,7 @@ class Upcycling:
         self.log(f"{name}: {words.format(*score[:2])} on {score.photos} photos")
 
     def log(self, text: str) -> None:
+        """Print a line, in the main process."""
         print_line(self.console, text)
 
     def write(self, name: str, values: dict[str, Any]) -> None:

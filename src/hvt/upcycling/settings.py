@@ -79,10 +79,6 @@ class Settings:
     holdout: int = field(500, "photos held out to measure by, at most a fifth of all", ge=1)
     skip_broken: bool = field(False, "pass over unreadable photos and count them")
 
-    eval: str | None = field(None, "labelled data to measure top-1 and top-5 on, at the end only")
-    root: str | None = field(None, "folder that has the named data set of --eval in it")
-    match_by_order: bool = field(False, "take its classes for the model's in their order")
-    speed: bool = field(True, "measure images/s at the end")
     license: str | None = field(None, "licence of the source, for the written file")
 
     device: str = field("auto", "auto, cpu, cuda …")

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from ..data.loader import TrainBatches
-from ..distributed import DistributedContext
 from ..model import HVT
 from ..training.interrupt import Interrupted
 from ..training.learner import Learner
 from ..training.optimize import seed_all
-from ..training.recipe import Recipe
-from ..training.recipe import from_dict as recipe_from_dict
+from ..training.recipe import Recipe, read_recipe
 from ..training.state import newest_state
 from ..training.trainer import Trainer
-from .photos import Crops, Photos, Size
+from .photos import Crops, Size
 from .settings import EPOCHS, Settings
 
-RECIPE = "recipe.json"
+if TYPE_CHECKING:
+    from .run import Upcycling
 
 
 def resume_command(folder: Path) -> str:
@@ -48,77 +42,62 @@ def _without_folder(word: str) -> str:
     return flag + sign + (Path(value).name if "/" in value else value)
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a distillation needs."""
+def distil(
+    run: Upcycling,
+    model: HVT,
+    learner: Callable[..., Learner],
+    sizes: Sequence[Size],
+    evaluate: Callable[[HVT], dict[str, float]],
+    measure: str,
+) -> Path | None:
+    """Train a model unless that is done → its best weights; None where there are none.
 
-    settings: Settings
-    folder: Path
-    """The whole run's; the training has its own inside."""
-    photos: Photos
-    interpolation: str
-    sizes: tuple[Size, ...]
-    """Of the crops: the source's and the student's; one where they are the same."""
-    learner: Callable[..., Learner]
-    """Takes recipe, model, batches, processes and device."""
-    evaluate: Callable[[HVT], dict[str, float]]
-    measure: str
-    """Which of the figures of `evaluate` the best weights are chosen by: the least."""
-    workers: int
-    processes: DistributedContext
-    device: torch.device
-    console: Console
+    `learner` takes recipe, model, batches, processes and device; `sizes` are those of the crops.
+    The best have the least of the `measure` among what `evaluate` gives.
+    """
+    folder, settings, processes = run.folder / "distilled", run.settings, run.processes
+    if 0 in (settings.epochs, settings.minutes):
+        return None
 
+    def trainer(recipe: Recipe) -> Trainer:
+        batches = TrainBatches(
+            run.photos.train,
+            Crops(sizes, settings.scale, run.source.pretrained_cfg["interpolation"]),
+            batch_size=recipe.batch_size,
+            seed=recipe.seed + 1,  # published weights were trained on these crops
+            shard_of=(processes.rank, 1, processes.world_size),
+            workers=run.workers,
+            skip_broken=recipe.skip_broken,
+            pin_memory=run.device.type == "cuda",
+        )
+        seed_all(recipe.seed, -1, run.device)
+        return Trainer(
+            learner(recipe, model, batches, processes, run.device),
+            folder,
+            run.console,
+            evaluate=evaluate,
+            measure=measure,
+            direction="min",
+            identity={"photos": run.photos.digest},
+            about=f"distilling on {len(run.photos.train)} photos",
+            resume_with=resume_command(run.folder),
+            allow_nonfinite=True,
+        )
 
-def distil(work: Work, model: HVT) -> Path | None:
-    """Train a model unless that is done → its best weights; None where none are finite."""
-    folder, settings, processes = work.folder / "distilled", work.settings, work.processes
     if not processes.broadcast((folder / "model.safetensors").exists()):
-        written = folder / RECIPE
-        began = processes.broadcast(written.exists())
-        epochs = EPOCHS if settings.epochs is None else settings.epochs
-        if began:
-            recipe = recipe_from_dict(json.loads(written.read_text()), str(written))
-        elif settings.minutes is not None:
-            trial = _trainer(work, model, _recipe(settings, 1.0), folder)
-            recipe = _recipe(settings, _epochs_for(trial, 60 * settings.minutes))
+        if processes.broadcast((folder / "recipe.json").exists()):
+            recipe = read_recipe(folder)
         else:
-            recipe = _recipe(settings, epochs)
-        state = newest_state(folder / "checkpoints", processes, work.console)
-        if _trainer(work, model, recipe, folder).run(state).stop_asked:
-            raise Interrupted(f"stopped; resume with: {resume_command(work.folder)}")
+            recipe = _recipe(settings, EPOCHS if settings.epochs is None else settings.epochs)
+            if settings.minutes is not None:
+                epochs = _epochs_for(trainer(recipe), 60 * settings.minutes)
+                recipe = _recipe(settings, epochs)
+        state = newest_state(folder / "checkpoints", processes, run.console)
+        if trainer(recipe).run(state).stop_asked:
+            raise Interrupted(f"stopped; resume with: {resume_command(run.folder)}")
         processes.barrier()  # for the main process, which writes
     best = folder / "best.safetensors"
     return best if best.exists() else None
-
-
-def _trainer(work: Work, model: HVT, recipe: Recipe, folder: Path) -> Trainer:
-    """A run whose labels are the source's outputs, and whose measure is the distance to them."""
-    settings, processes, device = work.settings, work.processes, work.device
-    batches = TrainBatches(
-        work.photos.train,
-        Crops(work.sizes, settings.scale, work.interpolation),
-        batch_size=recipe.batch_size,
-        seed=recipe.seed + 1,  # published weights were trained on these crops
-        shard_of=(processes.rank, 1, processes.world_size),
-        workers=work.workers,
-        skip_broken=recipe.skip_broken,
-        pin_memory=device.type == "cuda",
-    )
-    seed_all(recipe.seed, -1, device)
-    return Trainer(
-        work.learner(recipe, model, batches, processes, device),
-        folder,
-        work.console,
-        evaluate=work.evaluate,
-        measure=work.measure,
-        direction="min",
-        identity={"photos": work.photos.digest},
-        about=f"distilling on {len(work.photos.train)} photos",
-        resume_with=resume_command(work.folder),
-        recipe_file=RECIPE,
-        allow_nonfinite=True,
-    )
 
 
 def _recipe(settings: Settings, epochs: float) -> Recipe:
