@@ -34,24 +34,22 @@ if TYPE_CHECKING:
 # ── which settings ──────────────────────────────────────────────────────────────────────────────
 
 
-def options(
-    source: HVTConfig, settings: Settings
-) -> dict[float, tuple[list[HVTConfig], list[HVTConfig]]]:
-    """For each budget, dearest first, the placements and the unpooled sizes to choose from.
+def options(source: HVTConfig, settings: Settings) -> dict[float, list[HVTConfig]]:
+    """For each budget, dearest first, the candidates to choose from.
 
     A budget that the source meets at its own size has only that.
     """
     if not source.num_classes:
         raise HVTError("the source has no classifier to teach an elastic model: use another")
-    found: dict[float, tuple[list[HVTConfig], list[HVTConfig]]] = {}
+    found: dict[float, list[HVTConfig]] = {}
     whole = drop_unread_patches(source.replace(drop_path_rate=0.0))
     for budget in sorted(set(settings.elastic or ()), reverse=True):
         if float(label(whole)[:-1]) <= budget and not settings.fixed.keys() - {"pool_after"}:
-            found[budget] = [], [whole]
+            found[budget] = [whole]
         else:
             found[budget] = candidates(source, budget, settings.fixed)
-            if settings.pool_after == () and found[budget][1]:
-                found[budget] = [], found[budget][1]
+            if settings.pool_after == ():
+                found[budget] = found[budget][-1:]  # the largest images
     return found
 
 
@@ -60,15 +58,12 @@ def _place(run: Upcycling) -> list[HVTConfig]:
     path = run.folder / "placement.json"
     if not path.exists() and run.processes.is_main_process:
         chosen, tables = [], []
-        for budget, (placements, unpooled) in options(run.source.config, run.settings).items():
-            table = []
-            if placements:
-                run.log(f"{budget:g} GFLOPs:")
-                table = run.rank(placements, unpooled)
-            chosen.append(run.choose(table, unpooled) if table else unpooled[0])
-            tables.append([row.to_dict() for row in table])
-        configs = [config.to_dict() for config in chosen]
-        run.write("placement.json", {"chosen": configs, "ranked": tables})
+        for budget, configs in options(run.source.config, run.settings).items():
+            run.log(f"{budget:g} GFLOPs:")
+            config, table = run.choose(configs)
+            chosen.append(config.to_dict())
+            tables.append(table)
+        run.write("placement.json", {"chosen": chosen, "ranked": tables})
     run.processes.barrier()
     written = json.loads(path.read_text())["chosen"]
     return [HVTConfig.from_dict(values) for values in written]

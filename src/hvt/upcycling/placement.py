@@ -73,41 +73,36 @@ def describe(config: HVTConfig) -> str:
 # ── what there is ───────────────────────────────────────────────────────────────────────────────
 
 
-def candidates(
-    source: HVTConfig, gflops: float | None, fixed: dict[str, Any]
-) -> tuple[list[HVTConfig], list[HVTConfig]]:
-    """Pooled architectures that cost the budget or a little less, and whole ones on small images.
+def candidates(source: HVTConfig, gflops: float | None, fixed: dict[str, Any]) -> list[HVTConfig]:
+    """Architectures that cost the budget or a little less; without one `fixed` must name its own.
 
-    One for each size, stride and place; averages and log(size) unless `fixed` has others, for
-    which see `variants`. Without a budget `fixed` must name a size and the places.
+    Pooled ones for each size, stride and place, by averages and log(size) unless `fixed` has
+    others, for which see `variants`. Last the whole source on the largest images within the budget.
     """
     base = source.replace(drop_path_rate=0.0)
     if gflops is None:
         if "img_size" not in fixed or "pool_after" not in fixed:
             raise HVTError("no budget is given: use --gflops, or fix --img-size and --pool-after")
-        return [_only(base, fixed)], []
+        return [drop_unread_patches(placements(base, fixed)[0])]
     whole = cost(base).gflops
     if gflops >= whole:
         raise HVTError(
             f"gflops={gflops:g} is not less than the {whole:.3g} that the source costs: name a "
             "smaller budget"
         )
-    sizes = _sizes(base, fixed)
-    priced = [
-        (config, cost(config).gflops)
-        for config in map(drop_unread_patches, placements(base, fixed))
-    ]
-    within = [(config, price) for config, price in priced if price <= gflops]
-    if not within:
-        prices = [price for _, price in priced] or [whole]
+    configs = map(drop_unread_patches, placements(base, fixed))
+    prices = {config: cost(config).gflops for config in configs}
+    dearest = max((price for price in prices.values() if price <= gflops), default=None)
+    if dearest is None:
         raise HVTError(
             f"no placement costs {gflops:g} GFLOPs or less: those there are cost from "
-            f"{min(prices):.3g} to {max(prices):.3g}"
+            f"{min(prices.values()):.3g} to {max(prices.values()):.3g}"
         )
-    near = [config for config, price in within if price >= NEAR * gflops]
-    if not near:
-        near = [max(within, key=lambda pair: pair[1])[0]]
-    return near, _rivals(base, gflops, sizes)
+    lowest = min(dearest, NEAR * gflops)
+    near = [config for config, price in prices.items() if lowest <= price <= gflops]
+    unpooled = [drop_unread_patches(base.replace(img_size=size)) for size in _sizes(base, fixed)]
+    largest = [config for config in unpooled if cost(config).gflops <= gflops][-1:]
+    return list(dict.fromkeys([*near, *largest]))
 
 
 def placements(base: HVTConfig, fixed: dict[str, Any]) -> list[HVTConfig]:
@@ -127,8 +122,6 @@ def placements(base: HVTConfig, fixed: dict[str, Any]) -> list[HVTConfig]:
 
 def variants(config: HVTConfig, fixed: dict[str, Any]) -> list[HVTConfig]:
     """A placement by average and maximum, with and without log(size), as far as it is free."""
-    if not config.pool_blocks:
-        return [config]
     kinds = [fixed["pool"]] if "pool" in fixed else ["avg", "max"]
     weighed = "proportional_attention"
     ways = [fixed[weighed]] if weighed in fixed else [True, False]
@@ -149,16 +142,10 @@ def _sizes(base: HVTConfig, fixed: dict[str, Any]) -> list[tuple[int, int]]:
 
 def _strides(fixed: dict[str, Any]) -> list[tuple[int, int] | int]:
     dims, stride = fixed.get("pool_dims"), fixed.get("pool_stride")
-    options = list(STRIDES)
-    if stride is not None:
-        options = [stride] if isinstance(stride, tuple) else [(stride, stride), stride]
-    fitting = [s for s in options if dims is None or isinstance(s, tuple) == (dims == 2)]
-    if not fitting:
-        raise HVTError(
-            f"pool_stride={stride} has rows and columns, and pool_dims=1 pools the sequence: use "
-            "pool_dims=2, or one number"
-        )
-    return fitting
+    if isinstance(stride, tuple):
+        return [stride]
+    options = STRIDES if stride is None else ((stride, stride), stride)
+    return [s for s in options if dims is None or isinstance(s, tuple) == (dims == 2)]
 
 
 def _places(base: HVTConfig, fixed: dict[str, Any]) -> list[tuple[int, ...]]:
@@ -183,7 +170,7 @@ def _config(
         "img_size": size,
         "pool_after": after,
         "pool": fixed.get("pool", "avg"),
-        "pool_dims": 2 if isinstance(stride, tuple) else 1,
+        "pool_dims": fixed.get("pool_dims", 2 if isinstance(stride, tuple) else 1),
         "pool_stride": stride,
         "proportional_attention": fixed.get("proportional_attention", True),
     }
@@ -211,13 +198,6 @@ def _kernel(
     return rows, cols
 
 
-def _rivals(base: HVTConfig, gflops: float, sizes: Iterable[tuple[int, int]]) -> list[HVTConfig]:
-    """The whole source on the largest images that the budget allows."""
-    configs = [drop_unread_patches(base.replace(img_size=size)) for size in sizes]
-    within = [config for config in configs if cost(config).gflops <= gflops]
-    return within[-1:]
-
-
 def drop_unread_patches(config: HVTConfig) -> HVTConfig:
     """A model without pooling, without what no head reads.
 
@@ -227,11 +207,6 @@ def drop_unread_patches(config: HVTConfig) -> HVTConfig:
     if config.pool_blocks or config.head_pool != "token" or config.num_prefix_tokens > 1:
         return config
     return config.replace(retention=(config.tokens[0],) * (config.depth - 1) + (1,))
-
-
-def _only(base: HVTConfig, fixed: dict[str, Any]) -> HVTConfig:
-    size, stride, after = _sizes(base, fixed)[0], _strides(fixed)[0], _places(base, fixed)[0]
-    return drop_unread_patches(_config(base, fixed, size, stride, after))
 
 
 # ── which is best ───────────────────────────────────────────────────────────────────────────────
@@ -316,28 +291,26 @@ class Evaluator:
 
 def rank(
     evaluator: Evaluator,
-    placements: Sequence[HVTConfig],
-    unpooled: Sequence[HVTConfig],
+    configs: Sequence[HVTConfig],
     fixed: dict[str, Any],
     photos: int,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[Ranked]:
-    """All placements, best first, by successive halving: the better ones see more photos.
+    """All candidates, best first, by successive halving: the better ones see more photos.
 
     First each place by one kind of pooling; then the best of them by all kinds; then the best of
-    those on all photos. Rivals see all photos.
+    those on all photos. Unpooled ones see all photos.
     """
-    entered: list[HVTConfig] = []
-    current = list(placements)
+    entered = [config for config in configs if not config.pool_blocks]
+    current = [config for config in configs if config.pool_blocks]
     for turn, (count, kept) in enumerate(zip(ROUNDS, KEPT, strict=True)):
         note(f"{len(current)} placements on {min(count, photos)} photos")
         evaluator.measure(current, min(count, photos))
-        entered += [config for config in current if config not in entered]
-        best = [row.config for row in evaluator.ranked(current)[:kept]]
-        current = best
+        entered += current
+        current = [row.config for row in evaluator.ranked(current)[:kept]]
         if turn == 0:
-            current = [one for config in best for one in variants(config, fixed)]
-    note(f"{len(current)} placements on {photos} photos")
-    evaluator.measure([*current, *unpooled], photos)
-    entered += [config for config in (*current, *unpooled) if config not in entered]
-    return evaluator.ranked(entered)
+            current = [one for config in current for one in variants(config, fixed)]
+    final = [*current, *(config for config in entered if not config.pool_blocks)]
+    note(f"{len(final)} candidates on {photos} photos")
+    evaluator.measure(final, photos)
+    return evaluator.ranked(dict.fromkeys([*entered, *current]))

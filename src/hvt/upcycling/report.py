@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from ..config import HVTConfig
 from ..costs import cost
 from ..model import HVT
 from .distil import Agreement
@@ -38,11 +37,11 @@ def rows_of(source: HVT, models: dict[str, HVT], scores: dict[str, Agreement]) -
     return rows
 
 
-def ranking_table(ranked: Sequence[Ranked], unpooled: Sequence[HVTConfig]) -> Table:
+def ranking_table(ranked: Sequence[Ranked]) -> Table:
     """The best candidates, and the unpooled ones wherever they stand."""
     table = _table("candidate, untrained", "GFLOPs", "agreement", "KL", "photos")
     for place, row in enumerate(ranked):
-        if place < SHOWN or row.config in unpooled:
+        if place < SHOWN or not row.config.pool_blocks:
             table.add_row(
                 describe(row.config), f"{row.gflops:.3f}", f"{row.agreement:.1f} %",
                 f"{row.kl:.4f}", str(row.photos),

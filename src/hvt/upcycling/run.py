@@ -230,8 +230,8 @@ class Upcycling:
 
     # ── where to pool ───────────────────────────────────────────────────────────────────────────
 
-    def _candidates(self) -> tuple[list[HVTConfig], list[HVTConfig]]:
-        """Placements, and the unpooled source on smaller images; raises where there are none."""
+    def _candidates(self) -> list[HVTConfig]:
+        """What to choose from; raises where there is nothing."""
         if self.settings.elastic:
             return next(iter(elastic.options(self.source.config, self.settings).values()))
         return candidates(self.source.config, self.settings.gflops, self.settings.fixed)
@@ -240,38 +240,33 @@ class Upcycling:
         """The best candidate, and the table it was chosen from; ranked by the main process."""
         path = self.folder / "placement.json"
         if not path.exists() and self.processes.is_main_process:
-            placements, unpooled = self._candidates()
-            table: list[Ranked] = []
-            chosen = placements[0]
-            if len(placements) > 1 or unpooled:
-                table = self.rank(placements, unpooled)
-                chosen = self.choose(table, unpooled)
-            self.write(
-                "placement.json",
-                {"chosen": chosen.to_dict(), "ranked": [row.to_dict() for row in table]},
-            )
+            chosen, table = self.choose(self._candidates())
+            self.write("placement.json", {"chosen": chosen.to_dict(), "ranked": table})
         self.processes.barrier()
         placement = json.loads(path.read_text())
         return HVTConfig.from_dict(placement["chosen"]), placement["ranked"]
 
-    def choose(self, table: list[Ranked], unpooled: list[HVTConfig]) -> HVTConfig:
-        """The best row, unless pooling was asked for; logs why."""
-        best = table[0]
-        pools = bool(best.config.pool_blocks)
-        other = next((row for row in table if bool(row.config.pool_blocks) != pools), None)
-        if other is None:
-            return best.config
-        compared = f"KL {best.kl:.4f} against {other.kl:.4f} of {describe(other.config)}"
-        if best.config in unpooled and self.settings.asks_for_pooling:
-            self.log(f"{describe(best.config)} is better ({compared}), but pooling was asked for")
-            return other.config
-        self.log(
-            f"chosen: {describe(best.config)}, the best of all untrained: {compared}"
-            + ("; --pool asks for pooling" if best.config in unpooled else "")
-        )
-        return best.config
+    def choose(self, configs: list[HVTConfig]) -> tuple[HVTConfig, list[dict[str, Any]]]:
+        """The best of some candidates, or the best pooled one if that was asked for; logs why.
 
-    def rank(self, placements: list[HVTConfig], unpooled: list[HVTConfig]) -> list[Ranked]:
+        With the table of their ranking, which is empty where there is only one.
+        """
+        if len(configs) == 1:
+            return configs[0], []
+        table = self._rank(configs)
+        pooled = [row for row in table if row.config.pool_blocks]
+        unpooled = [row for row in table if not row.config.pool_blocks]
+        best = pooled[0] if pooled and self.settings.asks_for_pooling else table[0]
+        others = unpooled if best.config.pool_blocks else pooled
+        if others:
+            why = "the best of all untrained" if best is table[0] else "as pooling was asked for"
+            self.log(
+                f"chosen: {describe(best.config)}, {why}: KL {best.kl:.4f} against "
+                f"{others[0].kl:.4f} of {describe(others[0].config)}"
+            )
+        return best.config, [row.to_dict() for row in table]
+
+    def _rank(self, configs: list[HVTConfig]) -> list[Ranked]:
         settings, photos = self.settings, self.photos
         count = min(settings.rank_photos, len(photos.train))
         # Shuffled: the first rounds see the first of them.
@@ -280,8 +275,8 @@ class Upcycling:
             self.source, photos.train.subset(spread), self.device, self.workers,
             settings.skip_broken,
         )  # fmt: skip
-        table = rank(evaluator, placements, unpooled, settings.fixed, count, self.log)
-        self.console.print(report.ranking_table(table, unpooled))
+        table = rank(evaluator, configs, settings.fixed, count, self.log)
+        self.console.print(report.ranking_table(table))
         if len(table) > report.SHOWN:
             self.log(f"all {len(table)} are in {self.folder / 'placement.json'}")
         return table
