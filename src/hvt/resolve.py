@@ -14,7 +14,7 @@ import timm
 import torch
 from torch import nn
 
-from .checkpoint.folder import WEIGHT_FILES
+from .checkpoint.reading import WEIGHT_FILES
 from .checkpoint.save_load import load
 from .errors import HVTError, did_you_mean, first_line
 from .registry import create_model

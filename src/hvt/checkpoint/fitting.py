@@ -57,7 +57,7 @@ def check_weights(
 ) -> None:
     """Raise an error unless these are the finite weights of a model of `config`."""
     shapes = elastic_shapes(config, settings, tensors)
-    compare(tensors, shapes, f"{path} is incomplete or of an unknown architecture")
+    compare(tensors, shapes, f"{path} does not hold its architecture's weights")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, not as weights")

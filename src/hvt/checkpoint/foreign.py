@@ -12,13 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ..config import HVTConfig
 from ..errors import CheckpointError, HVTError
 from .description import understood
+from .fitting import State
 
-State = dict[str, Tensor]
 Size = tuple[int, int]
 
 _NEEDED = (
@@ -65,8 +63,13 @@ def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HV
     prefix = sum(state[name].shape[1] for name in tokens if name in state)
     image, unplaced = _image(state["pos_embed"].shape[1], prefix, patch, arguments, hints)
     known = hints | arguments
-    if "norm_pre.weight" in state:
-        _check_told(("act_layer", "norm_eps"), known)
+    untold = [name for name in ("act_layer", "norm_eps") if name not in known]
+    if "norm_pre.weight" in state and untold:
+        raise HVTError(
+            "it has a norm before its blocks, as CLIP's models have, and tensors do not tell "
+            f"{' and '.join(untold)}: pass them to load, such as act_layer='quick_gelu' and "
+            "norm_eps=1e-5 for OpenAI's, or name the model of timm"
+        )
     heads, head_dim = _heads(width, known)
     pooled = sorted(int(name.split(".")[1]) for name in state if name.endswith(".pos_embed"))
     lengths = [state[f"blocks.{i}.pos_embed"].shape[1] - prefix for i in pooled]
@@ -94,17 +97,6 @@ def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HV
         **averaged | {name: known[name] for name in kinds if name in known},
     )
     return _pooled(config, tuple(pooled), lengths, known)
-
-
-def _check_told(names: Iterable[str], known: dict[str, Any]) -> None:
-    """A norm before the blocks, as CLIP has, needs to be told what CLIPs differ in."""
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise HVTError(
-            "it has a norm before its blocks, as CLIP's models have, and tensors do not tell "
-            f"{' and '.join(missing)}: pass them to load, such as act_layer='quick_gelu' and "
-            "norm_eps=1e-5 for OpenAI's, or name the model of timm"
-        )
 
 
 _LARGEST = 1024

@@ -18,7 +18,7 @@ from ..files import atomic_write
 from ..model import HVT
 from ..zoo import MODELS
 from .description import PREPROCESSING, shown
-from .folder import WEIGHT_FILES
+from .reading import WEIGHT_FILES
 from .save_load import load, save
 
 _CARD = """\

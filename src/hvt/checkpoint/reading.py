@@ -1,4 +1,9 @@
-"""Any checkpoint as one kind of value: its tensors, and what it or others say of its model."""
+"""Any checkpoint as one kind of value: its tensors, and what it or others say of its model.
+
+Our own files describe themselves. Of others' the tensors tell the architecture, and the JSON files
+of a Hugging Face directory the rest: timm's name the architecture and its arguments, transformers'
+hold the fields themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from torch import Tensor
 
+from ..config import HVTConfig
 from ..errors import CheckpointError
-from ..zoo import find_checkpoint
+from ..zoo import MODELS, find_checkpoint, get_config
 from . import checksum
 from .description import (
     Description,
     check_names,
     check_preprocessing,
     read_description,
+    read_json,
     understood,
 )
-from .fitting import check_weights, compare, parameter_shapes
-from .folder import WEIGHT_FILES, read_folder
+from .fitting import State, check_weights
 from .foreign import infer_config
+from .timm_vit import is_timm_name, named_config
 from .torch_files import read_torch, stripped
-from .transformers_vit import from_transformers
+from .transformers_vit import from_transformers, transformers_config, transformers_preprocessing
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+"""What Hugging Face's directories call them."""
 
 
 @dataclass
@@ -32,36 +41,41 @@ class Checkpoint(Description):
     """What a weights file says, whoever wrote it."""
 
     path: Path = Path()
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: State = field(default_factory=dict)
     described: bool = False
     """Whether the file itself says its architecture; that of others' files is inferred."""
-    missing: str = ""
-    """Why it cannot be told how images are prepared, where it cannot."""
+    preprocessing_known: bool = True
+    """Not for a transformers directory without its image processor."""
 
 
 def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     """What a file or directory says; `hints` settle what another's file leaves open."""
     path = find_checkpoint(path)
-    # Not Path's methods, which raise for a name that is too long or a folder that is not ours.
-    beside = path.name in WEIGHT_FILES and os.path.isfile(path.parent / "config.json")  # noqa: PTH113
-    if os.path.isdir(path) or beside:  # noqa: PTH112
-        weights = path if beside else _weights(path)
-        checkpoint = _read_folder(weights.parent, weights, hints or {})
+    weights, folder = _find_weights(path)
+    tensors, arguments, description = _read_file(weights)
+    if description is not None:
+        said = vars(read_description(weights, description))
+        checkpoint = Checkpoint(**said, path=weights, tensors=tensors, described=True)
     else:
-        checkpoint = _read_file(path, {}, hints or {})
+        checkpoint = _inferred(weights, folder, tensors, arguments, hints or {})
     check_weights(checkpoint.tensors, checkpoint.config, checkpoint.settings, path)
     return checkpoint
 
 
-def _weights(folder: Path) -> Path:
-    for name in WEIGHT_FILES:
-        if (folder / name).exists():
-            return folder / name
-    raise CheckpointError(f"{folder} has no {' or '.join(WEIGHT_FILES)} in it")
+def _find_weights(path: Path) -> tuple[Path, Path | None]:
+    """The file that holds the weights, and the directory whose JSON files tell of them."""
+    # Not Path's methods, which raise for a name that is too long or a folder that is not ours.
+    if os.path.isdir(path):  # noqa: PTH112
+        for name in WEIGHT_FILES:
+            if (path / name).exists():
+                return path / name, path
+        raise CheckpointError(f"{path} has no {' or '.join(WEIGHT_FILES)} in it")
+    beside = path.name in WEIGHT_FILES and os.path.isfile(path.parent / "config.json")  # noqa: PTH113
+    return path, path.parent if beside else None
 
 
-def _read_file(path: Path, arguments: dict[str, Any], hints: dict[str, Any]) -> Checkpoint:
-    """A file; `arguments` are what is said beside it, and count as if it said them itself."""
+def _read_file(path: Path) -> tuple[State, dict[str, Any], str | None]:
+    """A file's tensors, the training arguments beside them, and our description of the model."""
     if path.suffix.lower() == ".onnx":
         raise CheckpointError(
             f"{path} is an exported model, which hvt predict, hvt eval and hvt.Predictor run: "
@@ -72,66 +86,99 @@ def _read_file(path: Path, arguments: dict[str, Any], hints: dict[str, Any]) -> 
             start = file.read(9)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    if start[8:9] == b"{":
-        return _read_safetensors(path, arguments, hints)
-    if start[:4] != b"PK\x03\x04" and start[:1] != b"\x80":
+    if start[8:9] != b"{":
+        if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+            return read_torch(path)
         raise CheckpointError(
             f"{path} is neither a safetensors nor a PyTorch file, or its beginning is damaged"
         )
-    tensors, own, description = read_torch(path)
-    if description is not None:
-        return _described(path, description, tensors)
-    return _inferred(path, tensors, arguments | own, hints)
-
-
-def _read_safetensors(path: Path, arguments: dict[str, Any], hints: dict[str, Any]) -> Checkpoint:
     with (
         understood(f"{path} is damaged or cut short, so fetch or copy it again"),
-        safe_open(path, framework="pt") as file,
+        safe_open(path, framework="pt") as opened,
     ):
-        metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = opened.metadata() or {}
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     checksum.check(path, metadata, checksum.tensor_parts(metadata, tensors))
-    if "hvt" in metadata:
-        return _described(path, metadata["hvt"], tensors)
-    return _inferred(path, stripped(tensors, path), arguments, hints)
-
-
-def _described(path: Path, description: str, tensors: dict[str, Tensor]) -> Checkpoint:
-    """One of our own files, from what it says of itself."""
-    said = vars(read_description(path, description))
-    return Checkpoint(**said, path=path, tensors=tensors, described=True)
+    return tensors, {}, metadata.get("hvt")
 
 
 def _inferred(
-    path: Path, tensors: dict[str, Tensor], arguments: dict[str, Any], hints: dict[str, Any]
+    path: Path,
+    folder: Path | None,
+    tensors: State,
+    arguments: dict[str, Any],
+    hints: dict[str, Any],
 ) -> Checkpoint:
-    """A file of others, from its tensors."""
-    tensors = from_transformers(tensors, path)
-    config = infer_config(tensors, arguments, hints, path)
-    with understood(f"{path} does not describe a usable model"):
-        check_preprocessing({}, config)  # the size of its input
-    return Checkpoint(config, path=path, tensors=tensors)
-
-
-def _read_folder(folder: Path, weights: Path, hints: dict[str, Any]) -> Checkpoint:
-    with understood(f"the JSON files in {folder} are not understood"):
-        told = read_folder(folder)
-        checkpoint = _read_file(weights, told.arguments, hints)
-        if checkpoint.described:
-            return checkpoint
-        if told.config is not None:
-            verdict = f"{folder} does not fit the architecture and model_args of its config.json"
-            compare(checkpoint.tensors, parameter_shapes(told.config), verdict)
-            checkpoint.config = told.config
-        classes = checkpoint.config.num_classes
-        if told.class_names and classes:
-            checkpoint.class_names = check_names(told.class_names, classes)
-        checkpoint.preprocessing = check_preprocessing(told.preprocessing or {}, checkpoint.config)
-    if told.preprocessing is None:  # ViT's mean and std are not those of DeiT
-        checkpoint.missing = (
-            f"{folder} has no preprocessor_config.json, so nothing tells how its images are "
-            "normalised: save the image processor that the model was trained with there too "
-            "(processor.save_pretrained)"
+    """A file of others, from its tensors and what is told beside it."""
+    tensors = from_transformers(stripped(tensors, path), path)
+    about = f"the JSON files in {folder} are not understood"
+    with understood(about if folder else f"{path} does not describe a usable model"):
+        told = _read_folder(folder) if folder else _Told()
+        config = told.config or infer_config(tensors, told.arguments | arguments, hints, path)
+        names = told.class_names if config.num_classes else None
+        return Checkpoint(
+            config,
+            check_preprocessing(told.preprocessing or {}, config),
+            check_names(names, config.num_classes) if names else None,
+            path=path,
+            tensors=tensors,
+            preprocessing_known=told.preprocessing is not None,
         )
-    return checkpoint
+
+
+@dataclass
+class _Told:
+    """What the JSON files beside some weights tell."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Fields that tensors leave open."""
+    preprocessing: dict[str, Any] | None = field(default_factory=dict)
+    """None where a transformers directory has no image processor."""
+    class_names: list[Any] | None = None
+    config: HVTConfig | None = None
+    """All fields, of one of our models that timm saved."""
+
+
+def _read_folder(path: Path) -> _Told:
+    """What a directory tells beside its weights; raises whatever values of a wrong kind lead to."""
+    config = _read_json(path / "config.json")
+    if "pretrained_cfg" in config or "architecture" in config:
+        return _timm(config)
+    arguments, names = transformers_config(config)
+    processor = path / "preprocessor_config.json"
+    if processor.exists():
+        return _Told(arguments, transformers_preprocessing(_read_json(processor)), names)
+    return _Told(arguments, None if config else {}, names)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return read_json(path.read_bytes()) if path.exists() else {}
+
+
+def _timm(config: dict[str, Any]) -> _Told:
+    """timm's form; in its earlier one everything lies at the top."""
+    name, arguments = config.get("architecture"), dict(config.get("model_args") or {})
+    cfg = config.get("pretrained_cfg", config)
+    told = _Told(
+        {}, cfg, config.get("label_names") or config.get("labels") or cfg.get("label_names")
+    )
+    if name in MODELS:
+        if "num_classes" in config:
+            arguments["num_classes"] = config["num_classes"]
+        told.config = get_config(name, **arguments)
+    elif isinstance(name, str) and is_timm_name(name):
+        if config.get("global_pool") is not None:
+            arguments.setdefault("global_pool", config["global_pool"])
+        told.arguments = _timm_arguments(name, arguments)
+    return told
+
+
+def _timm_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What the name of a timm model and its arguments tell that tensors do not."""
+    try:  # one block tells as much as all, and nothing is read from a file that they may name
+        named = named_config(name, checkpoint_path="", **arguments | {"depth": 1})
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise ValueError(f"timm makes no {name} of {arguments} ({error})") from error
+    fields = ("num_heads", "act_layer", "norm_eps", "no_embed_class", "global_pool")
+    sizes = {"img_size": arguments["img_size"]} if "img_size" in arguments else {}
+    return {key: getattr(named, key) for key in fields} | sizes

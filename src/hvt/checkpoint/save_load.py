@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..config import HVTConfig
 from ..elastic import ElasticSettings, choose, configs_of, label
 from ..errors import CheckpointError, HVTError
 from ..files import atomic_write
@@ -95,8 +94,12 @@ def load(
     the dearest of at most that cost instead, as a plain model, and `overrides` are of one.
     """
     checkpoint = read(path, overrides)
-    if checkpoint.missing:
-        raise CheckpointError(checkpoint.missing)
+    if not checkpoint.preprocessing_known:  # ViT's mean and std are not those of DeiT
+        raise CheckpointError(
+            f"{checkpoint.path.parent} has no preprocessor_config.json, so nothing tells how its "
+            "images are normalised: save the image processor that the model was trained with there "
+            "too (processor.save_pretrained)"
+        )
     if gflops is not None or overrides:
         checkpoint = one_setting(checkpoint, gflops)
     config = checkpoint.config.replace(**overrides)
@@ -143,30 +146,23 @@ def _own(tensors: dict[str, Tensor], index: int) -> dict[str, Tensor]:
 def load_into(model: HVT, path: str | Path) -> None:
     """Take a checkpoint's weights into a model of the same architecture, resizing them to it."""
     checkpoint = one_setting(read(path, model.config.to_dict()))
-    tensors = fitted(checkpoint.tensors, checkpoint.config, model.config, checkpoint.path)
-    if checkpoint.described:
-        _check_alike(checkpoint, model.config)
+    ours = model.config
+    tensors = fitted(checkpoint.tensors, checkpoint.config, ours, checkpoint.path)
+    theirs = checkpoint.config.replace(img_size=ours.img_size, patch_size=ours.patch_size)
+    fields = [name for name in ours.to_dict() if name not in _MAY_DIFFER]
+    for name in (*fields, "head_pool"):  # shapes tell neither heads nor kinds of pooling
+        value, wanted = getattr(theirs, name), getattr(ours, name)
+        if checkpoint.described and value != wanted:
+            raise CheckpointError(
+                f"{checkpoint.path} is of another architecture: its {name} is {value!r}, the "
+                f"model's is {wanted!r}"
+            )
     model.load_state_dict(tensors, strict=False)
 
 
 _MAY_DIFFER = (
     "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "init_values",
     "stages", "pool_after", "global_pool",
+    "drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
 )  # fmt: skip
-"""Fields that weights can follow, or that are told by others."""
-
-
-def _check_alike(checkpoint: Checkpoint, config: HVTConfig) -> None:
-    """Raise an error for weights of other outputs: shapes tell neither heads nor kinds of pooling.
-
-    How much is dropped in training does not matter, and stages may be given as blocks.
-    """
-    theirs = checkpoint.config.replace(img_size=config.img_size, patch_size=config.patch_size)
-    fields = [f for f in theirs.to_dict() if f not in _MAY_DIFFER and not f.endswith("_rate")]
-    for name in (*fields, "pool_blocks", "head_pool"):
-        value, wanted = getattr(theirs, name), getattr(config, name)
-        if value != wanted:
-            raise CheckpointError(
-                f"{checkpoint.path} is of another architecture: its {name} is {value!r}, the "
-                f"model's is {wanted!r}"
-            )
+"""Fields that weights can follow, that shapes or others tell, or that count in training only."""

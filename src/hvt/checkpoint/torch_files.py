@@ -22,8 +22,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, UnsafeCheckpointError
 from .description import understood
-
-State = dict[str, Tensor]
+from .fitting import State
 
 DESCRIPTION = "hvt.json"
 """Of the model, among the extra files of an exported program."""
@@ -52,7 +51,7 @@ def read_torch(path: Path) -> tuple[State, dict[str, Any], str | None]:
         )
     arguments = content.get("args")
     told = vars(arguments) if isinstance(arguments, argparse.Namespace) else {}
-    return stripped(tensors, path), told, None
+    return tensors, told, None
 
 
 def _unpickled(path: Path) -> Any:

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..errors import CheckpointError
-
-State = dict[str, Tensor]
+from .fitting import State
 
 _TRANSFORMERS = (
     (r"^(?:vit|deit)\.", ""),
