@@ -165,14 +165,10 @@ def test_a_model_that_drops_tokens_shows_them_before_and_after(capsys: Captured)
     out = run(capsys, "cost", "deit_s_power")
     assert "2.70 GFLOPs" in out
     assert "1.70× cheaper than with all tokens kept" in out
-    assert "hvt.power.retention_for" in out
     rows = [line.split()[:3] for line in out.splitlines() if "█" in line]
     kept = hvt.get_config("deit_s_power").retention
     assert [int(row[2]) for row in rows] == list(kept)
     assert [int(row[1]) for row in rows] == [197, *kept[:-1]]
-    own = run(capsys, "cost", "deit_s", "--depth", "3", "--retention", "150,100,1")
-    assert "197 → 150 → 100 → 1 tokens" in own
-    assert "the paper prints" not in own + run(capsys, "cost", "deit_s_power", "--img-size", "64")
 
 
 @pytest.mark.parametrize("name", ["[red]plan.json", "[/x].json", "a\x1b.json"])
@@ -221,7 +217,6 @@ def test_cost_as_json(capsys: Captured) -> None:
         (["pool_after="], {"pool_after": ()}),
         (["--stages", "none"], {"stages": None}),
         (["--class-token"], {"class_token": True}),
-        (["class_token=yes"], {"class_token": True}),
         (["--no-class-token"], {"class_token": False}),
         (["--mlp-ratio", "2.5"], {"mlp_ratio": 2.5}),
         (["--pool", "conv"], {"pool": "conv"}),
@@ -264,16 +259,13 @@ def test_every_field_has_a_flag_with_help(capsys: Captured) -> None:
         ("cost hvt_s_1 --depht 24", "hvt cost: unknown flag '--depht': did you mean --depth?"),
         ("cost hvt_s_1 --nothing", "(see hvt cost --help)"),
         ("cost hvt_s_1 --num_clases=3", "unknown flag '--num-clases': did you mean --num-classes"),
-        ("cost hvt_s_1 depht=24", "unknown override 'depht': did you mean depth?"),
-        ("cost hvt_s_1 24", "'24' is not understood: write name=value, such as depth=24"),
+        ("cost hvt_s_1 depht=24", "unknown flag '--depht': did you mean --depth?"),
         ("cost hvt_s_1 --depth", "--depth: expected one argument"),
         ("cost hvt_s_1 --depth many", ": depth='many' must be a whole number ("),
-        ("cost hvt_s_1 depth=many", ": depth='many' must be a whole number\n"),
         ("cost hvt_s_1 mlp_ratio=big", "mlp_ratio='big' must be a number"),
         ("cost hvt_s_1 img_size=1x2x3", "img_size='1x2x3' must be a whole number or a pair"),
         ("cost hvt_s_1 stages=few", "stages='few' must be a whole number or none"),
         ("cost hvt_s_1 pool_after=0,x", "must be whole numbers such as 3,6 or none"),
-        ("cost hvt_s_1 class_token=maybe", "class_token='maybe' must be true or false"),
         ("cost hvt_s_1 --depth -3", "depth=-3 must be a whole number from 1 to 10000"),
     ],
 )
@@ -346,9 +338,7 @@ def test_bash_completes(capsys: Captured, tmp_path: Path) -> None:
     assert done.stdout.split() == hvt.list_models("hvt_b_*"), done.stderr
 
 
-@pytest.mark.parametrize(
-    "words", [["-m", "hvt", "models"], ["-u", "-m", "hvt", "models"], ["-u", "-m", "hvt", "--help"]]
-)
+@pytest.mark.parametrize("words", [["-m", "hvt", "models"], ["-u", "-m", "hvt", "models"]])
 def test_a_full_disk_is_an_error(words: list[str]) -> None:
     full = Path("/dev/full")
     if not full.exists():

@@ -87,7 +87,7 @@ def expected(hint: Any, **limits: Any) -> str:
         elif typing.get_args(option)[-1] is not ...:
             listed.append("a pair such as 192x256")
         elif typing.get_args(option)[0] is str:
-            listed.append("a list of text")
+            listed.append(f"a list of {words[str]}")
         elif typing.get_args(option)[0] is float:
             listed.append(f"numbers{bounds} such as 0.4,0.7")
         else:

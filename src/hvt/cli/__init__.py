@@ -8,8 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import MetaPathFinder
-from types import ModuleType
 
 from .. import __version__
 from .._openmp import wait_briefly
@@ -22,19 +20,10 @@ _EXAMPLES = """\
 examples:
   hvt models 'hvt_s_*'              the small models, their cost and tokens
   hvt cost hvt_s_4 --img-size 384   where the MACs go, block by block
-  hvt plan --gflops 1.25            the best models that a budget buys
-  hvt search digits --gflops 0.005  which models learn most within a budget
-  hvt check IMAGES                  whether every image can be read
   hvt train digits                  a first model, in a minute on two cores
-  hvt eval best.safetensors --data digits
-  hvt predict best.safetensors cat.jpg
-  hvt export best.safetensors best.onnx --int8 --data digits
-  hvt bench hvt_s_1 hvt_s_4 --modes eager,onnx,int8
-  hvt serve best.safetensors --port 8080
-  hvt see tokens best.safetensors cat.jpg
   hvt fit IMAGES                    a classifier of your own images
-  hvt upcycle deit.pth small.safetensors --gflops 0.7 --data PHOTOS
-  hvt paper costs                   every cost that the paper prints, and ours
+  hvt predict cat.jpg               the classes of an image, by the built-in model
+  hvt plan --help                   what a command does, with examples
 """
 
 COMMANDS = (
@@ -43,9 +32,6 @@ COMMANDS = (
 )  # fmt: skip
 """Each is in the module of its name, or of that in `_MODULES`: only one is imported, or all."""
 _MODULES = {"cost": "models", "recipes": "train"}
-
-LONG_RUNNING = ("train", "serve", "upcycle", "search", "power")
-"""Commands whose stderr is a log; others tell what they wait for only on a terminal."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write to a full disk or beyond a quota."""
@@ -80,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             code = _run(words)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # or a full disk would be noticed too late for an error
+            sys.stdout.flush()  # or a full disk would be noticed too late for an error
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         _drop_output()
     except OSError as error:
@@ -101,9 +86,6 @@ def _run(words: Sequence[str]) -> int:
             parser.print_help()
             return 0
         args.words = words
-        launched = "RANK" in os.environ  # by torchrun or by hvt train --processes
-        if not launched and (words[0] in LONG_RUNNING or sys.stderr.isatty()):
-            sys.meta_path.insert(0, _TorchNotice(words[0]))
         return args.run(args) or 0
     except HVTError as error:
         return _fail(error)
@@ -123,23 +105,6 @@ def _fail(error: HVTError) -> int:
     who = "hvt" if rank == "0" else f"hvt ({rank})"
     print(f"{who}: {printable(str(error))}", file=sys.stderr)
     return 2
-
-
-class _TorchNotice(MetaPathFinder):
-    """Tells on stderr, once, that torch is being imported, which takes seconds on a busy machine.
-
-    Where arguments are wrong, torch is not imported, and the error is all that is printed.
-    """
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> None:
-        if name == "torch" and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            print(f"hvt {self.command}: loading torch", file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bench import MODES
-from ..errors import HVTError, did_you_mean
-from ..files import check_writable
+from ..errors import HVTError
 from ..plot import figure_path
 from .flags import add_command, add_flag, add_shared
 from .output import emit, note, print_json
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 hvt bench deit_s hvt_s_1 hvt_s_4 --batch 1,16
-hvt bench hvt_s_4 --modes eager,compiled,onnx,int8 --csv speed.csv
+hvt bench hvt_s_4 --modes eager,compiled,onnx,int8 --csv > speed.csv
 hvt bench deit_s hvt_s_4 pit_s_224 --batch 16 --plot speed.png
 hvt bench model.safetensors model.onnx resnet50 --threads 2 --json
 """
@@ -47,16 +46,15 @@ def register(commands: Any) -> None:
         help="a model's name (hvt's or timm's), a .json config, a checkpoint or an .onnx file",
     )
     parser.add_argument("others", nargs="*", metavar="MODEL", help="more of them")
-    add_flag(
-        parser, "--modes", f"of {', '.join(MODES)}; timm's have no exported ones", str, "eager"
-    )
+    text = f"of {', '.join(MODES)}; timm's have no exported ones"
+    add_flag(parser, "--modes", text, tuple[str, ...], "eager", metavar="MODES", choices=MODES)
     add_flag(parser, "--batch", "batch sizes", tuple[int, ...], "1,16", ge=1)
     add_flag(parser, "--img-size", "pixels, for hvt's models", int, ge=1)
     add_shared(parser, "--threads", "--device")
     add_flag(parser, "--rounds", "turns of each", int, 5, ge=1)
     add_flag(parser, "--no-memory", "leave out the peak memory", bool)
-    add_flag(parser, "--csv", "also write the rows, with the machine", metavar="CSV")
-    add_shared(parser, "--plot", "--json")
+    add_shared(parser, "--plot")
+    add_shared(parser.add_mutually_exclusive_group(), "--csv", "--json")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -65,22 +63,25 @@ def run(args: argparse.Namespace) -> None:
     GFLOPs are MACs per image; the share of peak is that of the machine's fastest float32 matrix
     product.
     """
-    modes = _modes(args.modes)
-    _check_files(args)
+    if args.plot:
+        figure_path(args.plot)
 
     import torch
 
     from ..bench.measure import describe
-    from ..bench.models import open_bench_model
+    from ..bench.models import modes_of, open_bench_model
     from ..bench.plot import draw
-    from ..bench.run import busy, measure, write_csv
+    from ..bench.run import busy, measure
     from ..device import find_device
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     device, batches = find_device(args.device), sorted(set(args.batch))
     overrides = {"img_size": args.img_size} if args.img_size else {}
-    entries = _entries(args, modes)
+    names = list(dict.fromkeys([args.first, *args.others]))
+    if args.img_size:
+        _check_sizes(names)
+    entries = [(n, mode) for n in names for mode in modes_of(n, list(dict.fromkeys(args.modes)))]
     with tempfile.TemporaryDirectory() as folder:
         opened = []
         for name, mode in entries:
@@ -93,47 +94,23 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"machine": machine, "busy": warning is not None, "rows": rows})
     else:
-        print(_heading(machine, measured[0].matmul_peak_gflop_per_s))
-        emit(rows, _COLUMNS)
+        if not args.csv:
+            print(_heading(machine, measured[0].matmul_peak_gflop_per_s))
+        emit([row | machine for row in rows], _COLUMNS, csv=args.csv)
     if warning:
         note(warning)
-    if args.csv:
-        write_csv([row | machine for row in rows], args.csv)
     if args.plot:
         draw(measured, machine, args.plot)
 
 
-def _check_files(args: argparse.Namespace) -> None:
-    """Raise an error for files that cannot be written, before minutes are spent on measuring."""
-    if args.csv:
-        if Path(args.csv).suffix.lower() != ".csv":
-            raise HVTError(f"the table {args.csv} should end in .csv")
-        check_writable(args.csv)
-    if args.plot:
-        figure_path(args.plot)
-
-
-def _modes(text: str) -> list[str]:
-    modes = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    for mode in modes:
-        if mode not in MODES:
-            raise HVTError(f"unknown mode {mode!r}: {did_you_mean(mode, MODES)}")
-    return modes
-
-
-def _entries(args: argparse.Namespace, modes: list[str]) -> list[tuple[str, str]]:
-    """The models and the modes to time each in."""
-    from ..bench.models import modes_of
+def _check_sizes(names: list[str]) -> None:
     from ..resolve import resolve
 
-    entries = []
-    for name in dict.fromkeys([args.first, *args.others]):
-        if args.img_size and resolve(name).kind not in ("model", "config"):
+    for name in names:
+        if resolve(name).kind not in ("model", "config"):
             raise HVTError(
                 f"--img-size is for hvt's names, and {name} has a size of its own: leave one out"
             )
-        entries += [(name, mode) for mode in modes_of(name, modes)]
-    return entries
 
 
 def _memory(

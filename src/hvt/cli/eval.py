@@ -28,7 +28,7 @@ def register(commands: Any) -> None:
         "checkpoint",
         help="a checkpoint in any format that hvt.load reads, an ONNX file or a built-in model",
     )
-    parser.add_argument("--data", required=True, help="digits, cifar100, imagenet or a folder")
+    add_flag(parser, "--data", "digits, cifar100, imagenet or a folder", required=True)
     add_flag(parser, "--download", "fetch the named data set", bool)
     add_flag(parser, "--workers", "processes that read images", int, 1, ge=0, le=MAX_THREADS)
     add_flag(parser, "--skip-broken", "skip unreadable images", bool)
@@ -53,13 +53,8 @@ def run_eval(args: argparse.Namespace) -> int:
 
 def _print_json(args: argparse.Namespace, score: Score) -> None:
     assert score.match is not None
-    described = {
-        "checkpoint": args.checkpoint,
-        "data": args.data,
-        "matched_by": score.match.by,
-        "validation_part": score.validation_part,
-        **score.to_dict(),
-    }
+    described = {"checkpoint": args.checkpoint, "data": args.data, "matched_by": score.match.by}
+    described |= {"validation_part": score.validation_part} | score.to_dict()
     if score.match.by == "order":
         described["matched"] = [{"data": data, "name": name} for data, name in score.match.pairs]
     print_json(described)

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ..errors import HVTError, did_you_mean
+from ..errors import did_you_mean
 from ..fields import MAX_THREADS, expected, fits, hints_of, options_of
 
 
@@ -48,11 +48,6 @@ class Parser(argparse.ArgumentParser):
             message = f"unknown {what} {value!r}: {did_you_mean(str(value), action.choices)}"
             raise argparse.ArgumentError(None, message)
 
-    def _print_message(self, message: str, file: Any = None) -> None:
-        """Unlike argparse, raise the error of a full disk."""
-        if message and file is not None:
-            file.write(message)
-
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument \S+: (?=\w+=)", "", message)  # our converters name the field
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
@@ -76,7 +71,7 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str
         shown = "" if default in (None, "", ()) else f" (default: {default})"
         text = field.metadata.get("help", "") + shown
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
-        if hints[field.name] is bool:
+        if bool in options_of(hints[field.name]):
             options["action"] = argparse.BooleanOptionalAction
         elif hints[field.name] == tuple[str, ...]:  # a name may hold any separator
             options |= {"action": "append", "metavar": field.metadata.get("metavar") or "TEXT"}
@@ -102,6 +97,17 @@ def add_command(
     )
     parser.set_defaults(run=run, parser=parser)
     return parser
+
+
+def add_group(commands: Any, name: str, help: str, examples: str, description: str) -> Any:
+    """Add a command that has commands of its own, and alone shows its help."""
+
+    def run(args: argparse.Namespace) -> None:
+        args.parser.print_help()
+
+    run.__doc__ = description
+    group = add_command(commands, name, run, help, examples)
+    return group.add_subparsers(metavar="COMMAND", parser_class=Parser)
 
 
 _SHARED: dict[str, dict[str, Any]] = {
@@ -134,7 +140,8 @@ def add_flag(
     kind: Any = str,
     default: Any = None,
     metavar: str | None = None,
-    **limits: float,
+    required: bool = False,
+    **limits: Any,
 ) -> None:
     """Add a flag: a switch for `bool`, else a value within the bounds of `fields.field`."""
     if kind is bool:
@@ -143,7 +150,9 @@ def add_flag(
     shown = help if default in (None, argparse.SUPPRESS) else f"{help} (default: {default})"
     convert = converter(flag.strip("-").replace("-", "_"), kind, **limits)
     metavar = metavar or (None if kind is str else _metavar(kind))
-    parser.add_argument(flag, type=convert, default=default, metavar=metavar, help=shown)
+    parser.add_argument(
+        flag, type=convert, default=default, metavar=metavar, required=required, help=shown
+    )
 
 
 def keywords_of(function: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -158,26 +167,7 @@ def given_fields(args: argparse.Namespace, cls: type) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name in names}
 
 
-def parse_pairs(pairs: Sequence[str], cls: type) -> dict[str, Any]:
-    """`depth=24` pairs as typed values, for those who prefer them to flags."""
-    hints = hints_of(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    values = {}
-    for pair in pairs:
-        name, sign, text = pair.partition("=")
-        name = name.replace("-", "_")
-        if not sign:
-            raise HVTError(f"{pair!r} is not understood: write name=value, such as depth=24")
-        if name not in names:
-            raise HVTError(f"unknown override {name!r}: {did_you_mean(name, names)}")
-        try:
-            values[name] = converter(name, hints[name])(text)
-        except argparse.ArgumentTypeError as error:
-            raise HVTError(str(error)) from error
-    return values
-
-
-def converter(name: str, hint: Any, **limits: float) -> Callable[[str], Any]:
+def converter(name: str, hint: Any, **limits: Any) -> Callable[[str], Any]:
     """An argparse `type`: from text to `hint`, within the bounds of `fields.field`."""
     options = options_of(hint)
 
@@ -187,7 +177,7 @@ def converter(name: str, hint: Any, **limits: float) -> Callable[[str], Any]:
         for option in options:
             try:
                 value = _read(option, text)
-            except ValueError:
+            except (TypeError, ValueError):
                 continue
             if not limits or (value != () and fits(value, option, **limits)):
                 return value
@@ -197,32 +187,18 @@ def converter(name: str, hint: Any, **limits: float) -> Callable[[str], Any]:
 
 
 def _read(option: Any, text: str) -> Any:
-    if option is bool:
-        if text.lower() in ("true", "1", "yes", "on"):
-            return True
-        if text.lower() in ("false", "0", "no", "off"):
-            return False
-        raise ValueError
-    if option in (int, float, str):
+    if typing.get_origin(option) is not tuple:
         return option(text)
-    if typing.get_origin(option) is tuple:
-        of, *rest = typing.get_args(option)
-        inner = text.strip("()[] ").removesuffix(",")
-        parts = re.split(r"[x,]\s*|\s+", inner) if inner else []
-        if rest and rest[0] is not Ellipsis and len(parts) != 1 + len(rest):
-            raise ValueError
-        return tuple(_read(of, part) for part in parts)
-    raise ValueError
+    of, *rest = typing.get_args(option)
+    inner = text.strip("()[] ").removesuffix(",")
+    parts = re.split(r"[x,]\s*|\s+" if of is not str else r",\s*", inner) if inner else []
+    if rest != [...] and len(parts) != 1 + len(rest):
+        raise ValueError
+    return tuple(of(part) for part in parts)
 
 
-def _metavar(hint: Any) -> str:
-    names = []
-    for option in options_of(hint):
-        if option is type(None):
-            continue
-        if typing.get_origin(option) is tuple:
-            of = typing.get_args(option)
-            names.append("N,N,…" if of[-1] is Ellipsis else "x".join(["N"] * len(of)))
-        else:
-            names.append({int: "N", float: "X", bool: "true|false"}.get(option, "TEXT"))
-    return "|".join(names)
+def _metavar(hint: Any) -> str | None:
+    """A name for the values of a flag, such as `N|NxN`; None leaves it to argparse."""
+    names: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
+    names |= {tuple[int, ...]: "N,N,…", tuple[float, ...]: "X,X,…", tuple[int, int]: "NxN"}
+    return "|".join(names[option] for option in options_of(hint) if option in names) or None

@@ -10,22 +10,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from .. import zoo
 from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
 from ..errors import HVTError, did_you_mean
 from ..terminal import printable
-from ..zoo import (
-    BUILT_IN,
-    DEFAULT,
-    MODELS,
-    NOTES,
-    WEIGHT_URLS,
-    built_in_config,
-    get_config,
-    installed,
-    list_models,
-)
-from .flags import add_command, add_fields, add_flag, add_shared, given_fields, parse_pairs
+from .flags import add_command, add_fields, add_flag, add_shared, given_fields
 from .output import Columns, emit, make_table, new_console, print_json
 
 _MODELS: Columns = {
@@ -76,15 +66,15 @@ def register(commands: Any) -> None:
 
 def run_models(args: argparse.Namespace) -> None:
     """List the models whose names match a pattern."""
-    names = list_models(args.pattern)
-    built_in = fnmatch.filter(installed(), args.pattern)
+    names = zoo.list_models(args.pattern)
+    built_in = fnmatch.filter(zoo.installed(), args.pattern)
     if not names and not built_in:
-        known = [*MODELS, *BUILT_IN]
+        known = [*zoo.MODELS, *zoo.BUILT_IN]
         raise HVTError(f"no model matches {args.pattern!r}: {did_you_mean(args.pattern, known)}")
     priced = {name: cost(name) for name in names}
-    weights = {name: "published" for name in names if name in WEIGHT_URLS}
+    weights = {name: "published" for name in names if name in zoo.WEIGHT_URLS}
     for name in built_in:
-        priced[name], weights[name] = cost(built_in_config(name)), "built-in"
+        priced[name], weights[name] = cost(zoo.built_in_config(name)), "built-in"
     rows = [
         {
             "name": name,
@@ -93,7 +83,7 @@ def run_models(args: argparse.Namespace) -> None:
             "params_m": c.params_m,
             "cheaper_by": c.ratio if c.macs != c.unpooled_macs else None,
             "weights": weights.get(name),
-            "note": NOTES.get(name),
+            "note": zoo.NOTES.get(name),
         }
         for name, c in priced.items()
     ]
@@ -102,10 +92,10 @@ def run_models(args: argparse.Namespace) -> None:
         return
     lines = []
     for name in built_in:
-        role = ", the default where a model may be left out" if name == DEFAULT else ""
-        lines.append(f"\n{name} is built in and knows {BUILT_IN[name]}{role}")
-    for note in dict.fromkeys(NOTES[name] for name in names if name in NOTES):
-        noted = [name for name in names if NOTES.get(name) == note]
+        role = ", the default where a model may be left out" if name == zoo.DEFAULT else ""
+        lines.append(f"\n{name} is built in and knows {zoo.BUILT_IN[name]}{role}")
+    for note in dict.fromkeys(zoo.NOTES[name] for name in names if name in zoo.NOTES):
+        noted = [name for name in names if zoo.NOTES.get(name) == note]
         lines.append(f"\n{', '.join(noted)}: {note}")
     if lines:
         new_console().print("\n".join(lines), highlight=False)
@@ -113,8 +103,9 @@ def run_models(args: argparse.Namespace) -> None:
 
 def run_cost(args: argparse.Namespace) -> None:
     """Price a model: MACs, parameters and training memory."""
-    overrides = given_fields(args, HVTConfig) | parse_pairs(args.overrides, HVTConfig)
-    config = get_config(args.name, **overrides)
+    pairs = [f"--{pair}" for pair in args.overrides]
+    args = args.parser.parse_args([args.name, *pairs], args)
+    config = zoo.get_config(args.name, **given_fields(args, HVTConfig))
     priced = cost(config)
     if args.json:
         print_json({"name": args.name, **priced.to_dict(), "config": config.to_dict()})
@@ -130,8 +121,6 @@ def run_cost(args: argparse.Namespace) -> None:
     ]
     if config.retention is not None:
         lines.append(f"{priced.ratio:.2f}× cheaper than with all tokens kept in every block")
-        if args.name in NOTES and config.retention == MODELS[args.name].retention:
-            lines.append(NOTES[args.name])
     elif priced.compression:
         lines.append(f"{priced.ratio:.2f}× cheaper than without pooling")
     console = new_console()
@@ -142,16 +131,15 @@ def run_cost(args: argparse.Namespace) -> None:
 
 def _block_table(priced: Cost, width: int) -> Table:
     blocks, inner = priced.blocks(), priced.mlp_tokens()
-    largest = max(macs for _, macs in blocks)
-    drops = inner != [tokens for tokens, _ in blocks]
-    longest = max(5, min(30, width - (36 if drops else 28)))
+    unit = max(macs for _, macs in blocks) / max(5, min(30, width - 36))  # of a bar
     rows = [
         {"block": index, "tokens": tokens, "mlp": inner[index], "mmacs": macs / 1e6}
-        | {"bar": "█" * max(1, round(longest * macs / largest))}
+        | {"bar": "█" * max(1, round(macs / unit))}
         for index, (tokens, macs) in enumerate(blocks)
     ]
     columns = {"block": "{block:d}", "tokens": "{tokens:d}"}
-    columns |= {"in MLP": "{mlp:d}"} if drops else {}
+    if inner != [tokens for tokens, _ in blocks]:
+        columns["in MLP"] = "{mlp:d}"
     return make_table(rows, columns | {"M MACs": "{mmacs:.1f}", "": "{bar}"})
 
 

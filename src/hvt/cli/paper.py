@@ -28,8 +28,7 @@ def register(commands: Any) -> None:
         "hvt paper costs\nhvt paper costs main resolution --json",
     )  # fmt: skip
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="tables (default: all)")
-    # Without a default, which would take the place of `hvt paper --json costs`.
-    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    add_shared(parser, "--json")
     # Not part of the package, but where a reader looks first. No word after them is a flag.
     for name in ("run", "report"):
         parser = subcommands.add_parser(
@@ -65,14 +64,8 @@ def run_costs(args: argparse.Namespace) -> int:
     compared = printed_costs([get_table(name) for name in args.tables] or None)
     equal = sum(one.equal for one in compared)
     rows = [
-        {
-            "table": one.row.table,
-            "row": one.row.name,
-            "what": one.what,
-            "printed": one.printed,
-            "computed": one.computed,
-            "equal": one.equal,
-        }
+        {"table": one.row.table, "row": one.row.name, "what": one.what}
+        | {"printed": one.printed, "computed": one.computed, "equal": one.equal}
         for one in compared
     ]
     columns: Columns = {

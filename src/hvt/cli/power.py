@@ -10,7 +10,7 @@ from typing import Any
 from ..config import HVTConfig
 from ..errors import HVTError
 from ..training.recipe import Recipe, list_recipes, load_recipe
-from .flags import Parser, add_command, add_fields, add_flag, add_shared, converter, given_fields
+from .flags import add_command, add_fields, add_flag, add_group, add_shared, given_fields
 
 _SEARCH = """\
 hvt power search runs/digits-deit_ti/best.safetensors --recipe digits --gflops 0.004
@@ -27,14 +27,14 @@ _UNUSED = ("overrides", "model", "init", "output", "ema", "eval_every", "checkpo
 
 
 def register(commands: Any) -> None:
-    text = "drop a DeiT's least attended tokens (PoWER)"
-    group = add_command(commands, "power", run_power, text, _SEARCH + _RETRAIN)
-    steps = group.add_subparsers(metavar="STEP", parser_class=Parser)
-
+    steps = add_group(
+        commands, "power", "drop a DeiT's least attended tokens (PoWER)", _SEARCH + _RETRAIN,
+        "Apply PoWER to a trained DeiT: search how many tokens each block keeps for a budget of\n"
+        "GFLOPs, then retrain with the others dropped. docs/power.md says more.",
+    )  # fmt: skip
     parser = add_command(steps, "search", run_search, "find a retention for a budget", _SEARCH)
     parser.add_argument("checkpoint", help="a trained DeiT, in any form that hvt.load reads")
-    budget = converter("gflops", float)
-    parser.add_argument("--gflops", type=budget, required=True, metavar="X", help="the budget")
+    add_flag(parser, "--gflops", "the budget", float, required=True)
     add_flag(parser, "--r-lr", "learning rate of r", float, gt=0, le=1)
     parser.add_argument(
         "--output",
@@ -51,7 +51,7 @@ def register(commands: Any) -> None:
     add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
 
 
-def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
+def _add_recipe(parser: Any, skip: tuple[str, ...]) -> None:
     parser.add_argument(
         "--recipe",
         default="power",
@@ -59,15 +59,6 @@ def _add_recipe(parser: Parser, skip: tuple[str, ...]) -> None:
         "the architecture is always the checkpoint's",
     )
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=skip)
-
-
-def run_power(args: argparse.Namespace) -> None:
-    """Apply PoWER to a trained DeiT, in two steps.
-
-    Search how many tokens each block keeps for a budget of GFLOPs, then retrain with the others
-    dropped. docs/power.md says more.
-    """
-    args.parser.print_help()
 
 
 def run_search(args: argparse.Namespace) -> None:

@@ -11,15 +11,7 @@ from typing import Any
 from ..config import FIELDS, HVTConfig
 from ..planning.space import KEPT, SEARCHED
 from ..training.recipe import Recipe, list_recipes
-from .flags import (
-    add_command,
-    add_fields,
-    add_flag,
-    add_shared,
-    converter,
-    given_fields,
-    keywords_of,
-)
+from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
 
 _EXAMPLES = """\
 hvt search digits --gflops 0.005 --trials 20 --epochs 9
@@ -45,8 +37,7 @@ def register(commands: Any) -> None:
         "recipe",
         help=f"{', '.join(list_recipes())} or a .toml file; its epochs are the longest rung",
     )
-    budget, limit = converter("gflops", float), "maximum MACs per image in 10⁹"
-    parser.add_argument("--gflops", type=budget, required=True, metavar="X", help=limit)
+    add_flag(parser, "--gflops", "maximum MACs per image in 10⁹", float, required=True)
     add_flag(parser, "--trials", "trials of the whole study", int, 40, ge=1)
     add_flag(parser, "--heartbeat", "seconds between heartbeats", int, 30, ge=1)
     add_flag(parser, "--promising", "first trials, the best by hvt plan", int, 8, ge=0)

@@ -9,13 +9,8 @@ from typing import Any
 
 from ..errors import HVTError
 from ..plot import figure_path
-from .flags import Parser, add_command, add_flag, add_shared
+from .flags import Parser, add_command, add_flag, add_group, add_shared
 
-_SEE = """\
-hvt see features hvt_s_1 timm:resnet50 IMAGE
-hvt see tokens hvt_s_4 IMAGE
-hvt see cost deit_s hvt_s_1 hvt_s_4
-"""
 _FEATURES = """\
 hvt see features deit_s hvt_s_1 timm:resnet50 IMAGE --pretrained
 hvt see features runs/digits-hvt_ti_2/best.safetensors IMAGE --channels 16
@@ -24,16 +19,13 @@ _TOKENS = """\
 hvt see tokens hvt_s_4 IMAGE
 hvt see tokens model.safetensors IMAGE --output kept.png
 """
-_COST = """\
-hvt see cost deit_s hvt_s_1 hvt_s_4
-hvt see cost model.safetensors
-"""
+_COST = "hvt see cost deit_s hvt_s_1 hvt_s_4"
 
 
 def register(commands: Any) -> None:
-    text = "draw feature maps, kept tokens and costs"
-    group = add_command(commands, "see", run_see, text, _SEE)
-    kinds = group.add_subparsers(metavar="KIND", parser_class=Parser)
+    about = "Draw what happens inside a model, as PNG or SVG."
+    text, examples = "draw feature maps, kept tokens and costs", _FEATURES + _TOKENS + _COST
+    kinds = add_group(commands, "see", text, examples, about)
     text = "feature maps, stage by stage"
     parser = add_command(kinds, "features", run_features, text, _FEATURES)
     add_flag(parser, "--channels", "channels to show at each place", int, 9, ge=1)
@@ -60,11 +52,6 @@ def _add_common(parser: Parser, words: str, output: str) -> None:
         add_flag(parser, "--seed", "seed of random weights", int, 0, ge=0, le=2**63 - 1)
     add_flag(parser, "--output", f"the file to write (default: {output})", metavar="PNG|SVG")
     add_flag(parser, "--dpi", "pixels per inch", int, 110, ge=40, le=600)
-
-
-def run_see(args: argparse.Namespace) -> None:
-    """Draw what happens inside a model, as PNG or SVG."""
-    args.parser.print_help()
 
 
 def run_features(args: argparse.Namespace) -> None:

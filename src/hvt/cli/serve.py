@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,8 @@ def run_serve(args: argparse.Namespace) -> int:
 
     settings = dataclasses.replace(Settings(), **given_fields(args, Settings))
     check_pretrained(args.checkpoint, args.pretrained)
-    for name in NEEDED:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise HVTError(f"hvt serve needs {name}: pip install 'hvt[serve]'") from error
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise HVTError(f"hvt serve needs {', '.join(missing)}: pip install 'hvt[serve]'")
     from ..checkpoint.save_load import save
     from ..serve.server import serve
 
