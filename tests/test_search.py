@@ -1,7 +1,6 @@
 """A search trains only what its budget allows, halves its trials, and survives its processes."""
 
 import csv
-import dataclasses
 import json
 import os
 import signal
@@ -24,15 +23,9 @@ from hvt.cli.search import _train_command
 from hvt.config import HVTConfig
 from hvt.planning.budget import tolerance
 from hvt.searching.halving import frontier, is_promoted, rung_epochs
-from hvt.searching.report import importances, render, write_report
+from hvt.searching.report import write_report
 from hvt.searching.run import _recipe
-from hvt.searching.study import (
-    _without_password,
-    default_storage,
-    differences,
-    open_study,
-    rows_of,
-)
+from hvt.searching.study import default_storage, differences, open_study, rows_of
 from hvt.searching.suggest import place, search_space
 from hvt.searching.worker import Worker
 from hvt.training.interrupt import Interrupted
@@ -149,8 +142,6 @@ def test_rungs_are_thirds() -> None:
     assert rung_epochs(9, 1) == [9]
     with pytest.raises(hvt.HVTError, match="too short for 3 rungs, the first of which is 1/9"):
         rung_epochs(0.0001)
-    with pytest.raises(hvt.HVTError, match="rungs=10 are too many: use 1 to 9"):
-        rung_epochs(9, 10)
 
 
 def test_a_third_is_promoted_among_trials_that_cost_no_more() -> None:
@@ -203,11 +194,7 @@ def test_a_search_writes_its_results(found: Any) -> None:
         assert json.loads(row["rungs"])[-1] == [float(row["epochs"]), float(row["top1"])]
     reported = json.loads((found.folder / "trials.json").read_text())
     assert reported["frontier"] == [row["trial"] for row in found.frontier]
-    figures = ["frontier.png", *(["importances.png"] if reported["importances"] else [])]
-    page = (found.folder / "report.html").read_text()
-    assert page.count("data:image/png;base64") == len(figures)
-    for name in figures:
-        assert (found.folder / name).read_bytes()[:4] == b"\x89PNG"
+    assert (found.folder / "frontier.png").read_bytes()[:4] == b"\x89PNG"
     assert not list(found.folder.rglob("*.safetensors"))  # no weights are left
 
 
@@ -371,8 +358,6 @@ def test_given_configs_are_checked(command: Command, tmp_path: Path) -> None:
     assert code == 2
     assert "mine.json takes 0.001" in err
     assert not (tmp_path / "out").exists()
-    with pytest.raises(hvt.HVTError, match="configs must be a list"):
-        hvt.search("digits", 0.002, configs="mine.json")  # type: ignore[arg-type]
 
 
 def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
@@ -462,20 +447,16 @@ def test_a_config_that_is_suggested_again_continues_only_if_it_is_promoted(
     assert len(trained) == 2
 
 
-def test_trials_without_a_config_or_a_finite_loss(
+def test_a_loss_that_is_not_finite_counts_as_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def diverge(recipe: Recipe, console: Console) -> Any:
         raise hvt.HVTError("the loss is not finite")
 
     monkeypatch.setattr("hvt.searching.worker.engine.train", diverge)
-    monkeypatch.setattr("hvt.searching.worker.MAX_EMPTY", 2)
     worker = worker_in(tmp_path, trials=1)
     worker.work()
     assert [row["top1"] for row in rows_of(worker.study)] == [0.0]
-    worker.space, worker.trials = dataclasses.replace(worker.space, gflops=1e-9), 2
-    with pytest.raises(hvt.HVTError, match="2 trials in a row have no config within gflops=1e-09"):
-        worker.work()
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")
@@ -574,7 +555,6 @@ def test_bad_arguments(
         ({"teacher": "x.pth"}, "leave teacher out"),
         ({"pretrained": True}, "leave pretrained out"),
         ({"processes": 2}, "leave processes out"),
-        ({"study": 5}, "study=5 must be text or none"),
         ({"widht": 5}, "unknown field 'widht'"),
     ],
 )
@@ -592,10 +572,11 @@ def test_values_that_a_trial_cannot_have(
 
 
 def test_a_missing_storage_is_named_without_its_password(tmp_path: Path) -> None:
-    with pytest.raises(hvt.HVTError, match="the study cannot be opened in sqlite:///") as refused:
-        open_study("s", f"sqlite:///{tmp_path}/none/study.db", {})
-    assert len(str(refused.value).splitlines()) == 1
-    assert _without_password("postgresql://me:secret@host/db") == "postgresql://host/db"
+    for url in (f"sqlite:///{tmp_path}/none/study.db", "nothing://me:secret@host/db"):
+        with pytest.raises(hvt.HVTError, match=r"the study cannot be opened in .*://") as error:
+            open_study("s", url, {})
+        assert len(str(error.value).splitlines()) == 1
+        assert "secret" not in str(error.value)
 
 
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path) -> None:
@@ -608,9 +589,8 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_p
 # The report
 
 
-def test_importances_and_figures(tmp_path: Path) -> None:
+def test_the_figures(tmp_path: Path) -> None:
     study = optuna.create_study(directions=["maximize", "minimize"])
-    assert importances(study) == {}
     model = {"config": small().to_dict(), "gflops": 1.0, "params_m": 1.0}
     for n in range(12):
         values = {"stages": n % 3, "first": (n * 5 % 12) / 12}
@@ -625,9 +605,5 @@ def test_importances_and_figures(tmp_path: Path) -> None:
                 user_attrs={"rungs": rungs, "model": model, "finished": True},
             )
         )  # fmt: skip
-    assert "<b>" not in render("<b>", [], [], {})
-    shares = importances(study)
-    assert next(iter(shares)) == "stages"
-    assert sum(shares.values()) == pytest.approx(1)
     write_report(tmp_path, study, 1.0, rows_of(study))
     assert {"frontier.png", "importances.png"} <= {path.name for path in tmp_path.iterdir()}

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     command = _train_command(args.recipe, values, result.folder)
     print(
-        f"{result.folder}/report.html: best {result.top1:.2f} % on held-out images; "
+        f"results in {result.folder}: best {result.top1:.2f} % on held-out images; "
         f"train it with {command}"
     )
     return 0

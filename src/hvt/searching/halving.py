@@ -15,7 +15,7 @@ from ..errors import HVTError
 
 FACTOR = 3
 """A rung is so many times as long as the one before, and one in so many trials is promoted."""
-RUNGS, MAX_RUNGS = 3, 9
+RUNGS = 3
 SIMILAR = 1.05
 """The factor of GFLOPs up to which another trial counts as no more expensive."""
 
@@ -26,8 +26,6 @@ def rung_epochs(epochs: float, rungs: int = RUNGS) -> list[float]:
     >>> rung_epochs(9)
     [1.0, 3.0, 9]
     """
-    if rungs > MAX_RUNGS:
-        raise HVTError(f"rungs={rungs} are too many: use 1 to {MAX_RUNGS}")
     shorter = [round(epochs / FACTOR**above, 4) for above in range(rungs - 1, 0, -1)]
     if 0 in shorter:
         raise HVTError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ from ..data.fingerprint import identity
 from ..errors import HVTError
 from ..fields import check_value, check_whole
 from ..planning.budget import rounded_up, tolerance
+from ..terminal import print_line
 from ..training.pipeline import build_model
 from ..training.recipe import Recipe, load_recipe, split_fields
+from ..training.trainer import RESUMABLE_FIELDS
 from ..zoo import get_config
 from .halving import RUNGS, frontier, rung_epochs
 from .report import LOCK, write_report
@@ -33,7 +36,7 @@ from .study import (
     rows_of,
 )
 from .suggest import SearchSpace, search_space
-from .worker import Worker, folder_name
+from .worker import Worker
 
 PROMISING = 8
 """The first trials of a study: those with the best scores by `hvt plan`'s regression."""
@@ -46,7 +49,7 @@ class StudyResult:
     """The trials of a study so far."""
 
     folder: Path
-    """With `report.html`, its figures, `trials.csv`, `trials.json` and `best.json`."""
+    """With `trials.csv`, `trials.json`, `best.json` and figures."""
     best: HVTConfig
     """The most accurate of those trained to the end."""
     top1: float
@@ -83,8 +86,6 @@ def search(
     most are stopped early. `configs` (`.json` files, model names or `HVTConfig`s) are tried
     before all others. `allow_changed_data` resumes a study though the images have changed.
     """
-    for argument, given in (("study", study), ("storage", storage)):
-        check_value(argument, given, str | None)
     check_value("gflops", gflops, float, gt=0)
     check_whole(trials=trials, heartbeat=heartbeat, rungs=rungs)
     check_whole(0, promising=promising)
@@ -92,7 +93,7 @@ def search(
     base, fixed, name = _recipe(recipe, values | ({} if seed is None else {"seed": seed}))
     epochs = rung_epochs(base.epochs, rungs)
     name = study or name
-    folder = Path(output or f"runs/search-{folder_name(name)}")
+    folder = Path(output or "runs/search-" + re.sub(r"[^\w.-]+", "-", name))
     console = Console(quiet=quiet)
     model, data, _ = build_model(base)  # raises an error where no trial could be trained
     settings = {
@@ -102,11 +103,10 @@ def search(
     space = search_space(model.config, float(gflops), fixed)
     space.check_budget()
     first = _given(configs, space)
-    console.print(
+    print_line(
+        console,
         f"{data.name}: {len(data.train)} training images, {len(data.val)} held out; rungs of "
         f"{', '.join(f'{e:g}' for e in epochs)} epochs",
-        highlight=False,
-        soft_wrap=True,
     )
     del model, data
     try:
@@ -144,19 +144,17 @@ def _recipe(
     base = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).name.removesuffix(".toml")
     base = base.replace(**own)
-    for field in ("init", "pretrained", "teacher"):
+    for field in ("init", "pretrained", "teacher", "processes"):
         if getattr(base, field):
-            raise HVTError(f"a search trains from scratch by labels only: leave {field} out")
-    if values.get("processes") not in (None, 1):
-        raise HVTError(
-            "a trial has one process: leave processes out, and start the search several times"
-        )
+            raise HVTError(
+                f"a search trains from scratch, by labels and in one process: leave {field} out"
+            )
     if values.get("holdout") == 0:
         raise HVTError(
             "holdout=0 leaves no images to evaluate trials on: leave it out, or raise it"
         )
     read = {field: value for field, value in fixed.items() if field == "in_chans"}  # by the data
-    return base.replace(read, holdout=base.holdout or HOLDOUT, processes=None), fixed, name
+    return base.replace(read, holdout=base.holdout or HOLDOUT), fixed, name
 
 
 def _check_folder(folder: Path, study: str) -> None:
@@ -171,17 +169,12 @@ def _check_folder(folder: Path, study: str) -> None:
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
     """The fields that trials must have in common; others may differ between processes."""
-    elsewhere = (
-        "root", "download", "output", "device", "compile", "grad_checkpointing", "workers",
-        "threads", "accumulate", "checkpoint_minutes", "tensorboard", "eval_every", "skip_broken",
-    )  # fmt: skip
-    return {k: v for k, v in recipe.to_dict().items() if k not in elsewhere and v is not None}
+    fields = recipe.to_dict().items()
+    return {k: v for k, v in fields if k not in RESUMABLE_FIELDS and v is not None}
 
 
 def _given(configs: Sequence[str | Path | HVTConfig], space: SearchSpace) -> list[dict[str, Any]]:
     """The user's own configs as JSON, with the classes of the data and within the budget."""
-    if isinstance(configs, (str, Path, HVTConfig)):
-        raise HVTError("configs must be a list of configs: put the one in brackets")
     given = []
     for number, one in enumerate(configs, 1):
         config = one if isinstance(one, HVTConfig) else get_config(one)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import reprlib
 import uuid
 import warnings
@@ -56,7 +57,7 @@ def open_study(
     except Exception as error:  # SQLAlchemy's, the driver's and Optuna's share no class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise HVTError(
-            f"the study cannot be opened in {_without_password(storage)}: {reason}"
+            f"the study cannot be opened in {re.sub('//.*@', '//', storage)}: {reason}"
         ) from error
     ours = json.loads(json.dumps(settings))
     stored = study.user_attrs.get(SETTINGS, ours)
@@ -121,11 +122,6 @@ def retry(study: Any, number: int) -> None:
     """Queue an interrupted trial again, with the rungs that it had finished."""
     again = import_optuna().storages.RetryHeartbeatStaleTrialCallback()
     again(study, study.get_trials(deepcopy=False)[number])
-
-
-def _without_password(url: str) -> str:
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def default_storage(folder: Path) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -14,17 +13,14 @@ from rich.console import Console
 from ..config import FIELDS, HVTConfig
 from ..costs import arrow, cost
 from ..errors import HVTError
-from ..terminal import printable
+from ..terminal import print_line
 from ..training import engine
 from ..training.interrupt import Interrupted
 from ..training.recipe import Recipe
-from ..training.watch import clock
 from .halving import is_promoted
 from .study import GIVEN, import_optuna, retry, rows_of
 from .suggest import SearchSpace
 
-MAX_EMPTY = 300
-"""Suggestions in a row without a config within the budget, after which a search gives up."""
 WAIT = 2.0
 """Seconds between checks of the trials of other processes, when no new one is due."""
 
@@ -40,10 +36,6 @@ class Worker:
     console: Console
     rungs: list[float]
     stop_asked: bool = False
-    began: float = field(default_factory=time.monotonic)
-    done: int = 0
-    empty: int = 0
-    """Suggestions in a row without a config."""
 
     def work(self) -> None:
         """Take trials until the study has enough; those of dead processes are retried."""
@@ -62,9 +54,8 @@ class Worker:
                 if self.stop_asked:
                     raise Interrupted("stopped between two trials")
             except optuna.exceptions.UpdateFinishedTrialError:
-                self._print(
-                    "a trial of this process missed its heartbeats and was given to another"
-                )
+                text = "a trial of this process missed its heartbeats and was given to another"
+                print_line(self.console, text)
 
     def objective(self, trial: Any) -> tuple[float, float]:
         """Accuracy and GFLOPs of a trial, after its last rung."""
@@ -72,14 +63,7 @@ class Worker:
         given = trial.user_attrs.get(GIVEN)
         config = HVTConfig.from_dict(given) if given else self.space.suggest(trial)
         if config is None:
-            self.empty += 1
-            if self.empty > MAX_EMPTY:
-                raise HVTError(
-                    f"{MAX_EMPTY} trials in a row have no config within "
-                    f"gflops={self.space.gflops:g}: raise it, or fix fewer fields"
-                )
             raise import_optuna().TrialPruned
-        self.empty = 0
         price = cost(config)
         model = {"gflops": price.gflops, "params_m": price.params_m, "config": config.to_dict()}
         trial.set_user_attr("model", model)
@@ -90,19 +74,18 @@ class Worker:
         promoted = len(scores) == len(own) or self._is_promoted(config, scores)
         trial.set_user_attr("rungs", scores)
         began = time.monotonic()
-        while promoted and len(scores) < len(self.rungs):
-            rung = len(scores)
-            try:
-                top1 = self._train(config, rung)
-            except (Interrupted, KeyboardInterrupt):
-                retry(self.study, trial.number)
-                raise
-            scores.append((self.rungs[rung], top1))
-            trial.set_user_attr("rungs", scores)
-            promoted = rung + 1 < len(self.rungs) and self._is_promoted(config, scores)
-            if promoted and self.stop_asked:
-                retry(self.study, trial.number)
-                raise Interrupted("stopped between two rungs of a trial")
+        try:
+            for epochs in self.rungs[len(scores) :]:
+                if not promoted:
+                    break
+                if self.stop_asked:
+                    raise Interrupted("stopped between two rungs of a trial")
+                scores.append((epochs, self._train(config, epochs)))
+                trial.set_user_attr("rungs", scores)
+                promoted = self._is_promoted(config, scores)
+        except (Interrupted, KeyboardInterrupt):
+            retry(self.study, trial.number)
+            raise
         trial.set_user_attr("finished", len(scores) == len(self.rungs))
         trial.set_user_attr("seconds", time.monotonic() - began)
         self._report(trial.number, config, scores)
@@ -129,13 +112,13 @@ class Worker:
 
     # ── training ────────────────────────────────────────────────────────────────────────────────
 
-    def _train(self, config: HVTConfig, rung: int) -> float:
+    def _train(self, config: HVTConfig, epochs: float) -> float:
         """Top-1 on the held-out images; 0 where the loss was not finite. No weights are kept."""
         model = "deit_s" if config.class_token else "hvt_s_0"
         overrides = {field: getattr(config, field) for field in FIELDS if field != "num_classes"}
         with tempfile.TemporaryDirectory(prefix="hvt-search-") as folder:
             recipe = self.recipe.replace(
-                overrides, model=model, epochs=self.rungs[rung], output=f"{folder}/run",
+                overrides, model=model, epochs=epochs, output=f"{folder}/run",
                 tensorboard=False, eval_every=10**6, checkpoint_minutes=1e9,
             )  # fmt: skip
             try:
@@ -147,33 +130,16 @@ class Worker:
         self.stop_asked = result.stop_asked
         return result.top1
 
-    # ── progress ────────────────────────────────────────────────────────────────────────────────
-
     def _report(self, number: int, config: HVTConfig, scores: list[Any]) -> None:
-        self.done += 1
-        rows = rows_of(self.study)
-        complete = sum(row["complete"] for row in rows) + 1  # this one is about to be
-        seconds = (time.monotonic() - self.began) / self.done * max(0, self.trials - complete)
-        finished = [row["top1"] for row in rows if row["finished"]]
+        complete = sum(row["complete"] for row in rows_of(self.study)) + 1  # with this one
         results = " → ".join(f"{top1:.1f} % after {epochs:g}" for epochs, top1 in scores)
-        retry_of = next(row["retry_of"] for row in rows if row["trial"] == number)
-        self._print(
-            f"{complete}/{self.trials}  trial {number}"
-            + (f" (retry of {retry_of})" if retry_of is not None else "")
-            + f": {cost(config).gflops:.3g} GFLOPs, width {config.width}, {config.depth} blocks, "
-            f"{config.image[0]} px, tokens {arrow(list(config.tokens))}: {results}"
-            + ("" if len(scores) == len(self.rungs) else ", stopped")
-            + (f"; best {max(finished):.1f} %" if finished else "")
-            + (f"; about {clock(seconds)} left" if seconds else "")
+        print_line(
+            self.console,
+            f"{complete}/{self.trials}  trial {number}: {cost(config).gflops:.3g} GFLOPs, width "
+            f"{config.width}, {config.depth} blocks, {config.image[0]} px, tokens "
+            f"{arrow(list(config.tokens))}: {results}"
+            + ("" if len(scores) == len(self.rungs) else ", stopped"),
         )
-
-    def _print(self, text: str) -> None:
-        self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
-
-def folder_name(study: str) -> str:
-    """A study's name as that of a folder."""
-    return re.sub(r"[^\w.-]+", "-", study)
 
 
 def _has(row: dict[str, Any], config: HVTConfig) -> bool:
