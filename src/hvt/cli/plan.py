@@ -12,7 +12,6 @@ from ..costs import arrow
 from ..errors import HVTError
 from ..files import check_writable
 from ..planning.space import KEPT, SEARCHED
-from ..plot import figure_path
 from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
 from .output import Row, make_table, new_console, note, print_json
 
@@ -25,7 +24,7 @@ hvt plan --gflops 4.6 --img-size 384 --save plan.json
 hvt train imagenet --model plan.json --root IMAGENET
 hvt plan --params 6 --memory 8000 --train-batch 256
 hvt plan --latency-ms 20 --mode onnx --threads 2   measures blocks here, once
-hvt plan --gflops 0.009 --img-size 32 --head-dim 12 --num-classes 100 --plot frontier.png
+hvt plan --gflops 0.009 --img-size 32 --head-dim 12 --num-classes 100
 """
 
 
@@ -45,7 +44,7 @@ def register(commands: Any) -> None:
     add_flag(parser, "--count", "how many of the best to print", int, 5, ge=1)
     add_flag(parser, "--choice", "which of the best --save writes (default: 1)", int, ge=1)
     add_flag(parser, "--save", "write the best as a config", metavar="FILE.json")
-    add_shared(parser, "--plot", "--json")
+    add_shared(parser, "--json")
     skipped = [name for name in FIELDS if name not in (*SEARCHED, *KEPT)]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
 
@@ -62,16 +61,12 @@ def run(args: argparse.Namespace) -> None:
         )
     if args.save:
         check_writable(args.save)
-    if args.plot:
-        figure_path(args.plot)
 
     from ..planning.run import plan
 
     planned = plan(**keywords_of(plan, args), note=note, **given_fields(args, HVTConfig))
     if args.save:
         planned.save(args.save, args.choice or 1)
-    if args.plot:
-        planned.draw(args.plot)
     if args.json:
         print_json(planned.to_dict())
         return

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ..config import HVTConfig
 from .baselines import deit, scaled_up
-from .budget import Budgets, tolerance
+from .budget import Budgets
+from .latency import LatencyTable
 from .price import Priced, priced
 from .quality import Quality
 from .result import Estimator, Plan
@@ -21,8 +22,6 @@ POOL = 400
 """Best configs of a depth that are compared with those of the other depths."""
 RESOLUTION = 0.5
 """Points of the regression's score within which configs are ties; its error is larger."""
-BINS = 60
-"""Steps of the frontier, which spans a factor of 100 below the budget."""
 
 Floats = NDArray[np.float64]
 Ranked = tuple[tuple[float, ...], Choices]
@@ -31,30 +30,15 @@ Ranked = tuple[tuple[float, ...], Choices]
 
 def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int) -> Plan:
     """Price every config, and keep the best that differ from each other."""
-    limits, quality = budgets.limits, estimator.quality
-    top = limits.get("gflops") or max(float(one.macs.max()) for one in priced(space)) / 1e9
-    edges = np.geomspace(top / 100, tolerance(top), BINS)
-    steps = np.full(BINS, -np.inf)
+    quality = estimator.quality
     ranked: list[Ranked] = []
     num_configs = num_within = 0
     for one in priced(space, estimator.train_batch):
-        scores = scores_of(one, space, quality)
-        valid = np.broadcast_to(one.valid[:, :, None], scores.shape)
-        costs = {"gflops": one.macs / 1e9}
-        if "params" in limits:
-            costs["params"] = one.params / 1e6
-        if "memory" in limits:
-            costs["memory"] = one.training_bytes / 1e6
-        if estimator.latency is not None:
-            costs["latency_ms"] = 1e3 * estimator.latency.of_space(one, space)
-        others = [costs[n] <= tolerance(x) for n, x in limits.items() if n != "gflops"]
-        eligible = np.logical_and.reduce([valid, *others])
-        bins = np.searchsorted(edges, costs["gflops"][eligible])
-        np.maximum.at(steps, bins[bins < BINS], scores[eligible][bins < BINS])
-        usage = budgets.usage(costs, valid)
-        num_configs += int(valid.sum())
+        valid = one.valid[:, :, None]
+        usage = budgets.usage(_costs(one, space, budgets, estimator.latency), valid)
+        num_configs += int(valid.sum()) * len(space.widths)
         num_within += int((usage <= 1).sum())
-        ranked += _leaders(one, usage, scores)
+        ranked += _leaders(one, usage, scores_of(one, space, quality))
     if not ranked:
         raise budgets.error()
     best = _distinct(sorted(ranked, key=lambda one: one[0]), count)
@@ -63,11 +47,9 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
         return budgets.fits(estimator.costs(config))
 
     baseline = deit(space, fits)
-    cumulative = np.maximum.accumulate(steps)
-    seen = np.isfinite(cumulative)
     choices = [estimator.choice(str(n), space.config(*one)) for n, one in enumerate(best, 1)]
     return Plan(
-        budgets=limits,
+        budgets=budgets.limits,
         fixed=space.fixed,
         best=choices,
         scaled=[estimator.choice(name, one) for name, one in scaled_up(space, fits).items()],
@@ -76,10 +58,25 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
         num_within=num_within,
         order=quality.summary(),
         extrapolated=any(choice.gflops > quality.max_gflops for choice in choices),
-        frontier={"gflops": edges[seen].tolist(), "scores": cumulative[seen].tolist()},
         train_batch=estimator.train_batch,
         machine={} if estimator.latency is None else estimator.latency.machine,
     )
+
+
+def _costs(
+    one: Priced, space: Space, budgets: Budgets, latency: LatencyTable | None
+) -> dict[str, Floats]:
+    """What the configs of a depth cost, (P, Q, W), in the units of the budgets that are given."""
+    costs: dict[str, Floats] = {}
+    if "gflops" in budgets.limits:
+        costs["gflops"] = one.macs / 1e9
+    if "params" in budgets.limits:
+        costs["params"] = one.params / 1e6
+    if "memory" in budgets.limits:
+        costs["memory"] = one.training_bytes / 1e6
+    if latency is not None:
+        costs["latency_ms"] = 1e3 * latency.of_space(one, space)
+    return costs
 
 
 def _leaders(one: Priced, usage: Floats, scores: Floats) -> list[Ranked]:

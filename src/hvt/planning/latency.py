@@ -51,19 +51,14 @@ class LatencyTable:
     def _residuals(self) -> tuple[Floats, Floats, Floats]:
         """Logarithms of tokens (N,), of widths (W,) and of measured over fitted times (N, W).
 
-        A point that was not timed has the ratio of the next shorter, or else narrower, one.
+        A point that was not timed takes as long as fitted.
         """
         tokens = sorted({n for n, _, _ in self.points})
         widths = sorted({d for _, d, _ in self.points})
-        ratios = np.full((len(tokens), len(widths)), np.nan)
+        ratios = np.zeros((len(tokens), len(widths)))
         for n, d, seconds in self.points:
             fitted = float(_parts(n, d) @ self._base)
             ratios[tokens.index(n), widths.index(d)] = math.log(seconds / fitted)
-        for row in range(1, len(tokens)):
-            ratios[row] = np.where(np.isnan(ratios[row]), ratios[row - 1], ratios[row])
-        for column in range(1, len(widths)):
-            missing = np.isnan(ratios[:, column])
-            ratios[missing, column] = ratios[missing, column - 1]
         return np.log(tokens), np.log(widths), ratios
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class Plan:
     fixed: dict[str, Any]
     best: list[Choice]
     """The best first, each of another shape."""
+    scaled: list[Choice]
+    """The paper's own ways to scale up its model, within the same budget."""
     baseline: Choice | None
     """The model without pooling within the same budget."""
     num_configs: int
@@ -52,15 +54,11 @@ class Plan:
     """How many of these are within the budget."""
     order: str
     """How the order was found and how good it is."""
+    extrapolated: bool
+    """Whether the budget is above the models that the regression was fitted to."""
     train_batch: int
     machine: dict[str, Any]
     """Where and when the latency was measured, and the spread of the calls."""
-    scaled: list[Choice] = field(default_factory=list)
-    """The paper's own ways to scale up its model, within the same budget."""
-    extrapolated: bool = False
-    """Whether the budget is above the models that the regression was fitted to."""
-    frontier: dict[str, list[float]] = field(default_factory=dict)
-    """GFLOPs, and the best score of the whole space up to each."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -73,12 +71,6 @@ class Plan:
         if Path(path).suffix.lower() != ".json":
             raise HVTError(f"the config {path} must end in .json")
         write_config(self.best[number - 1].config, path)
-
-    def draw(self, path: str | Path) -> None:
-        """The frontier as PNG or SVG."""
-        from .draw import draw
-
-        draw(self, path)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

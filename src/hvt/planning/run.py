@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import HVTError, did_you_mean
-from ..fields import MAX_THREADS, check_whole
+from ..fields import check_whole
 from .best import plan_space
 from .budget import Budgets
 from .latency import LatencyTable
@@ -43,8 +43,6 @@ def plan(
     """
     budgets = Budgets(gflops=gflops, params=params, latency_ms=latency_ms, memory=memory)
     check_whole(batch=batch, train_batch=train_batch, count=count)
-    if threads is not None:
-        check_whole(le=MAX_THREADS, threads=threads)
     if mode not in MODES:
         raise HVTError(f"unknown mode {mode!r}: {did_you_mean(str(mode), MODES)}")
     measured = (mode, device, threads, batch, remeasure)
