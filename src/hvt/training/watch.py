@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-import os
-import socket
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import HVTError
 from ..files import atomic_write
 from ..plot import new_figure
 from ..terminal import print_line
@@ -43,33 +40,6 @@ def write_metrics(path: Path, rows: list[Row]) -> None:
         writer.writerows(rows)
 
 
-class Board:
-    """A log for TensorBoard, in its own record format.
-
-    `SummaryWriter` writes from a thread of its own, where a full disk ends in a traceback.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self.path = folder / name
-
-    def write(self, epoch: int, values: dict[str, float]) -> None:
-        """Add the values of an epoch; may raise `OSError`."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        scalars = [Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
-        events = [Event(wall_time=time.time(), step=epoch, summary=Summary(value=scalars))]
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
-        with self.path.open("ab") as file:
-            writer = RecordWriter(file)
-            for event in events:
-                writer.write(event.SerializeToString())
-
-
 class Watcher:
     """Tells how a training goes: a bar on a terminal, a line per epoch elsewhere.
 
@@ -78,9 +48,11 @@ class Watcher:
 
     def __init__(self, console: Console, board: Path | None = None, measure: str = "top1") -> None:
         self.console, self.measure = console, measure
-        self.board: Board | None = None
-        if board and importlib.util.find_spec("tensorboard"):
-            self.board = Board(board)
+        self.board: Any = None
+        if board and find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(board))
         self.bar: Progress | None = None
         if console.is_terminal and not console.quiet:
             self.bar = Progress(
@@ -98,9 +70,9 @@ class Watcher:
 
     def begin(self, epoch: int, epochs: int, done: int, total: int) -> None:
         """An epoch begins, or is resumed at a step."""
+        number = f"{epoch + 1}/{epochs}"
         if self.bar:
-            self.bar.update(self.task, epoch=f"{epoch + 1}/{epochs}", completed=done, total=total)
-            self.bar.reset(self.task, completed=done, total=total)
+            self.bar.reset(self.task, completed=done, total=total, figures="", epoch=number)
 
     def step(self, step: int, steps: int, loss: float, speed: float) -> None:
         """A step is done."""
@@ -117,12 +89,9 @@ class Watcher:
         self.last_line = time.monotonic()
         if self.board:
             values = {k: v for k, v in row.items() if k != "epoch" and isinstance(v, int | float)}
-            try:
-                self.board.write(row["epoch"], values | {"images_per_second": speed})
-            except OSError as error:  # the disk is full, say; what matters is saved elsewhere
-                reason = error.strerror or error
-                self.say(f"cannot write {self.board.path}: {reason}; TensorBoard's log ends here")
-                self.board = None
+            for name, number in (values | {"images_per_second": speed}).items():
+                self.board.add_scalar(name, number, row["epoch"])
+            self.board.flush()
         parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['train_loss']:.4f}"]
         if (value := row.get(f"val_{self.measure}")) is not None:
             parts.append(figure(self.measure, value))
@@ -142,6 +111,8 @@ class Watcher:
     def close(self) -> None:
         if self.bar:
             self.bar.stop()
+        if self.board:
+            self.board.close()
 
 
 def clock(seconds: float) -> str:
@@ -155,51 +126,35 @@ def clock(seconds: float) -> str:
 
 def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top1") -> bool:
     """Figure 4's form: training loss dashed, top-1 solid; False where matplotlib is missing."""
-    label = LABELS.get(measure, measure)
-    try:
-        canvas = new_figure(figsize=(7, 4.2), layout="constrained")
-    except HVTError:
+    if find_spec("matplotlib") is None:
         return False
-    from matplotlib.ticker import MaxNLocator
-
+    label = LABELS.get(measure, measure)
+    canvas = new_figure(figsize=(7, 4.2), layout="constrained")
     left = canvas.subplots()
     right = left.twinx()
     for index, (name, rows) in enumerate(runs.items()):
         # A colour for each run, or for each line of the only one.
-        colours = ["C0", "C1", "C2"] if len(runs) == 1 else [f"C{index}"] * 3
-        epochs = [row["epoch"] for row in rows]
-        losses = [row["train_loss"] for row in rows]
-        # A line of one point would not be seen.
-        mark = "o" if len(rows) == 1 else None
-        left.plot(
-            epochs, losses, "--", color=colours[0], marker=mark, label=f"{name}, training loss"
-        )
-        for prefix, what, width, colour in (
-            ("val", label, 1.8, colours[1]),
-            ("ema", f"{label} of averaged weights", 0.9, colours[2]),
+        colours = ("C0", "C1", "C2") if len(runs) == 1 else (f"C{index}",) * 3
+        for axes, key, what, width, colour in (
+            (left, "train_loss", "training loss", 1.5, colours[0]),
+            (right, f"val_{measure}", label, 1.8, colours[1]),
+            (right, f"ema_{measure}", f"{label} of averaged weights", 0.9, colours[2]),
         ):
-            key = f"{prefix}_{measure}"
-            points = [(r["epoch"], r[key]) for r in rows if r.get(key) is not None]
+            points = [(row["epoch"], row[key]) for row in rows if row.get(key) is not None]
             if points:
                 x, y = zip(*points, strict=True)
-                mark = "o" if len(points) == 1 else None
-                right.plot(
-                    x, y, color=colour, linewidth=width, marker=mark, label=f"{name}, {what}"
-                )
-                last = (x[-1], y[-1])
-                if prefix == "val":  # the number that is asked for
-                    text = f"{y[-1]:.1f} %" if measure in PERCENT else f"{y[-1]:.3f}"
-                    right.annotate(text, last, xytext=(-4, 4), ha="right", color=colour,
-                                   textcoords="offset points", fontsize=8)  # fmt: skip
+                marker = "o" if len(points) == 1 else None  # a line of one point is not seen
+                axes.plot(
+                    x, y, "--" if axes is left else "-", color=colour, linewidth=width,
+                    marker=marker, label=f"{name}, {what} {y[-1]:.4g}",
+                )  # fmt: skip
     left.set_xlabel("epoch")
     left.set_ylabel("training loss (dashed)")
     right.set_ylabel(f"validation {label}{', %' if measure in PERCENT else ''} (solid)")
-    right.set_ylim(bottom=0, top=1.1 * right.get_ylim()[1])  # room for the number
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    losses_shown = left.get_lines() if len(runs) == 1 else []  # of several, the axis says enough
-    lines = [*losses_shown, *right.get_lines()]
+    right.set_ylim(bottom=0)
+    left.xaxis.get_major_locator().set_params(integer=True)
     # Below the axes, where it covers no line.
-    canvas.legend(handles=lines, loc="outside lower center", ncols=2, fontsize=8)
+    canvas.legend(loc="outside lower center", ncols=2, fontsize=8)
     left.grid(alpha=0.25)
     with atomic_write(path) as temporary:
         canvas.savefig(temporary, format="png", dpi=110)
