@@ -10,7 +10,7 @@ from PIL import Image, UnidentifiedImageError
 
 from hvt.data.images import read_image
 from hvt.serve import decoding
-from hvt.serve.decoding import ImageTooLargeError, Limits, decode_heavy, decode_light
+from hvt.serve.decoding import DecodeError, Limits, decode_heavy, decode_light
 
 LIMITS = Limits(in_chans=3, pixels=10_000_000, side=256, seconds=60)
 
@@ -48,19 +48,19 @@ def test_what_is_light_work(content: bytes, light: bool) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (png(12_000, 12_000), "12000 × 12000 pixels, more than the 10000000 allowed"),
-        (png(1, 500_000), "too long a strip"),
-        (encoded(Image.new("L", (1, 200_000)), "TIFF"), "too long a strip"),
+        (png(12_000, 12_000), "12000 × 12000 pixels, .* are more than the 10000000 allowed"),
+        (png(1, 500_000), "resizing to a shorter side of 256, are more"),
+        (encoded(Image.new("L", (1, 200_000)), "TIFF"), "a shorter side of 256, are more"),
     ],
     ids=["giant", "strip", "heavy strip"],
 )
 def test_pixels_are_bounded_before_they_are_decoded(content: bytes, words: str) -> None:
-    with pytest.raises(ImageTooLargeError, match=words):
+    with pytest.raises(DecodeError, match=words):
         decode(content, LIMITS)
 
 
 def test_decoding_that_takes_too_long_is_given_up() -> None:
-    with pytest.raises(ImageTooLargeError, match=r"takes more than the 0.5 seconds allowed"):
+    with pytest.raises(DecodeError, match=r"takes more than the 0.5 seconds allowed"):
         decode(slow_ppm(3_000_000), LIMITS._replace(seconds=0.5))
 
 
@@ -70,7 +70,7 @@ def test_decoding_may_not_use_more_memory_than_its_pixels_need(where: str) -> No
     content = tags_of_copies(2_000, 500_000)  # 1 GB in copies
     if where == "EXIF":
         content = png(4, 4, bytes(52), more=chunk(b"eXIf", content))
-    with pytest.raises(ImageTooLargeError, match="it needs more memory than"):
+    with pytest.raises(DecodeError, match="it needs more memory than"):
         decode(content, LIMITS._replace(pixels=70_000))
 
 
@@ -82,5 +82,5 @@ def test_no_process_is_started_for_what_is_not_an_image(monkeypatch: pytest.Monk
 
 def test_a_process_that_crashes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "_MAIN", "raise SystemExit(1)")
-    with pytest.raises(ImageTooLargeError, match="killed by the system"):
+    with pytest.raises(DecodeError, match="killed by the system"):
         decode(encoded(Image.new("RGB", (6, 4)), "TIFF"), LIMITS)

@@ -172,7 +172,6 @@ def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -
 # What `curl --data-binary` says of any file.
 CURL = {"content-type": "application/x-www-form-urlencoded"}
 FORM = {"content-type": "multipart/form-data; boundary=b"}
-GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="images"\r\n\r\n'
 
 
 @pytest.mark.parametrize(
@@ -182,8 +181,8 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="images"\r\n\r\n'
         ({"content": b"no image"}, 415, "a known format: use JPEG"),
         ({"content": encoded_image()[:60]}, 422, "damaged"),
         ({"content": png(60_000, 60_000)}, 413, "pixels"),
-        ({"content": png(1, 500_000)}, 413, "too long a strip"),
-        ({"content": bytes(200_001)}, 413, "200001 bytes, more than the 200000"),
+        ({"content": png(1, 500_000)}, 413, "after resizing to a shorter side"),
+        ({"content": bytes(200_001)}, 413, "more than the 200000 bytes"),
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "image/*"),
         ({"content": b"image=cat", "headers": CURL}, 415, "a known format"),
         ({"files": [("image", encoded_image())]}, 422, "in the field 'images'"),
@@ -194,9 +193,7 @@ GOOD_PART = b'--b\r\nContent-Disposition: form-data; name="images"\r\n\r\n'
             "the image 'b.png'",
         ),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 422, "boundary"),
-        ({"content": b"", "headers": FORM}, 422, "cut short"),
         ({"content": b"nonsense", "headers": FORM}, 422, "multipart body is damaged"),
-        ({"content": GOOD_PART + encoded_image()[:50], "headers": FORM}, 422, "cut short"),
         ({"content": b"--b--\r\n", "headers": FORM}, 422, "no image"),
         ({"content": encoded_image(), "params": {"top": 0}}, 422, "top"),
         ({"content": encoded_image(), "params": {"top": 11}}, 422, "top"),

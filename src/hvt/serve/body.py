@@ -36,19 +36,13 @@ class Admission:
         self._settings, self._show = settings, show
         self.images = self.buffered = 0
 
-    def check(self, images: int = 0, buffered: int = 0) -> None:
+    def acquire(self, images: int = 0, buffered: int = 0) -> None:
         """Raise a 503 for what would be above a limit."""
         if self.images + images > self._settings.max_queue:
             raise _busy(f"more than {self._settings.max_queue} images")
         if self.buffered + buffered > self._settings.max_buffered:
             raise _busy(f"more than {self._settings.max_buffered} bytes")
-
-    def acquire(self, images: int = 0, buffered: int = 0) -> None:
-        self.check(images, buffered)
-        self.images += images
-        self.buffered += buffered
-        if images:
-            self._show(self.images)
+        self.release(-images, -buffered)
 
     def release(self, images: int, buffered: int) -> None:
         self.images -= images
@@ -59,16 +53,6 @@ class Admission:
 
 def _busy(what: str) -> HTTPException:
     return HTTPException(503, f"{what} would be waiting: try again", {"Retry-After": "1"})
-
-
-if sys.version_info >= (3, 11):
-    from asyncio import timeout as _timeout  # takes half the time of anyio's
-else:
-
-    @contextlib.asynccontextmanager
-    async def _timeout(seconds: float) -> AsyncIterator[None]:
-        with anyio.fail_after(seconds):
-            yield
 
 
 @contextlib.asynccontextmanager
@@ -83,8 +67,7 @@ async def admitted(request: Request) -> AsyncIterator[list[Upload]]:
     body = _Body(request)
     images = 0
     try:
-        async with _timeout(seconds):
-            admission.check(images=1)  # before it is read
+        with anyio.fail_after(seconds):
             uploads = await _uploads(request, body)
             admission.acquire(images=len(uploads))
             images = len(uploads)
@@ -107,11 +90,6 @@ class _Body:
         self.size, self.complete = 0, False
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        declared = self._request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared[:18]) > self._limit:
-            raise HTTPException(
-                413, f"the body has {declared} bytes, more than the {self._limit} allowed"
-            )
         async for chunk in self._request.stream():
             if self.size + len(chunk) > self._limit:
                 raise HTTPException(413, f"the body has more than the {self._limit} bytes allowed")
@@ -146,34 +124,26 @@ async def _uploads(request: Request, body: _Body) -> list[Upload]:
 
 
 class _Form(MultiPartParser):
-    """Starlette's parser without a file on disk; `ended` once the last boundary has come."""
+    """Starlette's parser, without a file on disk; an image needs no file's name."""
 
     spool_max_size = sys.maxsize
-    ended = False
 
     def on_headers_finished(self) -> None:
-        part = self._current_part
-        named = part.content_disposition or b""
+        named = self._current_part.content_disposition or b""
         if b'name="images"' in named and b"filename" not in named:  # it would be taken for text
-            part.content_disposition = named + b'; filename=""'
+            self._current_part.content_disposition = named + b'; filename=""'
         super().on_headers_finished()
-
-    def on_end(self) -> None:
-        self.ended = True
 
 
 async def _files(request: Request, body: _Body) -> list[tuple[str | None, bytes]]:
     most = request.app.state.settings.max_images
-    parser = _Form(request.headers, body.chunks(), max_files=most)
     try:
-        form = await parser.parse()
+        form = await _Form(request.headers, body.chunks(), max_files=most).parse()
     except MultiPartException as error:
         if error.message.startswith("Too many files"):
             detail = f"the request has more than the {most} images allowed"
             raise HTTPException(413, detail) from error
         raise HTTPException(422, f"the multipart body is damaged: {error.message}") from error
-    if not parser.ended:
-        raise HTTPException(422, "the multipart body is cut short: its last boundary is missing")
     files = [part for part in form.getlist(FIELD) if isinstance(part, UploadFile)]
     if not files:
         raise HTTPException(422, f"the request has no image: send files in the field {FIELD!r}")

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
-from ..data.images import finish, image_formats, mode_of, why
+from ..data.images import finish, image_formats, why
 
 # What people send. The other formats that Pillow reads are rare, and each is code to attack.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
@@ -47,8 +47,23 @@ main(*map(float, sys.argv[2:]))
 """
 
 
-class ImageTooLargeError(ValueError):
-    """An image above a limit."""
+class DecodeError(Exception):
+    """Why there is no image: an HTTP status, and the rest of a sentence that begins with it."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(status, reason)
+        self.status, self.reason = status, reason
+
+    @classmethod
+    def of(cls, error: Exception) -> DecodeError:
+        """For whatever Pillow raises, which is all sorts for damaged files."""
+        if isinstance(error, DecodeError):
+            return error
+        if isinstance(error, UnidentifiedImageError):
+            return cls(415, f"is not in a known format: use {', '.join(known_formats())}")
+        if isinstance(error, MemoryError | Image.DecompressionBombError):
+            return cls(413, f"is too large: {why(error)}")
+        return cls(422, f"is damaged: {why(error)}")
 
 
 class Limits(NamedTuple):
@@ -65,15 +80,14 @@ class Limits(NamedTuple):
 def decode_light(content: bytes, limits: Limits, pixels: int = _LIGHT_PIXELS) -> Image.Image | None:
     """The image, upright, in the model's channels; None if it is not light work.
 
-    Light work has so many pixels at most, before and after resizing. Raises `ImageTooLargeError`
-    above a limit, and whatever Pillow does for what is damaged.
+    Light work has so many pixels at most, before and after resizing.
     """
     name = next((_LIGHT[magic] for magic in _LIGHT if content.startswith(magic)), None)
     if name is None or len(content) > _LIGHT_BYTES:
         return None
     with Image.open(io.BytesIO(content), formats=(name,)) as image:
         scans = content.count(b"\xff\xda") if name == "JPEG" else 1
-        if _checked_pixels(image, limits) > min(pixels, _LIGHT_WORK // max(1, scans)):
+        if _pixels(image, limits) > min(pixels, _LIGHT_WORK // max(1, scans)):
             return None
         image.load()
         exif = image.info.get("exif") or image.info.get("Raw profile type exif") or b""
@@ -84,10 +98,9 @@ def decode_heavy(content: bytes, limits: Limits) -> Image.Image:
     """The image, decoded in a process of its own that is killed after `limits.seconds`."""
     if not any(Image.OPEN[name][1](content[:16]) for name in known_formats()):  # type: ignore[misc]
         raise UnidentifiedImageError
-    command = [sys.executable, "-I", "-c", _MAIN, json.dumps(sys.path), *map(str, limits)]
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, "-I", "-c", _MAIN, json.dumps(sys.path), *map(str, limits)],
             input=content,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -96,50 +109,34 @@ def decode_heavy(content: bytes, limits: Limits) -> Image.Image:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy would start more threads
         )
     except subprocess.TimeoutExpired as error:
-        raise ImageTooLargeError(
-            f"decoding it takes more than the {limits.seconds:g} seconds allowed"
-        ) from error
-    if done.returncode or b"\n" not in done.stdout:  # a crash, or no memory left in the machine
-        raise ImageTooLargeError("the process that decoded it was killed by the system")
-    end = done.stdout.index(b"\n")
-    reply = json.loads(done.stdout[:end])
-    if "error" in reply:
-        raise _ERRORS[reply["error"]](reply["reason"])
-    pixels = memoryview(done.stdout)[end + 1 :]
-    return Image.frombuffer(mode_of(limits.in_chans), reply["size"], pixels)  # type: ignore[arg-type]
-
-
-_ERRORS = {415: UnidentifiedImageError, 413: ImageTooLargeError, 422: ValueError}
-
-
-def error_status(error: Exception) -> int:
-    """The HTTP status for an image that cannot be decoded."""
-    if isinstance(error, UnidentifiedImageError):
-        return 415
-    if isinstance(error, ImageTooLargeError | MemoryError | Image.DecompressionBombError):
-        return 413
-    return 422
+        reason = f"decoding it takes more than the {limits.seconds:g} seconds allowed"
+        raise DecodeError(413, f"is too large: {reason}") from error
+    if done.returncode in (13, 15, 22):
+        raise DecodeError(400 + done.returncode, done.stdout.decode())
+    if done.returncode:  # a crash, or no memory left in the machine
+        raise DecodeError(413, "is too large: the process that decoded it was killed by the system")
+    return Image.open(io.BytesIO(done.stdout), formats=("PPM",))
 
 
 def main(in_chans: float, pixels: float, side: float, seconds: float) -> None:
-    """What the process does: an image from standard input to pixels on standard output."""
+    """What the process does: an image from standard input to PPM on standard output.
+
+    Where there is none, it writes why and exits with the HTTP status less 400.
+    """
     warnings.simplefilter("ignore")
     if hasattr(signal, "alarm"):  # should nobody be left to kill it
         signal.alarm(math.ceil(seconds) + 5)
-    _limit_memory(BASE_BYTES + BYTES_PER_PIXEL * int(pixels))
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get among the pixels
     limits = Limits(int(in_chans), int(pixels), int(side), seconds)
+    _limit_memory(BASE_BYTES + BYTES_PER_PIXEL * limits.pixels)
     try:
         content = io.BytesIO(sys.stdin.buffer.read())
         with Image.open(content, formats=known_formats()) as opened:
-            _checked_pixels(opened, limits)
-            image = finish(opened, limits.in_chans)
-        output.write(json.dumps({"size": image.size}).encode() + b"\n" + image.tobytes())
-    except Exception as error:  # damaged files raise all sorts
-        reply = {"error": error_status(error), "reason": why(error)}
-        output.write(json.dumps(reply).encode() + b"\n")
-    output.close()
+            _pixels(opened, limits)
+            finish(opened, limits.in_chans).save(sys.stdout.buffer, "PPM")
+    except Exception as error:
+        failed = DecodeError.of(error)
+        sys.stdout.buffer.write(failed.reason.encode())
+        sys.exit(failed.status - 400)
 
 
 def _limit_memory(size: int) -> None:
@@ -152,20 +149,17 @@ def _limit_memory(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (size, hard))
 
 
-def _checked_pixels(image: Image.Image, limits: Limits) -> int:
-    """The pixels of an opened image, or of what it is resized to, which are not above the limit."""
+def _pixels(image: Image.Image, limits: Limits) -> int:
+    """Those of an opened image, or of what it is resized to; more than allowed are an error."""
     short, long = sorted(image.size)
-    resized = limits.side**2 * long // max(1, short)
-    if short * long > limits.pixels:
-        raise ImageTooLargeError(
-            f"it has {image.width} × {image.height} pixels, more than the {limits.pixels} allowed"
+    pixels = max(short * long, limits.side**2 * long // max(1, short))
+    if pixels > limits.pixels:
+        raise DecodeError(
+            413,
+            f"is too large: its {image.width} × {image.height} pixels, or those after resizing to "
+            f"a shorter side of {limits.side}, are more than the {limits.pixels} allowed",
         )
-    if resized > limits.pixels:
-        raise ImageTooLargeError(
-            f"it has {image.width} × {image.height} pixels, too long a strip: resized to a "
-            f"shorter side of {limits.side} it would have more than the {limits.pixels} allowed"
-        )
-    return max(short * long, resized)
+    return pixels
 
 
 @functools.cache

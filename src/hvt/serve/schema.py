@@ -79,8 +79,8 @@ RAW = ("image/jpeg", "image/png", "image/webp", "image/gif", "application/octet-
 """How an image may be named; every other image type does as well."""
 
 
-def request_body(max_images: int) -> dict[str, Any]:
-    """How images are sent, for the description."""
+def images_in(max_images: int) -> dict[str, Any]:
+    """How images are sent, for the description of a route."""
     binary = {"type": "string", "format": "binary"}
     images = {"type": "array", "items": binary, "minItems": 1, "maxItems": max_images}
     form = {"type": "object", "properties": {FIELD: images}, "required": [FIELD]}
@@ -88,3 +88,10 @@ def request_body(max_images: int) -> dict[str, Any]:
     encoding = {FIELD: {"contentType": ", ".join(RAW)}}
     content["multipart/form-data"] = {"schema": form, "encoding": encoding}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def top_in(classes: int) -> dict[str, Any]:
+    """How many classes are asked for, for the description of a route."""
+    limits = {"type": "integer", "minimum": 1, "maximum": classes, "default": min(5, classes)}
+    top = {"name": "top", "in": "query", "description": "classes to return", "schema": limits}
+    return {"parameters": [top]}
