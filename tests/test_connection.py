@@ -22,7 +22,7 @@ from serving import Raw, Service, live, post
 from hvt.cli.flags import add_fields, given_fields
 from hvt.errors import HVTError
 from hvt.serve.app import create_app
-from hvt.serve.middleware import AllowedHosts
+from hvt.serve.middleware import host_check
 from hvt.serve.settings import Settings
 
 IMAGE = encoded(drawn(random.Random(0), (32, 32)), "PNG")
@@ -71,7 +71,7 @@ def app(onnx: Path) -> Callable[..., FastAPI]:
     ],
 )
 def test_hosts_that_are_allowed(settings: dict, host: str, allowed: bool) -> None:
-    assert AllowedHosts(Settings(**settings)).allows(host.encode()) == allowed
+    assert host_check(Settings(**settings))(host.encode()) == allowed
 
 
 def test_the_flag_is_given_for_each_name() -> None:
@@ -185,7 +185,7 @@ def test_a_process_told_to_stop_ends_whatever_hangs(onnx: Path) -> None:
         finally:
             process.kill()
     assert process.returncode == 1
-    assert "stopped: 1 requests accepted, 0 answered" in said
+    assert "in loop" in said  # where it hangs
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import concurrent.futures
 import io
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -279,9 +280,14 @@ def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoin
     assert sum(block["macs"] for block in page["blocks"]) < page["macs"]
 
 
-def test_limits_of_time_and_number(serve: Callable[..., TestClient]) -> None:
-    with serve(max_queue=1, max_images=1, timeout=0.001) as client:
+def test_limits_of_time_and_number(
+    serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr("hvt.serve.app._explain", lambda *_: answered.wait())
+    with serve(max_queue=1, max_images=1, timeout=0.1) as client:
         assert client.post("/explain", content=png()).status_code == 504
+        answered.set()
         admission = client.app.state.admission  # type: ignore[attr-defined]
         assert admission.images == 0
         admission.acquire(images=1)

@@ -36,16 +36,8 @@ class Batcher:
         self._queue: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"hvt-batch-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def __len__(self) -> int:
-        """Images in the queue, not yet in a batch."""
-        return len(self._queue)
+        for _ in range(threads):
+            threading.Thread(target=self._run, name="hvt-batch", daemon=True).start()
 
     def submit(self, image: np.ndarray, top: int) -> asyncio.Future[Scores]:
         """The scores to come, for the event loop's thread; cancel it to leave the queue."""
@@ -56,14 +48,11 @@ class Batcher:
                 self._changed.notify()
         return future
 
-    def close(self, timeout: float = 1.0) -> None:
-        """End the threads once they have run what waits; one that hangs is left behind."""
+    def close(self) -> None:
+        """Let the threads end once they have run what waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        end = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
         """What each thread does."""

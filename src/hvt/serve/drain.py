@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import functools
 import os
 import signal
@@ -40,7 +41,9 @@ def drained(state: Any) -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         if not state.draining:
             state.draining = True
-            _exit_later(state)
+            # Whatever hangs, even with Python's lock: where it does is printed, and exit code 1.
+            grace = state.settings.drain + state.settings.timeout + MARGIN
+            faulthandler.dump_traceback_later(grace, exit=True)
             delay = functools.partial(loop.call_later, state.settings.drain)
             loop.call_soon_threadsafe(delay, handler, number, None)
         elif number == signal.SIGINT:  # impatience; a worker may get both for one Ctrl-C
@@ -56,26 +59,10 @@ def drained(state: Any) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handler)
-        _report(state)
+        counts = f"{state.accepted} requests accepted, {state.answered} answered"
+        print(f"stopped: {counts}", file=sys.stderr, flush=True)
 
 
 def _orphaned(loop: asyncio.AbstractEventLoop, sentinel: int) -> None:
     loop.remove_reader(sentinel)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _exit_later(state: Any) -> None:
-    """End the process after the grace time, whatever is still running in it."""
-
-    def leave() -> None:
-        _report(state)
-        os._exit(1)
-
-    timer = threading.Timer(state.settings.drain + state.settings.timeout + MARGIN, leave)
-    timer.daemon = True
-    timer.start()
-
-
-def _report(state: Any) -> None:
-    counts = f"{state.accepted} requests accepted, {state.answered} answered"
-    print(f"stopped: {counts}", file=sys.stderr, flush=True)

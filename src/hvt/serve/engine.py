@@ -15,7 +15,6 @@ from PIL import Image
 from torch import Tensor
 
 from ..checkpoint.save_load import load
-from ..config import HVTConfig
 from ..data.evaluation import eval_transform, resized_side
 from ..data.images import mode_of
 from ..deploy.export import write_onnx
@@ -40,11 +39,6 @@ class Engine:
     PyTorch model too, for those who want to look inside; for an exported file it is None.
     """
 
-    model: HVT | None
-    config: HVTConfig
-    class_names: tuple[str, ...]
-    name: str
-
     def __init__(
         self,
         source: str | Path | None = None,
@@ -55,7 +49,7 @@ class Engine:
         path = find_checkpoint(DEFAULT if source is None else source)
         self.name = valid_text(path.name or path.resolve().name)
         _log.info("loading %s", self.name)
-        self.model = None if resolve(path).kind == "onnx" else _load(path)
+        self.model: HVT | None = None if resolve(path).kind == "onnx" else _load(path)
         with contextlib.ExitStack() as stack:
             if self.model is not None:
                 path = Path(exported or _write(self.model, stack.enter_context(temporary_folder())))

@@ -92,19 +92,23 @@ def hierarchy(
 ) -> Hierarchy:
     """The hierarchy of a prepared image `(C, H, W)`; without a model, only counts and costs."""
     traces, untraced = _traces(config, model, image)
+    price, whole = cost(config), cost(config, stages=0, retention=None, merge=None)
+    lengths = [*(tokens for tokens, _ in price.blocks()), config.tokens[-1]]
+    steps = [block for block in range(config.depth) if lengths[block + 1] < lengths[block]]
+    # What PoWER and ToMe leave has no grid.
+    grids = [*map(list, config.grids), *[None] * (len(config.tokens) - len(config.grids))]
     stages = [
         Stage(
             tokens=tokens,
             after_block=block,
-            grid=None if grid is None else list(grid),
+            grid=grid,
             shares=None if trace is None else _rounded(trace.shares.flatten()),
             kept=None if trace is None else _tokens(trace),
         )
         for tokens, block, grid, trace in zip(
-            config.tokens, [None, *_steps(config)], _grids(config), traces, strict=True
+            config.tokens, [None, *steps], grids, traces, strict=True
         )
     ]
-    price, whole = cost(config), cost(config, stages=0, retention=None, merge=None)
     return Hierarchy(
         model=name,
         image=list(config.image),
@@ -179,16 +183,3 @@ def _reduction(config: HVTConfig) -> Any:
     if config.merge is not None:
         return "merge"
     return config.pool if config.retention is None else "drop"
-
-
-def _steps(config: HVTConfig) -> list[int]:
-    """The blocks after which tokens are fewer."""
-    if config.kept is None:
-        return list(config.pool_blocks)
-    before = (config.tokens[0], *config.kept)
-    return [b for b, (n, kept) in enumerate(zip(before, config.kept)) if kept < n]  # noqa: B905
-
-
-def _grids(config: HVTConfig) -> list[tuple[int, int] | None]:
-    """The grid of each stage; what PoWER and ToMe leave has none."""
-    return [*config.grids, *[None] * (len(config.tokens) - len(config.grids))]

@@ -10,7 +10,7 @@ import functools
 import ipaddress
 import re
 import time
-from typing import Any
+from collections.abc import Callable
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -34,28 +34,27 @@ _CLOSE = (b"connection", b"close")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+?)\.?)(?::[0-9]{1,5})?", re.ASCII)
 
 
-class AllowedHosts:
+def host_check(settings: Settings) -> Callable[[bytes], bool]:
     """Whether a Host header is localhost, the service's address or one of `allow_host`."""
+    names = {"localhost", settings.host.lower(), *settings.allow_host}
+    any_address = settings.host in ("", "0.0.0.0", "::")
 
-    def __init__(self, settings: Settings) -> None:
-        self._all = "*" in settings.allow_host
-        self._names = {"localhost", settings.host.lower(), *settings.allow_host}
-        self._any_address = settings.host in ("", "0.0.0.0", "::")
-        self.allows = functools.lru_cache(1000)(self._allows)
-
-    def _allows(self, header: bytes) -> bool:
+    @functools.lru_cache(1000)
+    def allows(header: bytes) -> bool:
         match = _HOST.fullmatch(header.decode("latin-1").lower())
-        if self._all or match is None:
-            return self._all
+        if "*" in names or match is None:
+            return "*" in names
         host = match[1] or match[2]
-        if match[2] and (host in self._names or host.endswith(".localhost")):
+        if match[2] and (host in names or host.endswith(".localhost")):
             return True
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
         # An address is nobody's to rebind, so where we listen on all of them each is as good.
-        return self._any_address or address.is_loopback or host in self._names
+        return any_address or address.is_loopback or host in names
+
+    return allows
 
 
 class Gate:
@@ -63,8 +62,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: FastAPI) -> None:
         self._app, self._state = app, service.state
-        self._allows = AllowedHosts(service.state.settings).allows
-        self._counters: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._allows = host_check(service.state.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,16 +93,8 @@ class Gate:
         finally:
             # Unknown paths share one label, or a client could invent any number of them.
             path = getattr(scope.get("route"), "path", "other")
-            self._count(path, status, time.perf_counter() - start)
-
-    def _count(self, path: str, status: int, seconds: float) -> None:
-        counters = self._counters.get((path, status))
-        if counters is None:
-            metrics = self._state.metrics
-            counters = metrics.requests.labels(path, str(status)), metrics.seconds.labels(path)
-            self._counters[path, status] = counters
-        counters[0].inc()
-        counters[1].observe(seconds)
+            state.metrics.requests.labels(path, status).inc()
+            state.metrics.seconds.labels(path).observe(time.perf_counter() - start)
 
 
 _wrong_host = JSONResponse(

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,8 @@ WORKER_TIMEOUT = 60  # seconds for a worker to import what it needs, on a busy m
 
 def serve(source: str | Path | None, settings: Settings) -> int:
     """Answer until stopped by SIGTERM or SIGINT, then what was accepted; returns the exit code."""
-    with _logged(), contextlib.closing(bind(settings)) as sock:
+    _show_log()
+    with contextlib.closing(bind(settings)) as sock:
         if settings.workers > 1:
             return _serve_workers(source, settings, sock)
         return _serve(create_app(settings, source), sock)
@@ -84,9 +84,9 @@ class _Supervisor(Multiprocess):
 
 def _worker_app(source: str | Path | None, settings: Settings, exported: Path | None) -> FastAPI:
     _tune()
+    _show_log()
     try:
-        with _logged():
-            return create_app(engine=Engine(source, settings, exported))
+        return create_app(engine=Engine(source, settings, exported))
     except HVTError as error:
         print(f"hvt: {error}", file=sys.stderr, flush=True)
         raise SystemExit(STARTUP_FAILURE) from None
@@ -140,16 +140,10 @@ def _announce(sock: socket.socket, settings: Settings) -> None:
     print(f"listening on http://{shown}:{port} ({', '.join(notes)})", flush=True)
 
 
-@contextlib.contextmanager
-def _logged() -> Iterator[None]:
+def _show_log() -> None:
     """Show on standard error what is being done until the service listens."""
-    logger, handler = logging.getLogger("hvt.serve"), logging.StreamHandler()
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("hvt.serve").setLevel(logging.INFO)
 
 
 def _tune() -> None:
