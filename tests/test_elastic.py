@@ -228,6 +228,18 @@ def test_a_stopped_elastic_run_ends_as_if_it_had_not(
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name
 
 
+def test_a_frozen_run_leaves_the_dearest_as_the_source(place: Path, tmp_path: Path) -> None:
+    result = run(
+        place, tmp_path, freeze=True, every_setting=True, own_lr=1e-2, layer_decay=None, epochs=1.0
+    )
+    source = hvt.load(place / "vit.safetensors").state_dict()
+    assert all(torch.equal(source[k], v) for k, v in plain(result.model, 0).state_dict().items())
+    assert [row.kl for row in result.rows[:2]] == [0.0, pytest.approx(0, abs=1e-6)]
+    before = make_elastic(small(), configs_of(result.model)[1:]).state_dict()
+    after = hvt.load(result.folder / "distilled" / "model.safetensors").state_dict()
+    assert not torch.equal(before["settings.0.pos_embed"], after["settings.0.pos_embed"])
+
+
 def test_a_budget_may_be_met_by_pooling(place: Path, tmp_path: Path) -> None:
     cheap = float(label(SMALL.replace(img_size=40))[:-1])
     result = run(

@@ -70,7 +70,7 @@ class Learner:
         self.ema: ModelEmaV3 | None = None
         if recipe.ema:  # a model's buffers are constants
             self.ema = ModelEmaV3(self.model, decay=recipe.ema, exclude_buffers=True)
-        self.optimizer = make_optimizer(self.model, recipe, device)
+        self.optimizer = self._optimizer()
         self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
         self.mixup = make_mixup(recipe, model.num_classes)
         self.teacher: Teacher | None = None
@@ -85,6 +85,9 @@ class Learner:
         if processes.world_size > 1:
             ids = [device.index] if device.type == "cuda" else None
             self.network = DistributedDataParallel(self.network, device_ids=ids)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return make_optimizer(self.model, self.recipe, self.device)
 
     def _network(self) -> nn.Module:
         """What runs on a batch: the model, unless more than its logits is needed."""

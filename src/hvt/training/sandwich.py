@@ -53,12 +53,9 @@ def divergence(logits: Tensor, target: Tensor) -> Tensor:
     return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
 
 
-def sandwich_loss(
-    outputs: Sequence[Tensor], dearest: Tensor, teacher: Tensor, weight: float
-) -> Tensor:
-    """The dearest setting's loss, counted `weight` times, and what the teacher gives the others."""
-    losses = [weight * dearest, *(divergence(one, teacher.detach()).mean() for one in outputs[1:])]
-    return torch.stack(losses).sum() / (weight + len(losses) - 1)
+def sandwich_loss(dearest: Tensor, cheaper: Sequence[Tensor], weight: float) -> Tensor:
+    """The mean of losses, of which the dearest setting's counts `weight` times."""
+    return torch.stack([weight * dearest, *cheaper]).sum() / (weight + len(cheaper))
 
 
 class ElasticLearner(Learner):
@@ -79,7 +76,9 @@ class ElasticLearner(Learner):
         with self._autocast():
             outputs = self.network([images] * len(chosen), chosen)
             dearest = self._objective(outputs[0], images, target)
-            return sandwich_loss(outputs, dearest, outputs[0], weight=1.0)
+            teacher = outputs[0].detach()
+            taught = [divergence(one, teacher).mean() for one in outputs[1:]]
+            return sandwich_loss(dearest, taught, weight=1.0)
 
     def _trial(self, size: int) -> Tensor:
         config = self.model.config

@@ -19,6 +19,7 @@ from ..elastic import configs_of, label, make_elastic, plain
 from ..errors import HVTError
 from ..model import HVT
 from ..training.optimize import seed_all, seed_dropout
+from ..training.recipe import Recipe
 from ..training.sandwich import ElasticLearner, chosen_settings, divergence, sandwich_loss
 from .distil import Agreement, HoldoutAgreement
 from .photos import Normalise, Size, read_views, unpack
@@ -86,13 +87,30 @@ class ElasticDistiller(ElasticLearner):
     """
 
     def __init__(
-        self, recipe: Any, model: HVT, *rest: Any, source: HVT, sizes: Sequence[Size],
+        self, recipe: Recipe, model: HVT, *rest: Any, source: HVT, sizes: Sequence[Size],
         settings: Settings,
     ) -> None:  # fmt: skip
-        super().__init__(recipe, model, *rest)
         self.source, self.sizes, self.settings = source.eval(), list(sizes), settings
         self.source.requires_grad_(False)
+        if settings.freeze:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith("settings."))
+        super().__init__(recipe, model, *rest)
         self.normalise = Normalise(model, self.device)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """The settings' own parameters in groups of their own, for their rate."""
+        optimizer, settings = super()._optimizer(), self.settings
+        assert self.model.settings is not None
+        own = set(self.model.settings.parameters())
+        for group in list(optimizer.param_groups) if settings.own_lr else ():
+            apart = [p for p in group["params"] if p in own]
+            group["params"] = [p for p in group["params"] if p not in own]
+            scale = group.get("lr_scale", 1.0) * settings.own_lr / settings.lr
+            if apart:
+                optimizer.add_param_group(group | {"params": apart, "lr_scale": scale})
+        optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
+        return optimizer
 
     def _loss(self, batch: Batch, update: int) -> Tensor:
         seed_all(self.recipe.seed, update, self.device)
@@ -101,17 +119,24 @@ class ElasticDistiller(ElasticLearner):
         return self._taught(unpack(batch.images, channels, self.sizes), update)
 
     def _taught(self, views: Sequence[Tensor], update: int) -> Tensor:
-        configs = configs_of(self.model)
+        settings, configs = self.settings, configs_of(self.model)
         chosen = chosen_settings(len(configs), self.recipe.seed, update)
+        if settings.every_setting:
+            chosen = list(range(len(configs)))
+        if settings.freeze:
+            chosen = chosen[1:]
         places = [self.sizes.index(configs[i].image) for i in chosen]
         inputs = {place: self.normalise(views[place]) for place in {0, *places}}
         with self._autocast():
             with torch.no_grad():
                 target = self.source(inputs[0])
             outputs = self.network([inputs[place] for place in places], chosen)
+            if settings.freeze:
+                return torch.stack([divergence(one, target).mean() for one in outputs]).mean()
+            teacher = target if settings.teacher == "source" else outputs[0].detach()
+            taught = [divergence(one, teacher).mean() for one in outputs[1:]]
             dearest = divergence(outputs[0], target).mean()
-            teacher = target if self.settings.teacher == "source" else outputs[0]
-            return sandwich_loss(outputs, dearest, teacher, self.settings.dearest_weight)
+            return sandwich_loss(dearest, taught, settings.dearest_weight)
 
     def _trial(self, size: int) -> Tensor:
         channels = self.model.config.in_chans

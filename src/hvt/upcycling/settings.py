@@ -14,7 +14,7 @@ PLACEMENT = (
     "proportional_attention",
 )  # fmt: skip
 """The fields of `HVTConfig` that may be fixed by hand."""
-OWN = ("norm.*", "fc_norm.*")
+OWN = ("*norm*", "*bias")
 """Beside the positions, which each setting of an elastic model has of its own."""
 EPOCHS = 10.0
 """Where neither epochs nor minutes are asked for."""
@@ -31,6 +31,16 @@ class Settings:
     )
     own: tuple[str, ...] = field(
         OWN, "elastic: parameters that each setting has of its own, a pattern of names; repeatable"
+    )
+    freeze: bool = field(
+        False, "elastic: train only what the cheaper settings have of their own, by the source; "
+        "the dearest stays the source",
+    )  # fmt: skip
+    own_lr: float | None = field(
+        None, "elastic: learning rate of what settings have of their own (default: --lr)", gt=0
+    )
+    every_setting: bool = field(
+        False, "elastic: train all settings in each step, not dearest, cheapest and one between"
     )
     teacher: str = field(
         "dearest", "elastic: what teaches the cheaper settings", choices=("dearest", "source")
