@@ -13,7 +13,6 @@ from torch import Tensor
 
 import hvt
 from hvt.cli import main
-from hvt.zoo import DEFAULT, installed
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -31,18 +30,12 @@ SMALL = {"img_size": 64, "patch_size": 8, "num_heads": 3, "head_dim": 8, "num_cl
 FEW = {"img_size": 32, "depth": 2, "num_heads": 2}
 NAMES = [f"class {i}" for i in range(10)]
 
-needs_default = pytest.mark.skipif(
-    DEFAULT not in installed(), reason=f"the built-in model {DEFAULT} is not in this installation"
-)
-"""For tests of the default model; that it is there is a test of `test_names`."""
-
-
 # Started first, or the last of them would keep one core busy while the others have nothing to do.
 LONG = (
     "export", "engine", "page_browser", "reproduction", "resume", "upcycle", "search", "serve",
     "connection", "bench", "cli_eval_predict", "model", "distributed", "launch",
     "loader", "hub", "plan", "see", "sources", "timm_vit", "start", "page", "power", "foreign",
-    "weights", "zoo", "predict", "compat", "names", "docs", "readme", "pickles",
+    "weights", "zoo", "predict", "compat", "names", "readme",
 )  # fmt: skip
 
 

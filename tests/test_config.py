@@ -14,18 +14,6 @@ from hvt.config import FIELDS
 # ── what follows from the fields ────────────────────────────────────────────────────────────────
 
 
-def test_defaults_are_the_papers_small_model_unpooled() -> None:
-    config = HVTConfig()
-    assert (config.image, config.patch_size, config.grid) == ((224, 224), 16, (14, 14))
-    assert (config.num_heads, config.head_dim, config.width, config.mlp_width) == (6, 64, 384, 1536)
-    assert (config.depth, config.in_chans, config.num_classes) == (12, 3, 1000)
-    pooling = (config.pool, config.pool_kernel, config.pool_stride, config.pool_dims)
-    assert pooling == ("max", 3, 2, 1)
-    assert (config.drop_path_rate, config.drop_rate, config.attn_drop_rate) == (0.1, 0.0, 0.0)
-    assert (config.pool_blocks, config.tokens) == ((), (196,))
-    assert (config.class_token, config.num_prefix_tokens, config.head_pool) == (False, 0, "avg")
-
-
 @pytest.mark.parametrize(
     ("fields", "pool_blocks", "tokens"),
     [
@@ -94,12 +82,6 @@ def test_frozen_and_hashable() -> None:
 
 
 # ── replace ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_replace_keeps_the_rest() -> None:
-    config = HVTConfig(num_heads=3, stages=4).replace(depth=24, num_classes=100)
-    assert config == HVTConfig(num_heads=3, stages=4, depth=24, num_classes=100)
-    assert config.pool_blocks == (0, 6, 12, 18)
 
 
 def test_stages_and_pool_after_displace_each_other() -> None:

@@ -116,33 +116,6 @@ def test_layers_follow_each_other(config: HVTConfig) -> None:
         assert before.tokens_out == after.tokens_in
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"stages": 3},
-        {"stages": 3, "pool": "avg"},
-        {"stages": 3, "pool": "conv"},
-        {"class_token": True, "pool_after": (1,), "pool_dims": 2},
-        {"class_token": True, "stages": 1, "pool": "conv", "pool_dims": 2},
-    ],
-)
-def test_parameters_of_each_layer_are_those_of_its_modules(fields: dict[str, Any]) -> None:
-    config = HVTConfig(img_size=48, patch_size=8, num_heads=2, head_dim=8, depth=3, **fields)
-    model, rows = HVT(config), {layer.name: layer.params for layer in cost(config).layers}
-
-    def held(*prefixes: str) -> int:
-        return sum(p.numel() for n, p in model.named_parameters() if n.startswith(prefixes))
-
-    assert rows["patch_embed"] == held("patch_embed.", "pos_embed", "cls_token")
-    for i in range(config.depth):
-        assert rows[f"blocks.{i}.attn"] == held(f"blocks.{i}.norm1", f"blocks.{i}.attn")
-        assert rows[f"blocks.{i}.mlp"] == held(f"blocks.{i}.norm2", f"blocks.{i}.mlp")
-        pooled = held(f"blocks.{i}.pool", f"blocks.{i}.pos_embed")
-        assert rows.get(f"blocks.{i}.pool", 0) == pooled
-    assert rows["norm"] == held("norm.")
-    assert rows["head"] == held("head.")
-
-
 # ── training memory ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -202,13 +175,6 @@ def test_activations_with_other_heads_and_widths(fields: dict[str, Any]) -> None
 
 
 # ── the report ──────────────────────────────────────────────────────────────────────────────────
-
-
-def test_name_config_and_model_cost_the_same() -> None:
-    config = hvt.get_config("hvt_ti_1")
-    assert cost("hvt_ti_1") == cost(config) == cost(HVT(config))
-    assert cost("hvt_ti_1", depth=6) == cost(config.replace(depth=6))
-    assert cost("hvt_ti_1", depth=6).params < cost(config).params
 
 
 def test_a_model_costs_what_it_is_now() -> None:

@@ -1,17 +1,13 @@
 """Names in place of checkpoints: built-in ones everywhere, models' where weights may be new."""
 
 import json
-import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import needs_default
 from PIL import Image
 from safetensors import safe_open
 
@@ -55,28 +51,6 @@ def test_a_released_file_has_the_format_that_the_page_describes(name: str) -> No
     assert described["format_version"] == 1
 
 
-def test_a_built_in_model_that_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, capsys: Captured
-) -> None:
-    """One sentence from every command, and a list of models without it."""
-    monkeypatch.setitem(BUILT_IN, "flowers", "flowers")
-    monkeypatch.chdir(tmp_path)
-    for words in (
-        ["predict", "flowers", image],
-        ["see", "tokens", "flowers", image],
-        ["see", "cost", "flowers"],
-        ["export", "flowers", "out.onnx"],
-        ["serve", "flowers", "--port", "0"],
-        ["eval", "flowers", "--data", "digits"],
-    ):
-        assert main(words) == 2
-        err = capsys.readouterr().err
-        assert "the built-in model flowers is not in this installation" in err
-        assert err.count("\n") == 1
-    assert main(["models"]) == 0
-    assert "flowers" not in capsys.readouterr().out
-
-
 def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_checkpoint("./cifar100") == Path("cifar100")
@@ -85,7 +59,6 @@ def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         hvt.load("./cifar100")
 
 
-@needs_default
 def test_predict_takes_a_built_in_name(image: str, capsys: Captured) -> None:
     assert main(["predict", image, "--json"]) == 0
     default = json.loads(capsys.readouterr().out)
@@ -100,15 +73,6 @@ def test_swapped_arguments_of_predict_are_recognised(image: str, capsys: Capture
         assert main(["predict", image, model]) == 2
         line = f"{model} is a model, and the model comes first: use hvt predict {model} {image}"
         assert line in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar100", pytest.param(DEFAULT, marks=needs_default)])
-def test_export_of_a_built_in_model(name: str, tmp_path: Path, capsys: Captured) -> None:
-    words = [] if name == DEFAULT else [name]
-    assert main(["export", *words, str(tmp_path / "out.pt2"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["checkpoint"] == name
-    assert hvt.load(tmp_path / "out.pt2").class_names == hvt.load(name).class_names
 
 
 def test_export_takes_a_model_s_name_and_says_that_its_weights_are_new(
@@ -132,22 +96,6 @@ def test_pretrained_is_for_names_without_weights(words: list[str], capsys: Captu
     assert main([*words, "--pretrained"]) == 2
     name = "cifar100" if "cifar100" in words else DEFAULT
     assert f"{name} has its own weights: leave --pretrained out" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_serve_takes_a_model_s_name() -> None:
-    pytest.importorskip("fastapi", reason="the serve extra is not installed")
-    command = [sys.executable, "-m", "hvt", "serve", "hvt_ti_4", "--port", "0"]
-    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, **streams) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        process.terminate()
-        _, err = process.communicate(timeout=60)
-    assert line.startswith("serving hvt_ti_4.safetensors at http://127.0.0.1:"), err
-    assert "hvt_ti_4: untrained weights" in err
-    assert process.returncode == 0
 
 
 # ── how a built-in file is made ─────────────────────────────────────────────────────────────────

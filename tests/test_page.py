@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, needs_default, stir
+from conftest import SMALL, stir
 from fastapi.testclient import TestClient
 from PIL import Image
 
@@ -305,7 +305,7 @@ def sample_files() -> dict[str, Path]:
     return {name: STATIC / file for name, file in buttons}
 
 
-@pytest.mark.parametrize("model", ["cifar100", pytest.param("imagenet", marks=needs_default)])
+@pytest.mark.parametrize("model", ["cifar100", "imagenet"])
 def test_a_built_in_model_knows_its_samples(model: str) -> None:
     """And no other model is offered them by a name that it has too."""
     predictor, files = hvt.Predictor(model), sample_files()

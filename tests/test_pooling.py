@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvt.config import POOLINGS, padding, pooled_length
-from hvt.pooling import Pool, as_image, as_tokens, max_sources, pool_tokens, to_grid
+from hvt.pooling import Pool, as_image, as_tokens, max_sources, to_grid
 
 
 @dataclass
@@ -90,13 +90,6 @@ def test_pooled_length_is_torchs(n: int, kernel: int, stride: int, pad: int) -> 
         assert length == convolved.shape[2]
 
 
-@pytest.mark.parametrize(
-    ("dims", "kernel", "pad"), [(1, 3, 0), (1, 7, 0), (2, 1, 0), (2, 2, 0), (2, 3, 1), (2, 5, 2)]
-)
-def test_padding_is_for_grids_only(dims: int, kernel: int, pad: int) -> None:
-    assert padding(dims, kernel) == pad
-
-
 @given(cases())
 def test_pooling_keeps_prefix_tokens_and_the_layout(case: Case) -> None:
     prefix, (rows, cols) = case.pool.prefix, case.pool.out_grid
@@ -163,14 +156,6 @@ def test_max_sources_are_the_tokens_that_won(case: Case) -> None:
     assert torch.equal(case.x.gather(1, sources), pool(case.x))
 
 
-def test_max_sources_by_hand() -> None:
-    x = torch.tensor([[3.0, 1, 2, 5, 4, 0, 6]]).unsqueeze(2)
-    sources = max_sources(x, (1, 7), (1, 3), (1, 2), (0, 0))
-    assert sources.flatten().tolist() == [0, 3, 6]
-    pooled = pool_tokens(x, (1, 7), "max", (1, 3), (1, 2), (0, 0))
-    assert pooled.flatten().tolist() == [3, 5, 6]
-
-
 @given(st.integers(1, 3), st.integers(1, 60), st.integers(1, 8), st.integers(1, 8))
 def test_to_grid_has_the_grids_shape_and_keeps_constants(
     batch: int, length: int, rows: int, cols: int
@@ -192,15 +177,3 @@ def test_to_grid_keeps_the_order_of_the_sequence() -> None:
 
 
 # ── the layer ───────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("dims", [1, 2])
-def test_the_convolution_is_a_full_one(dims: int) -> None:
-    conv = Pool("conv", (4, 4) if dims == 2 else (1, 16), 6, 3, 2, dims, prefix=0).conv
-    full = (nn.Conv1d if dims == 1 else nn.Conv2d)(6, 6, 3, 2)
-    assert conv.weight.numel() == full.weight.numel() == 6 * 6 * 3**dims
-    assert conv.bias.numel() == 6
-
-
-def test_the_layer_prints_what_it_does() -> None:
-    assert "max, (1, 196) → (1, 97)" in repr(Pool("max", (1, 196), 8, 3, 2, 1, prefix=0))

@@ -18,7 +18,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from conftest import Command, needs_default
+from conftest import Command
 from data_paths import real_data
 from PIL import Image
 
@@ -406,7 +406,6 @@ def test_models_that_cannot_classify_images(tmp_path: Path, build: Build) -> Non
         Predictor(build("hvt_ti_1"), device="gpu")
 
 
-@needs_default
 def test_the_default_model(images: list[str]) -> None:
     predictor = Predictor(top=2000)
     prediction = predictor(images[0])

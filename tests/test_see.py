@@ -11,7 +11,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import Command, needs_default
+from conftest import Command
 from matplotlib import colormaps
 from PIL import Image
 from sklearn.datasets import load_sample_image
@@ -384,7 +384,6 @@ def test_see_tokens(
     assert read(tmp_path / "flower-tokens.png").std() > 10
 
 
-@needs_default
 @pytest.mark.parametrize("kind", ["tokens", "cost"])
 def test_the_built_in_model(run: Command, flower: Path, tmp_path: Path, kind: str) -> None:
     code, out, err = run("see", kind, *([] if kind == "cost" else [flower]))

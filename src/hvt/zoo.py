@@ -117,20 +117,7 @@ def find_checkpoint(name: str | Path) -> Path:
     """The file of a built-in name, else the path itself; `./cifar100` is a path in any case."""
     if name == "":
         raise CheckpointError("the checkpoint's name is empty: name a file or a built-in model")
-    if not isinstance(name, str) or name not in BUILT_IN:
-        return Path(name)
-    path = built_in(name)
-    if not path.is_file():
-        raise CheckpointError(
-            f"the built-in model {name} is not in this installation, {path} is missing: "
-            "install hvt again, or name a checkpoint"
-        )
-    return path
-
-
-def installed() -> list[str]:
-    """The built-in models whose files are there; a repackaged hvt may leave large ones out."""
-    return [name for name in BUILT_IN if built_in(name).is_file()]
+    return built_in(name) if isinstance(name, str) and name in BUILT_IN else Path(name)
 
 
 def built_in_config(name: str) -> HVTConfig:

@@ -85,7 +85,7 @@ def _run(words: Sequence[str]) -> int:
         if not hasattr(args, "run"):
             parser.print_help()
             return 0
-        args.words = words
+        args.argv = words
         return args.run(args) or 0
     except HVTError as error:
         return _fail(error)

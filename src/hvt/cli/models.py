@@ -67,7 +67,7 @@ def register(commands: Any) -> None:
 def run_models(args: argparse.Namespace) -> None:
     """List the models whose names match a pattern."""
     names = zoo.list_models(args.pattern)
-    built_in = fnmatch.filter(zoo.installed(), args.pattern)
+    built_in = fnmatch.filter(zoo.BUILT_IN, args.pattern)
     if not names and not built_in:
         known = [*zoo.MODELS, *zoo.BUILT_IN]
         raise HVTError(f"no model matches {args.pattern!r}: {did_you_mean(args.pattern, known)}")

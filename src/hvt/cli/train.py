@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if recipe.processes not in (None, 1) and "WORLD_SIZE" not in os.environ:
         from ..training.launch import launch
 
-        return launch(recipe, args.words)
+        return launch(recipe, args.argv)
     train(**asked, **fields)
     return 0
 
