@@ -12,7 +12,7 @@ RUN_STAMP := $(VENV)/.hvt-train-installed
 STAMP := $(VENV)/.hvt-dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart reproduce test tests test-lowest test-slow lint format types clean
+.PHONY: help quickstart reproduce test tests test-lowest test-slow test-npm lint format types clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,11 @@ test-lowest: ## The tests with the lowest versions that pyproject.toml allows, i
 
 test-slow: $(STAMP) ## The longer tests, by hand
 	@$(BIN)/python -m pytest -m slow
+
+# No install scripts: onnxruntime-node's would fetch CUDA's libraries.
+test-npm: $(STAMP) ## Exported folders in transformers.js, by Node and npm
+	@npm install --prefix $(VENV)/npm --ignore-scripts --no-save --silent @huggingface/transformers@4.3.1
+	@HVT_NODE_MODULES=$(VENV)/npm/node_modules $(BIN)/python -m pytest -m npm
 
 lint: $(STAMP) ## Check style and format
 	@$(BIN)/python -m ruff check .

@@ -271,7 +271,7 @@ def test_every_linear_layer_is_found_in_the_graph(name: str, fields: dict[str, A
     assert [n.op_type for n in fused.graph.node].count("QAttention") == config.depth - 1
     used = {name for node in fused.graph.node for name in node.input}
     assert {constant.name for constant in fused.graph.initializer} <= used
-    images = {"images": torch.randn(3, config.in_chans, *config.image).numpy()}
+    images = {"pixel_values": torch.randn(3, config.in_chans, *config.image).numpy()}
     got, expected = (
         onnxruntime.InferenceSession(each.SerializeToString()).run(None, images)[0]
         for each in (fused, quantise(graph, ranges, spared))

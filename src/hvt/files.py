@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,32 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # a name that cannot be
             if temporary.exists():
                 temporary.unlink()
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; on success `path`, new or empty, has its content."""
+    path = Path(os.path.abspath(expanded(path)))  # noqa: PTH100 - `.` has a name then
+    check_empty(path)
+    try:
+        home = path if path.is_dir() else path.parent  # on the same disk
+        with tempfile.TemporaryDirectory(_SUFFIX, f".{path.name}.", home) as temporary:
+            yield Path(temporary)
+            path.mkdir(exist_ok=True)
+            for child in Path(temporary).iterdir():
+                child.replace(path / child.name)
+    except OSError as error:
+        raise HVTError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_empty(path: Path) -> None:
+    """Check, before any work, that a folder is empty or can be made."""
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise HVTError(f"{path} is not empty: name a new folder, or empty this one")
+    elif path.exists():
+        raise HVTError(f"{path} is a file: name a new folder")
+    check_writable(path / "config.json" if path.is_dir() else path)
 
 
 def check_new(path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HVTError
+from ..files import check_empty
 from ..zoo import DEFAULT
 from .flags import add_command, add_flag, add_shared
 from .output import emit, print_json
@@ -21,18 +22,21 @@ def register(commands: Any) -> None:
         "hvt export imagenet.onnx                  the built-in model\n"
         "hvt export model.safetensors model.onnx --data IMAGES\n"
         "hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
-        "hvt export model.safetensors model.pt2 --to torch",
+        "hvt export model.safetensors model.pt2 --to torch\n"
+        "hvt export folder/ --hf                   for transformers.js and optimum",
     )  # fmt: skip
     parser.add_argument(
         "words",
         nargs="+",
         metavar="[MODEL] OUT",
         help="what to write: a checkpoint in any format that hvt.load reads, a built-in one or a "
-        f"model's name (default: the built-in {DEFAULT}); and the file: OUT.onnx, or OUT.pt2",
+        f"model's name (default: the built-in {DEFAULT}); and the file: OUT.onnx, or OUT.pt2; "
+        "with --hf a new folder",
     )
     parser.add_argument(
         "--to", choices=("onnx", "torch"), help="the format (default: by the file's suffix)"
     )
+    add_flag(parser, "--hf", "write the folder that transformers.js and optimum open", bool)
     add_flag(parser, "--int8", "weights and activations in 8 bits (ONNX only; needs --data)", bool)
     parser.add_argument(
         "--data",
@@ -66,25 +70,37 @@ def run_export(args: argparse.Namespace) -> None:
     from ..data.evaluation import eval_transform
     from ..data.sample import sample_images
     from ..deploy.export import MAX_ERROR, check_name, export
+    from ..deploy.hf import FILES, export_hf
 
-    check_name(out, form)
+    check_empty(out) if args.hf else check_name(out, form)
     model = open_weights(source, args.pretrained)
     images = None
     if args.data:
         transform, channels = eval_transform(model), model.config.in_chans
         count = 2 * IMAGES if args.int8 else IMAGES
         images = sample_images(args.data, transform, count, root=args.root, in_chans=channels)
-    comparison = export(model, out, form, images, args.max_error or MAX_ERROR)
-    described = comparison.to_dict() | compare_speed(model, out, form)
-    if args.json:
-        print_json({"checkpoint": source, "out": name, **described})
+    max_error = args.max_error or MAX_ERROR
+    if args.hf:
+        comparisons = export_hf(model, out, images, args.int8, max_error)
+    else:
+        comparisons = [export(model, out, form, images, max_error)]
+    described = []
+    for found in comparisons:
+        path = out / FILES[found.form] if args.hf else out
+        described.append(found.to_dict() | compare_speed(model, path, found.form))
+    if args.json and args.hf:
+        print_json({"checkpoint": source, "out": name, "files": described})
+    elif args.json:
+        print_json({"checkpoint": source, "out": name, **described[0]})
     else:
         _print(described)
 
 
 def _form(args: argparse.Namespace, out: Path) -> str:
     """The form to export to; raises an error for flags that do not go together."""
-    form: str = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")
+    if args.hf and args.to:
+        raise HVTError("--hf writes a folder with ONNX files: leave --to out")
+    form: str = args.to or ("torch" if out.suffix.lower() == ".pt2" and not args.hf else "onnx")
     if not args.int8:
         if args.max_error is not None:
             raise HVTError("--max-error is for --int8: float32 has a fixed tolerance")
@@ -98,12 +114,12 @@ def _form(args: argparse.Namespace, out: Path) -> str:
     return "int8"
 
 
-def _print(described: dict[str, Any]) -> None:
+def _print(files: list[dict[str, Any]]) -> None:
     from ..deploy.export import BATCH
 
     names = {"onnx": "ONNX", "int8": "ONNX, int8", "torch": "torch.export"}
-    torch = {"bytes": described["torch_bytes"], "speed": described["torch_images_per_second"]}
-    exported = described | {"speed": described["images_per_second"]}
+    first, last = files[0], files[-1]
+    torch = {"bytes": first["torch_bytes"], "speed": first["torch_images_per_second"]}
     columns = {
         "": "{name:<}",
         "MB": "{megabytes:.1f}",
@@ -112,11 +128,12 @@ def _print(described: dict[str, Any]) -> None:
         "largest difference": "{difference:.1e}",
         "relative error": "{relative_error:.1e}",
     }
-    rows = [torch | {"name": "PyTorch"}, exported | {"name": names[described["form"]]}]
+    exported = [f | {"name": names[f["form"]], "speed": f["images_per_second"]} for f in files]
+    rows = [torch | {"name": "PyTorch"}, *exported]
     emit((row | {"megabytes": row["bytes"] / 1e6} for row in rows), columns)
-    kind = "real" if described["real"] else "drawn"
-    print(f"on {described['images']} {kind} images; images/s at batch {BATCH} on the CPU")
-    if not described["real"]:
+    kind = "real" if last["real"] else "drawn"
+    print(f"on {last['images']} {kind} images; images/s at batch {BATCH} on the CPU")
+    if not last["real"]:
         print("drawn images say little about accuracy: name real ones with --data")
-    if described["kept"]:
-        print(f"layers kept in float32 for accuracy: {', '.join(described['kept'])}")
+    if last["kept"]:
+        print(f"layers kept in float32 for accuracy: {', '.join(last['kept'])}")

@@ -18,7 +18,7 @@ from ..errors import CheckpointError, HVTError
 from ..model import HVT
 from ..resolve import build, resolve
 
-INPUT, OUTPUT = "images", "logits"
+INPUT, OUTPUT = "pixel_values", "logits"  # as in Hugging Face's exports
 METADATA = "hvt"
 """The key under which an ONNX file carries our description of its model."""
 MAX_BYTES = 2**31 - 1  # protobuf's own
