@@ -207,6 +207,13 @@ def test_placements_are_within_the_budget() -> None:
     assert len({describe(one) for one in variants(chosen[0], {})}) == 4
 
 
+def test_without_pooling_all_sizes_near_the_budget_are_candidates() -> None:
+    source = SMALL.replace(img_size=48, patch_size=2, head_dim=64)
+    configs = candidates(source, 0.81 * hvt.cost(source).gflops, {"pool_after": ()})
+    assert [config.img_size for config in configs] == [44, 46]
+    assert configs[0].tokens[-1] == 1  # the class token, which is all that the head reads
+
+
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])
 def test_every_patch_is_in_a_window(stride: int) -> None:
     for rows in range(5, 14):
@@ -404,19 +411,6 @@ def test_minutes_bound_a_run(place: Path, tmp_path: Path) -> None:
     assert recipe["epochs"] < 100  # a second's worth
 
 
-def test_no_pooling_within_a_budget_is_the_best_of_the_sizes(place: Path, tmp_path: Path) -> None:
-    """Also where several sizes are near it: 46 and 44 of 48 pixels here."""
-    source = small(img_size=48, patch_size=2, head_dim=64)
-    values: dict[str, Any] = {"img_size": None, "pool_after": (), "pool": None, "pool_dims": None}
-    values |= {"epochs": 0.0, "gflops": 0.81 * hvt.cost(source).gflops}
-    result = upcycle(
-        source, tmp_path / "out.safetensors", place / "photos", run_folder=tmp_path / "run",
-        console=quiet(), **QUICK | values,
-    )  # fmt: skip
-    assert len(result.ranked) > 1
-    assert result.model.config.image[0] == result.ranked[0]["img_size"]
-
-
 def test_a_restart_does_not_resume_another_run(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,36 +469,26 @@ def test_other_photos_are_noticed_on_resuming(place: Path, tmp_path: Path) -> No
         resume(tmp_path / "run", quiet())
 
 
-def one_error(capsys: Any, *words: str) -> str:
-    assert main(["upcycle", *words]) == 2
-    error: str = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
-
-
 def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> None:
     vit, out, photos = str(place / "vit.safetensors"), str(tmp_path / "o.safetensors"), str(place)
-    run_flags = ["--run-folder", str(tmp_path / "run"), "--device", "cpu", "--workers", "0"]
     (tmp_path / "empty").mkdir()
-    common = ["--gflops", "0.0005", *run_flags]
-    assert "has no images" in one_error(
-        capsys, vit, out, "--data", str(tmp_path / "empty"), *common
-    )
-    text = one_error(
-        capsys, vit, out, "--data", photos + "/photos/a", "--batch-size", "64", *common
-    )
-    assert "20 images, of which 16" in text
-    assert "too few for a batch of 64" in text
-    assert "should end in .safetensors" in one_error(capsys, vit, "out.pth", "--data", photos)
-    assert "no photos are given" in one_error(capsys, vit, out)
-    pattern = photos + "/photos/a/*.png"
-    assert "is not a folder" in one_error(capsys, vit, out, "--data", pattern, *common)
-    assert "Invalid pretrained tag" in one_error(
-        capsys, "vit_base_patch16_224.nope", out, "--data", photos, *common
-    )
-    assert "a source and a file" in one_error(capsys, vit)
-    assert "leave the others out" in one_error(capsys, vit, out, "--resume", "x")
-    assert "not the folder of an upcycling" in one_error(capsys, "--resume", str(tmp_path))
+    common = ["--gflops", "0.0005", "--run-folder", str(tmp_path / "run"), "--device", "cpu"]
+    for words, says in {
+        (vit, out, "--data", str(tmp_path / "empty"), *common): "has no images",
+        (vit, out, "--data", photos + "/photos/a", "--batch-size", "64", *common): (
+            "20 images, of which 16 are to learn from and 4 held out: too few for a batch of 64"
+        ),
+        (vit, "out.pth", "--data", photos): "should end in .safetensors",
+        (vit, out): "no photos are given",
+        (vit, out, "--data", photos + "/photos/a/*.png", *common): "is not a folder",
+        (vit,): "a source and a file",
+        (vit, out, "--resume", "x"): "leave the others out",
+        ("--resume", str(tmp_path)): "not the folder of an upcycling",
+    }.items():
+        assert main(["upcycle", *words]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert says in error
     assert not (tmp_path / "run").exists()
     assert not Path(out).exists()
 
@@ -527,12 +511,10 @@ def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:
     ("values", "words"),
     [
         ({"minutes": 3.0, "epochs": 2.0}, "minutes=3 bounds the training instead of epochs=2"),
-        ({"epochs": 1e10}, r"epochs=10000000000\.0 must be"),
         ({"pool_stride": (2, 0)}, r"pool_stride=\(2, 0\) must be"),
         ({"batch_size": 7}, "must be a multiple of 2"),
         ({"pool": "conv"}, "pool='conv' must be max or avg or any"),
         ({"gflop": 1}, "unknown setting 'gflop': did you mean gflops"),
-        ({"pool_after": [1]}, "is neither a model nor"),  # a list will do
     ],
     ids=str,
 )
@@ -552,5 +534,3 @@ def test_without_pooling_the_class_token_ends_alone(place: Path, tmp_path: Path)
     images = torch.randn(3, 3, 48, 48)
     with torch.inference_mode():
         torch.testing.assert_close(model(images), whole.eval()(images))
-    trained = run(place, tmp_path / "again", quiet(), epochs=1.0, img_size=48, **values)
-    assert hvt.load(trained.path).config == model.config

@@ -34,7 +34,6 @@ from ..training.learner import Flags, Learner, Step
 from ..training.optimize import seed_all
 from ..training.pipeline import build_model, open_batches
 from ..training.recipe import Recipe
-from ..training.watch import clock
 from .retention import (
     Retention,
     check_budget,
@@ -188,8 +187,7 @@ class Searcher(Learner):
 
     def run(self, log: Callable[[str], None]) -> None:
         """All epochs, with a line for each and for every minute."""
-        steps, began = self.batches.steps, time.monotonic()
-        bad, printed = 0, began
+        steps, printed, bad = self.batches.steps, time.monotonic(), 0
         batches: Iterator[Batch] = iter(())
         with StopSignals() as signals:
             for update in range(self.total):
@@ -205,14 +203,13 @@ class Searcher(Learner):
                     )
                 if any(step.flags):
                     raise Interrupted("the search was stopped; nothing was written")
-                now, left = time.monotonic(), self.total - update - 1
-                if number == steps - 1 or not left or now - printed > 60:
-                    printed = now
+                last = number == steps - 1 or update == self.total - 1
+                if last or time.monotonic() - printed > 60:
+                    printed = time.monotonic()
                     log(
                         f"epoch {epoch + 1}/{math.ceil(self.total / steps)}  "
                         f"step {number + 1}/{steps}  loss {step.loss:.4f}  λ {self.strength:.2e}  "
-                        f"{self.price():.4g} GFLOPs  "
-                        f"{clock((now - began) / (update + 1) * left)} left"
+                        f"{self.price():.4g} GFLOPs"
                     )
 
     def step(self, batches: Iterator[Batch], update: int, flags: Flags = tuple) -> Step:

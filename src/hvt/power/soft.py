@@ -12,21 +12,23 @@ r = 0 drops a token as the hard model does and r = 1 keeps it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..config import HVTConfig
-from ..errors import HVTError
 from ..extraction import ranks, significance
 from ..model import HVT, Block
 from .retention import Retention, check_deit, searched_blocks
 
 
 class SoftDeiT(HVT):
-    """A DeiT with soft extraction in every block that a retention is searched for."""
+    """A DeiT with soft extraction in every block that a retention is searched for.
+
+    Only its logits depend on r; harden it before anything else is asked of it.
+    """
 
     def __init__(self, config: HVTConfig) -> None:
         super().__init__(config.replace(retention=None))
@@ -34,20 +36,6 @@ class SoftDeiT(HVT):
         self.r = nn.ParameterList(nn.Parameter(torch.ones(patches)) for _ in range(blocks))
 
     def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) → (B, classes)
-        x, share = self._run_blocks(images)
-        if self.global_pool == "avg":
-            left = share[:, 1:].unsqueeze(2).to(x.dtype)
-            x = (x[:, 1:] * left).sum(dim=1) / left.sum(dim=1).clamp_min(1e-6)
-        else:
-            x = x[:, 0]
-        return self.head(self.head_drop(self.fc_norm(x)))
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        """All tokens after the last norm, also those with a share near 0."""
-        return self._run_blocks(images)[0]
-
-    def _run_blocks(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """All tokens after the last norm, `(B, N, D)`, and their shares, `(B, N)`."""
         x = self._embed(images)
         share = x.new_ones(x.shape[:2])
         for index, block in enumerate(cast(Iterable[Block], self.blocks)):
@@ -56,15 +44,13 @@ class SoftDeiT(HVT):
                 x, share = checkpoint(soft_block, block, x, share, r, use_reentrant=False)
             else:
                 x, share = soft_block(block, x, share, r)
-        return self.norm(x), share
-
-    # The inherited methods would silently ignore r.
-
-    def forward_intermediates(self, *args: Any, **kwargs: Any) -> Any:
-        raise HVTError("a softened model gives no intermediates: harden it first")
-
-    def set_input_size(self, *args: Any, **kwargs: Any) -> None:
-        raise HVTError("a softened model keeps its image size: resize the DeiT, then soften it")
+        x = self.norm(x)
+        if self.global_pool == "avg":
+            left = share[:, 1:].unsqueeze(2).to(x.dtype)
+            x = (x[:, 1:] * left).sum(dim=1) / left.sum(dim=1).clamp_min(1e-6)
+        else:
+            x = x[:, 0]
+        return self.head(self.head_drop(self.fc_norm(x)))
 
 
 def soft_block(
@@ -86,12 +72,8 @@ def _scaled(x: Tensor, share: Tensor) -> Tensor:
 
 def soften(model: HVT) -> SoftDeiT:
     """A copy of a DeiT with soft extraction and r = 1."""
-    config = model.config
-    check_deit(config)
-    if config.head_pool == "" or not searched_blocks(config):
-        reason = "has no pooled head" if config.head_pool == "" else "has a single block"
-        raise HVTError(f"there is no retention to search: the model {reason}")
-    soft = SoftDeiT(config)
+    check_deit(model.config)
+    soft = SoftDeiT(model.config)
     soft.pretrained_cfg.update(model.pretrained_cfg)
     soft.load_state_dict(model.state_dict() | {f"r.{i}": r for i, r in enumerate(soft.r)})
     return soft.to(model.pos_embed.device, model.pos_embed.dtype).train(model.training)
