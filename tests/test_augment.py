@@ -82,11 +82,6 @@ def test_crop_and_flip_one_by_one(shape: tuple[int, int, int]) -> None:
     assert len(seen) == 2 * 5 * 5
 
 
-def test_no_crop_no_flip_is_evaluation(images: torch.Tensor) -> None:
-    augmented = augmenter(padding=0, flip=0.0)(images, keys(48))
-    assert torch.equal(augmented, normalise(images, MEAN, STD, 32))
-
-
 def test_flip_always_and_half(images: torch.Tensor) -> None:
     still = normalise(images, MEAN, STD, 32)
     assert torch.equal(augmenter(padding=0, flip=1.0)(images, keys(48)), still.flip(3))
@@ -189,13 +184,6 @@ def test_the_rest_is_timms_by_key(in_chans: int, img_size: int, values: dict[str
     expected += ["Resize", "MaybeToTensor", "Normalize"]
     expected += ["RandomErasing"] if "erase" in values else []
     assert kinds == expected
-
-
-def test_reading_processes_change_nothing() -> None:
-    values = {"rand_augment": PAPER, "erase": 0.5}
-    here, there = (next(batches(workers, **values).epoch(1)) for workers in (0, 1))
-    assert torch.equal(here.images, there.images)
-    assert torch.equal(here.labels, there.labels)
 
 
 def test_small_images_are_resized_as_the_recipe_says() -> None:

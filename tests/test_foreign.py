@@ -62,9 +62,7 @@ def test_the_reference_agrees_block_by_block(expected: dict[str, Tensor]) -> Non
     "change",
     [
         {"pool_stride": 4},  # what the authors' code ignores
-        {"pool_stride": "two"},
         {"input_size": 224},  # before the file was fine-tuned at 64
-        {"input_size": "64"},
         {"input_size": [3, 64, 64]},  # timm's has the channels
         {"head_dim": 5},
         {"num_blocks": 99, "patch_size": 16, "nb_classes": 1000},
@@ -88,10 +86,8 @@ def test_arguments_that_disagree_with_the_tensors_are_not_trusted(
         {"pool_after": (1, 2)},
         {"stages": 2, "pool_dims": 2},
         {"stages": 1, "pool_kernel": 5, "pool_stride": 3},
-        {"stages": 2, "pool": "conv"},
-        {"stages": 2, "class_token": True},
-        {"stages": 0, "num_classes": 0},
-        {"stages": 2, "mlp_ratio": 2.5, "in_chans": 1},
+        {"stages": 2, "pool": "conv", "class_token": True},
+        {"stages": 0, "num_classes": 0, "mlp_ratio": 2.5, "in_chans": 1},
     ],
 )
 def test_any_model_of_the_family_is_found_from_its_tensors(
@@ -177,9 +173,7 @@ WRITERS: dict[str, Callable[[State, Path], None]] = {
         {"state_dict": s, "arch": "vit", "args": argparse.Namespace(lr=0.1, mean=None)}, p
     ),
     "safetensors": save_file,
-    "compiled": lambda s, p: save_file({f"_orig_mod.{k}": v for k, v in s.items()}, p),
     "DDP, compiled": lambda s, p: in_model({f"module._orig_mod.{k}": v for k, v in s.items()}, p),
-    "EMA only": lambda s, p: torch.save({"model_ema": s, "epoch": 3}, p),
     "timm's EMA only": lambda s, p: torch.save({"state_dict_ema": s}, p),
 }
 
@@ -281,14 +275,6 @@ def transformers_directory(folder: Path, model: nn.Module, **config: Any) -> Pat
     return folder
 
 
-def test_a_transformers_bin_gives_the_same_logits(tmp_path: Path) -> None:
-    theirs, images = vit(), torch.randn(2, 3, 64, 64)
-    weights = transformers_directory(tmp_path, theirs) / "model.safetensors"
-    torch.save(load_file(weights), tmp_path / "pytorch_model.bin")
-    weights.unlink()
-    assert close(hvt.load(tmp_path)(images), theirs(images).logits)
-
-
 def test_transformers_config_tells_heads_classes_and_preprocessing(tmp_path: Path) -> None:
     theirs, images = vit(num_attention_heads=2, hidden_size=24), torch.randn(2, 3, 64, 64)
     names = {str(i): f"class {i}" for i in reversed(range(7))}
@@ -329,12 +315,9 @@ def test_image_processors_in_timms_terms(processor: dict[str, Any], told: dict[s
         ({"id2label": {"0": "a", "1": "b"}}, {}, "2 class names do not fit 7 classes"),
         ({"id2label": {"1": "a", "3": "b"}}, {}, "does not number the classes from 0"),
         ({"id2label": {str(i): i for i in range(7)}}, {}, "class names must be a list of text"),
-        ({"id2label": "x" * 9 * 2**20}, {}, "its JSON is 9 MB"),
         ({"hidden_act": "relu"}, {}, "hidden_act='relu'"),
         ({}, {"image_std": [0, 0, 0]}, "std=0 must be"),
         ({}, {"resample": 77}, "77"),
-        ({}, {"do_center_crop": True, "crop_size": 1, "size": 10**4}, "crop_pct=0.0001 must be"),
-        ({}, {"do_rescale": False}, "values are not rescaled to 0 … 1"),
         ({}, {"rescale_factor": 1 / 127.5}, "values are not rescaled to 0 … 1"),
     ],
 )
@@ -427,10 +410,7 @@ def test_a_transformers_file_of_other_tensors_is_an_error(
         hvt.load(tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["{", "[]", '{"pretrained_cfg": 3}', '{"id2label": 3}', "[" * 100_000],
-)
+@pytest.mark.parametrize("text", ["{", "[]", '{"pretrained_cfg": 3}'])
 def test_a_corrupt_config_json_is_one_clear_error(tmp_path: Path, text: str) -> None:
     transformers_directory(tmp_path / "vit", vit())
     (tmp_path / "vit" / "config.json").write_text(text)

@@ -1,7 +1,6 @@
 """A file becomes an image whatever its mode, and a damaged one an error that names it."""
 
 import io
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -191,13 +190,6 @@ def test_what_is_damaged_is_broken(tmp_path: Path, content: bytes | None, reason
     assert message.count(str(file)) == 1
     assert caught.value.path == str(file)
     assert message.endswith(caught.value.reason)
-
-
-def test_the_error_crosses_processes(tmp_path: Path) -> None:
-    error = UnreadableImageError.of(tmp_path / "a.jpg", "it is empty")
-    back = pickle.loads(pickle.dumps(error))
-    assert (str(back), back.path, back.reason) == (str(error), error.path, error.reason)
-    assert isinstance(UnreadableImageError("as torch makes it again"), HVTError)
 
 
 def test_formats() -> None:

@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset
 from hvt import cli
 from hvt.data import loader
 from hvt.data.arrays import ArrayImages
-from hvt.data.augment import BatchAugment, SeededDataset, normalise
+from hvt.data.augment import BatchAugment, normalise
 from hvt.data.images import FileImages, UnreadableImageError
 from hvt.data.loader import Batch, EvalBatches, TrainBatches, rows_of_shard
 from hvt.data.sources import open_data, open_eval
@@ -236,15 +236,6 @@ def test_a_thread_ahead_changes_nothing() -> None:
     partly.close()  # a reader that has seen enough
 
 
-def test_an_error_ahead_arrives() -> None:
-    def refuse(images: Tensor, keys: Any) -> Tensor:
-        raise RuntimeError("it cannot be augmented")
-
-    batches = TrainBatches(arrays(8), refuse, batch_size=4, prefetch=True).epoch(0)
-    with pytest.raises(RuntimeError, match="it cannot be augmented"):
-        next(batches)
-
-
 def test_signals_leave_reading_processes_alone(files: FileImages) -> None:
     """Ctrl-C reaches all of a group; a run that saves itself still needs its batches."""
     batches = TrainBatches(files, timm_training(), batch_size=2, workers=1)
@@ -309,11 +300,8 @@ def test_at_exit_only_reading_processes_are_killed(files: FileImages, tmp_path: 
     ("count", "batch", "shard_of", "message"),
     [
         (10, 7, (0, 1, 1), r"batch_size=7 must be a multiple of 2 \(2 × processes × accumulate\)"),
-        (99, 12, (0, 2, 8), r"batch_size=12 must be a multiple of 16"),
-        (10, 12, (0, 1, 1), "batch_size=12 is more than the 10 training images: use at most 10"),
         (11, 16, (0, 2, 4), "batch_size=16 is more than the 11 training images: use at most 8"),
         (7, 16, (0, 1, 4), "more than the 7 training images: use fewer processes"),
-        (1, 2, (0, 1, 1), "more than the 1 training images: use fewer processes"),
     ],
 )
 def test_batches_that_do_not_fit(
@@ -388,22 +376,6 @@ def test_evaluation_counts_every_image_once(count: int, batch: int, size: int) -
         assert all(1 <= len(b.labels) <= batch for b in own)
         seen += labels(own)
     assert sorted(seen) == list(range(count))
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_evaluation_of_files(files: FileImages, workers: int) -> None:
-    transform = timm_eval()
-    seen: dict[int, Tensor] = {}
-    for rank in range(3):
-        batches = EvalBatches(
-            files, transform, batch_size=3, rank=rank, world_size=3, workers=workers
-        )
-        for batch in batches:
-            for image, label in zip(batch.images, batch.labels.tolist(), strict=True):
-                assert label not in seen
-                seen[label] = image
-    assert sorted(seen) == list(range(20))
-    assert all(torch.equal(seen[i], transform(files[i][0])) for i in range(20))
 
 
 # Streams
@@ -529,14 +501,6 @@ def test_a_stream_that_is_shorter_than_it_says() -> None:
     assert labels(batches.epoch(0)) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
 
 
-def test_a_stream_in_processes_without_files_of_their_own() -> None:
-    seen = []
-    for rank in range(2):
-        batches = TrainBatches(Numbers(16), timm_training(), batch_size=8, shard_of=(rank, 1, 2))
-        seen += labels(batches.epoch(0))
-    assert sorted(seen) == list(range(16))
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_broken_image_of_a_stream(workers: int) -> None:
     class Torn(Numbers):
@@ -555,28 +519,19 @@ def test_a_broken_image_of_a_stream(workers: int) -> None:
 # Reading processes that have no room, die or get stuck
 
 
-@pytest.mark.parametrize(("free", "room"), [(10**9, 3), (62_000, 2), (60_000, 1), (12_287, 0)])
-@pytest.mark.filterwarnings("ignore:.* reading processes")
+@pytest.mark.parametrize(("free", "room"), [(62_000, 2), (60_000, 1), (10_000, 0)])
 def test_reading_processes_need_room_for_their_batches(
     files: FileImages, monkeypatch: pytest.MonkeyPatch, free: int, room: int
 ) -> None:
-    """Two batches of 12,288 bytes for each, and the one in use."""
+    """Two batches of 12,288 bytes in shared memory for each, and the one in use.
+
+    A container has 64 MB; a batch that is larger hung a training for ever.
+    """
     usage = shutil.disk_usage(".")._replace(free=free)
     monkeypatch.setattr(loader.shutil, "disk_usage", lambda path: usage)
-    images = SeededDataset(files, timm_training(), skip_broken=False)
-    first = [(index, 0) for index in range(4)]
-    assert loader._workers_with_room(images, 3, first) == room
-
-
-def test_without_shared_memory_images_are_read_without_processes(
-    files: FileImages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A container has 64 MB of it; a batch that is larger hung a training for ever."""
-    usage = shutil.disk_usage(".")._replace(free=10_000)
-    monkeypatch.setattr(loader.shutil, "disk_usage", lambda path: usage)
     alone = list(TrainBatches(files, timm_training(), batch_size=4).epoch(0))
-    with pytest.warns(UserWarning, match=r"/dev/shm has 0 MB free, too little for 2 .*: using 0"):
-        got = list(TrainBatches(files, timm_training(), batch_size=4, workers=2).epoch(0))
+    with pytest.warns(UserWarning, match=rf"/dev/shm has 0 MB free, too .*: using {room} "):
+        got = list(TrainBatches(files, timm_training(), batch_size=4, workers=3).epoch(0))
     assert same(got, alone)
 
 

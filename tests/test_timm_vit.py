@@ -14,7 +14,7 @@ from timm.models import save_for_hf
 from torch import nn
 
 import hvt
-from hvt.checkpoint.timm_vit import from_timm, is_timm_name, named_config
+from hvt.checkpoint.timm_vit import from_timm, named_config
 
 # One small model of each family: fewer blocks, small images, random weights.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -22,8 +22,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deit_tiny_distilled_patch16_224": {},
     "deit3_small_patch16_224": {},  # LayerScale, no position for the class token
     "vit_tiny_patch16_224": {},
-    "vit_small_patch32_224": {},
-    "vit_small_patch8_224": {"img_size": 32},
     "vit_small_patch14_dinov2": {"img_size": 56},
     "vit_small_patch14_reg4_dinov2": {"img_size": 56},
     "vit_xsmall_patch16_clip_224": {},  # norm before the blocks, patches without bias
@@ -176,9 +174,3 @@ def test_what_does_not_fit_is_named(name: str, reason: str) -> None:
 def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(hvt.HVTError, match=f"vit_tiny_patch16_224 does not fit: {reason}"):
         named_config("vit_tiny_patch16_224", **arguments)
-
-
-def test_names_of_timm_s_are_told_from_ours() -> None:
-    assert is_timm_name("deit_tiny_patch16_224")
-    assert not is_timm_name("hvt_s_4")
-    assert not is_timm_name("no_such_model")

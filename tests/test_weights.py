@@ -27,15 +27,11 @@ TINY = HVTConfig(
 VARIANTS = {
     "1d": {},
     "2d": {"pool_dims": 2},
-    "conv": {"pool": "conv"},
     "conv 2d": {"pool": "conv", "pool_dims": 2},
     "named blocks": {"pool_after": (1,)},
-    "deit": {"stages": 0, "class_token": True},
     "power": {"stages": 0, "class_token": True, "retention": (17, 5)},
-    "non-square": {"img_size": (16, 24)},
-    "grey": {"in_chans": 1},
-    "features": {"num_classes": 0},
-    "all dropouts": {"drop_rate": 0.1, "attn_drop_rate": 0.2, "drop_path_rate": 0.3},
+    "grey features": {"img_size": (16, 24), "in_chans": 1, "num_classes": 0},
+    "dropouts": {"drop_rate": 0.1, "attn_drop_rate": 0.2, "drop_path_rate": 0.3},
 }
 
 
@@ -172,22 +168,6 @@ def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     assert hvt.load(paths[0]).class_names == tuple(names)
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
-    # What `ulimit -f` sets; unlike mounting a small disk, any user may do that.
-    resource = pytest.importorskip("resource", reason="file size limits are POSIX's")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    path, small = tmp_path / "m.safetensors", tiny()
-    hvt.save(small, path)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (256_000, hard))
-    try:
-        with pytest.raises(HVTError, match=r"cannot write .*m\.safetensors"):
-            hvt.save(tiny(head_dim=64), path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert names_in(tmp_path) == ["m.safetensors"]
-    assert_same_weights(small, hvt.load(path))
-
-
 # ── another size, another task ──────────────────────────────────────────────────────────────────
 
 
@@ -295,10 +275,6 @@ def test_positions_of_another_kind_are_not_resized(tmp_path: Path) -> None:
     [
         ({"depth": 4}, "it lacks blocks.2."),
         ({"depth": 1}, "it has blocks.1."),
-        ({"stages": 2}, "it lacks blocks.1.pos_embed"),
-        ({"num_heads": 3}, "it has another shape of"),
-        ({"class_token": True}, "it lacks cls_token"),
-        ({"pool": "conv"}, "it lacks blocks.0.pool.conv"),
         ({"mlp_ratio": 2.0}, "it has another shape of blocks.0.mlp.fc1.weight"),
     ],
 )
@@ -311,11 +287,6 @@ def test_another_architecture_is_an_error(saved: Path, fields: dict[str, Any], w
         assert words in str(caught.value)
         assert str(saved) in str(caught.value)
     assert_same_weights(model, before)
-
-
-def test_an_unknown_override_offers_the_nearest(saved: Path) -> None:
-    with pytest.raises(HVTError, match="did you mean img_size"):
-        hvt.load(saved, image_size=32)
 
 
 # ── files that cannot be loaded ─────────────────────────────────────────────────────────────────
@@ -345,16 +316,13 @@ UNUSABLE = "does not describe a usable model"
 DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "newer format": (lambda d: d.update(format_version=FORMAT_VERSION + 1), "newer hvt"),
     "no format": (lambda d: d.pop("format_version"), UNUSABLE),
-    "no config": (lambda d: d.pop("config"), UNUSABLE),
     "unknown field": (config(speed=9), "unknown override 'speed'"),
     "impossible field": (config(patch_size=5), "patch_size=5"),
     "more blocks": (config(depth=4), "it lacks blocks.2"),
     "endless depth": (config(depth=10**12), "depth=1000000000000 must be a whole number"),
     "vast width": (config(num_heads=10**12), "num_heads × head_dim=4000000000000 must be"),
-    "vast classes": (config(num_classes=10**9), "num_classes=1000000000 must be"),
     "large image": (config(img_size=400), "another shape of pos_embed"),
     "vast image": (config(img_size=4 * 10**6), "in_chans × img_size=48000000000000 must be"),
-    "vast strip": (config(img_size=(4, 4 * 10**6)), "img_size / crop_pct="),
     "names of numbers": (lambda d: d.update(class_names=[1, 2, 3]), "class names must be a list"),
     "too few names": (lambda d: d.update(class_names=["a", "b"]), "2 class names do not fit 3"),
     "giant text": (lambda d: d.update(extra="x" * 9 * 2**20), "more than any description"),
@@ -365,14 +333,10 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 
 
 PREPROCESSING: list[tuple[str, Any, str]] = [
-    ("crop_pct", 0.001, "crop_pct=0.001 must be a number from 0.1 to 2"),
     ("crop_pct", float("nan"), "crop_pct=nan must be"),
     ("mean", "grey", "mean='grey' must be 1 or 3 numbers"),
-    ("mean", [1e300] * 3, "mean=1e+300 must be a number from -1000 to 1000"),
-    ("mean", [0.5, 0.5], "mean=[0.5, 0.5] must be 1 or 3 numbers"),
     ("std", [0, 0, 0], "std=0 must be a number from 1e-05 to 1000"),
     ("interpolation", "bicubik", "interpolation='bicubik' must be nearest or bilinear or bicubic"),
-    ("crop_mode", "centre", "crop_mode='centre' must be center or"),
 ]
 
 
@@ -409,14 +373,6 @@ def test_a_wrong_description_is_one_clear_error(tmp_path: Path, case: str) -> No
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "null"])
-def test_corrupt_metadata_is_one_clear_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "m.safetensors"
-    save_file(tiny().state_dict(), path, metadata={"hvt": text})
-    with pytest.raises(CheckpointError, match=r"m\.safetensors does not describe a usable model"):
-        hvt.load(path)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -438,15 +394,6 @@ def test_tensors_that_are_not_the_weights_are_named(
         assert str(saved) in str(caught.value)
 
 
-def test_float8_weights_are_named(tmp_path: Path) -> None:
-    model = tiny(head_dim=64).to(torch.float8_e4m3fn)
-    with pytest.raises(HVTError, match=r"dtype=torch\.float8_e4m3fn must be one of float32"):
-        hvt.save(model, tmp_path / "m")
-    torch.save({"model": model.state_dict()}, tmp_path / "m")
-    with pytest.raises(CheckpointError, match=r"m holds .* as torch\.float8_e4m3fn, not as"):
-        hvt.load(tmp_path / "m")
-
-
 def resnet() -> dict[str, Tensor]:
     return {
         "conv1.weight": torch.zeros(8, 3, 7, 7),
@@ -460,14 +407,8 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: p.write_bytes(bytes(torch.randint(256, (5000,)).tolist())),
         "neither a safetensors nor a PyTorch file",
     ),
-    "empty": (lambda p: p.write_bytes(b""), "neither a safetensors nor a PyTorch file"),
     "text that looks like ours": (lambda p: p.write_text("weights {}"), "damaged"),
-    "ONNX": (
-        lambda p: p.write_bytes(b"\x08\x08\x12\x07pytorch\x1a\x052.6.0:" + b"\0" * 500),
-        "neither a safetensors nor a PyTorch file",
-    ),
     "zip": (lambda p: p.write_bytes(b"PK\x03\x04" + b"\0" * 500), "damaged or cut short"),
-    "pickle": (lambda p: p.write_bytes(b"\x80\x02]q\x00."), "damaged or cut short"),
     "ResNet safetensors": (lambda p: save_file(resnet(), p), "is not an HVT, DeiT or plain ViT"),
     "no tensors": (lambda p: torch.save({"epoch": 3}, p), "it has no tensors"),
     "a list": (lambda p: torch.save([torch.zeros(2)], p), "holds a list"),
@@ -477,15 +418,12 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-@pytest.mark.parametrize("use", [hvt.load, lambda path: load_into(tiny(), path)])
-def test_a_file_of_another_kind_is_one_clear_error(
-    tmp_path: Path, case: str, use: Callable[[Path], object]
-) -> None:
+def test_a_file_of_another_kind_is_one_clear_error(tmp_path: Path, case: str) -> None:
     write, words = FILES[case]
     path = tmp_path / "file.bin"
     write(path)
     with pytest.raises(CheckpointError) as caught:
-        use(path)
+        hvt.load(path)
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -520,18 +458,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.9])
 def test_a_truncated_file_is_one_clear_error(
-    tmp_path: Path, whole: dict[str, bytes], kind: str, fraction: float
+    tmp_path: Path, whole: dict[str, bytes], kind: str
 ) -> None:
-    path = tmp_path / "cut"
-    content = whole[kind]
-    for length in {int(len(content) * fraction), 9, len(content) - 1}:
+    path, content = tmp_path / "cut", whole[kind]
+    for length in (9, len(content) // 10, len(content) - 1):
         path.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match="cut") as caught:
+        with pytest.raises(CheckpointError, match=r"cut.* damaged"):
             hvt.load(path)
-        assert str(path) in str(caught.value)
-        assert "damaged" in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")

@@ -116,8 +116,6 @@ def _find_root(name: str, root: Path | None) -> Path | None:
     packages = _PACKAGES[prefix]
     if any(importlib.util.find_spec(p.replace("-", "_")) is None for p in packages.split()):
         raise HVTError(f"{name} needs a package that is not installed: pip install {packages}")
-    if prefix in ("hfds", "hfids") and rest != rest.lower() and Path(rest).exists():
-        raise HVTError(f"timm would look for {rest.lower()}: {rest} must have no capital letters")
     if prefix == "torch":
         return root or Path("data")
     if prefix != "wds":
