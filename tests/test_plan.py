@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL, Command
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import hvt
 from hvt.config import HVTConfig
@@ -108,12 +106,13 @@ def test_the_papers_four_ways_to_spend_the_budget_of_deit_s() -> None:
 
 def test_several_budgets_and_fixed_fields() -> None:
     planned = hvt.plan(gflops=1.0, params=5, memory=900, train_batch=32, img_size=160, pool_dims=2)
-    for choice in planned.best:
+    for choice in planned.choices:
+        assert choice.gflops == pytest.approx(hvt.cost(choice.config).gflops)
         assert choice.gflops <= tolerance(1.0)
         assert choice.params_m <= tolerance(5)
         assert choice.training_memory_mb <= tolerance(900)
         assert choice.config.image == (160, 160)
-        assert choice.config.pool_dims == 2 or not choice.config.pool_blocks
+    assert all(c.config.pool_dims == 2 or not c.config.pool_blocks for c in planned.best)
     assert planned.num_within <= planned.num_configs
 
 
@@ -136,18 +135,6 @@ def test_the_best_differ_from_each_other() -> None:
     assert len(set(shapes)) == len(shapes)
     scores = [choice.score for choice in deit_s.best]
     assert max(scores) - scores[0] < 0.5  # what the regression can tell apart is in order
-
-
-@settings(max_examples=8)
-@given(
-    gflops=st.floats(0.05, 20), img_size=st.sampled_from([128, 224]), depth=st.sampled_from([4, 12])
-)
-def test_no_choice_is_above_its_budget(gflops: float, img_size: int, depth: int) -> None:
-    fixed = {"img_size": img_size, "depth": depth, "patch_size": 16, "head_dim": 64}
-    planned = hvt.plan(gflops=gflops, **fixed)
-    for choice in planned.choices:
-        assert choice.gflops == pytest.approx(hvt.cost(choice.config).gflops)
-        assert choice.gflops <= tolerance(gflops)
 
 
 # Budgets that cannot be met, and bad arguments
@@ -266,9 +253,6 @@ def test_a_plan_is_trained(tmp_path: Path) -> None:
                     output=str(tmp_path / "run"), quiet=True, drop_path_rate=0.0,
                     train_fraction=0.1, batch_size=32)  # fmt: skip
     assert run.model.config == config.replace(drop_path_rate=0.0)
-    (tmp_path / "plan.json").unlink()  # resuming does not need it
-    longer = hvt.train(resume=tmp_path / "run", epochs=2, quiet=True)
-    assert longer.model.config == run.model.config
 
 
 # Config files

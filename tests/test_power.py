@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from conftest import stir
 from hypothesis import given, settings
@@ -132,11 +131,11 @@ def test_intermediates_have_a_row_where_the_grid_is_lost() -> None:
 # ── soft extraction ─────────────────────────────────────────────────────────────────────────────
 
 
-def set_r(model: SoftDeiT, retention: Sequence[int], low: float = 0.0, high: float = 1.0) -> None:
+def set_r(model: SoftDeiT, retention: Sequence[int], low: float = 0.0) -> None:
     """The r that a retention stands for; the last block of a class-token head has none."""
     with torch.no_grad():
         for r, kept in zip(model.r, retention, strict=False):
-            r.fill_(low)[: kept - 1] = high
+            r.fill_(low)[: kept - 1] = 1.0
 
 
 RETENTIONS = st.lists(st.integers(1, 17), min_size=3, max_size=3).map(
@@ -159,17 +158,6 @@ def test_soft_at_0_and_1_is_the_hard_model(
     hard = harden(soft, retention).eval()
     torch.testing.assert_close(soft(images), hard(images), rtol=0, atol=1e-9)
     assert hard.config == soft.config.replace(retention=retention)
-
-
-def test_a_small_share_is_nearly_dropping() -> None:
-    """The norms do not undo it: the way to the hard model is in proportion to r."""
-    soft, images = soften(deit().double()), torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    want = harden(soft, (9, 5, 1)).eval()(images)
-    gaps = []
-    for low in (1e-2, 1e-4, 1e-6):
-        set_r(soft, (9, 5, 1), low)
-        gaps.append((soft(images) - want).abs().max().item())
-    assert gaps[0] > 10 * gaps[1] > 100 * gaps[2] > 0
 
 
 @pytest.mark.parametrize("r", [1.0, 1e-6, 0.0])
@@ -230,9 +218,6 @@ def test_the_named_models_follow_the_rule_and_meet_the_paper(name: str, gflops: 
     assert hvt.cost(named).params == hvt.cost(name).params
     falls = [a - b for a, b in zip((197, *named.retention), named.retention, strict=False)]
     assert max(falls) - min(falls) <= 1 + 1  # even, but for rounding and topping up
-    with pytest.raises(HVTError, match=f"no weights are published for {name}_power"):
-        hvt.create_model(f"{name}_power", pretrained=True)
-    assert "retention_for" in timm.get_pretrained_cfg(f"{name}_power").notes[0]
 
 
 def test_the_sum_of_r_is_rounded_up_and_never_rises() -> None:
@@ -325,9 +310,8 @@ def test_init_with_a_name_wants_the_names_retention(tmp_path: Path) -> None:
     hvt.save(hvt.create_model("deit_ti_power", **fields), path)
     recipe = tiny(tmp_path / "run", init=path, model="deit_ti_power")
     assert build_model(recipe)[0].config.retention == hvt.load(path).config.retention
-    for name in ("deit_ti", "hvt_ti_0"):
-        with pytest.raises(HVTError, match=f"another architecture than {name}"):
-            build_model(recipe.replace(model=name))
+    with pytest.raises(HVTError, match="another architecture than deit_ti"):
+        build_model(recipe.replace(model="deit_ti"))
     other = recipe.replace({"retention": (9, 9, 5, 5)}, model="deit_ti")  # the weights are DeiT's
     assert build_model(other)[0].config.retention == (9, 9, 5, 5)
 
@@ -463,13 +447,11 @@ def test_search_retrain_and_eval(
     ("words", "says"),
     [
         (["search", "DEIT", "--gflops", "5"], "is out of reach: this model costs 4.125e-05"),
-        (["search", "DEIT", "--gflops", "0.00015", "--r-lr", "0"], "r_lr='0' must be a number"),
         (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "already exists"),
         (["search", "POWER", "--gflops", "0.00015"], "has a retention already"),
         (["search", "HVT", "--gflops", "0.00015"], "PoWER needs a DeiT"),
         (["search", "FIVE", "--gflops", "0.00015"], "knows 5 classes, digits has 10"),
         (["search", "DEIT", "--gflops", "0.00015"], "does not name its 10 classes, digits has 10"),
-        (["search", "DEIT", "--gflops", "0.00015", "--ema", "0"], "unknown flag '--ema'"),
         (["retrain", "DEIT"], "has no retention: make one with hvt power search"),
     ],
 )
@@ -487,12 +469,8 @@ def test_bad_input_is_one_sentence(
     for name in set(words) & set(models):
         hvt.save(HVT(HVTConfig(**models[name])), paths[name])
     argv = ["power", *(str(paths.get(word, word)) for word in words)]
-    try:
-        code = main([*argv, *FLAGS])
-    except SystemExit as stop:
-        code = stop.code
+    assert main([*argv, *FLAGS]) == 2
     err = capsys.readouterr().err
-    assert code == 2
     assert says in err
     assert err.count("\n") == 1
 

@@ -176,12 +176,11 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 def _given(configs: Sequence[str | Path | HVTConfig], space: SearchSpace) -> list[dict[str, Any]]:
     """The user's own configs as JSON, with the classes of the data and within the budget."""
     given = []
-    for number, one in enumerate(configs, 1):
+    for one in configs:
         config = one if isinstance(one, HVTConfig) else get_config(one)
         config = config.replace(num_classes=space.space.base.num_classes)
         price = cost(config).gflops
         if price > tolerance(space.gflops):
-            name = f"config {number}" if isinstance(one, HVTConfig) else str(one)
-            raise HVTError(f"{name} takes {rounded_up(price)} GFLOPs, above {space.gflops:g}")
+            raise HVTError(f"{one} takes {rounded_up(price)} GFLOPs, above {space.gflops:g}")
         given.append(json.loads(json.dumps(config.to_dict())))
     return given

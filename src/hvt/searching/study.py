@@ -7,7 +7,6 @@ sends heartbeats; when they stop, its trial is queued again with the rungs that 
 from __future__ import annotations
 
 import json
-import logging
 import re
 import reprlib
 import uuid
@@ -40,7 +39,6 @@ def import_optuna() -> Any:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     # Heartbeats have been experimental since 2021.
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     return optuna
 
 
@@ -116,12 +114,6 @@ def _join(name: str, storage: str, heartbeat: int) -> Any:
         sampler=optuna.samplers.TPESampler(),
         load_if_exists=True,
     )
-
-
-def retry(study: Any, number: int) -> None:
-    """Queue an interrupted trial again, with the rungs that it had finished."""
-    again = import_optuna().storages.RetryHeartbeatStaleTrialCallback()
-    again(study, study.get_trials(deepcopy=False)[number])
 
 
 def default_storage(folder: Path) -> str:

@@ -132,9 +132,7 @@ def place(depth: int, stages: int, first: float, gap: float) -> tuple[int, ...]:
     if stages < 1:
         return ()
     begin = min(round(first * (depth // 2)), last - (stages - 1))
-    if stages == 1:
-        return (begin,)
-    longest = (last - begin) // (stages - 1)
+    longest = (last - begin) // max(1, stages - 1)
     step = max(1, min(longest, round(1 + gap * (longest - 1))))
     return tuple(begin + m * step for m in range(stages))
 

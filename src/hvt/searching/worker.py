@@ -18,7 +18,7 @@ from ..training import engine
 from ..training.interrupt import Interrupted
 from ..training.recipe import Recipe
 from .halving import is_promoted
-from .study import GIVEN, import_optuna, retry, rows_of
+from .study import GIVEN, import_optuna, rows_of
 from .suggest import SearchSpace
 
 WAIT = 2.0
@@ -83,8 +83,9 @@ class Worker:
                 scores.append((epochs, self._train(config, epochs)))
                 trial.set_user_attr("rungs", scores)
                 promoted = self._is_promoted(config, scores)
-        except (Interrupted, KeyboardInterrupt):
-            retry(self.study, trial.number)
+        except (Interrupted, KeyboardInterrupt):  # it is queued again, with its finished rungs
+            again = import_optuna().storages.RetryHeartbeatStaleTrialCallback()
+            again(self.study, self.study.get_trials(deepcopy=False)[trial.number])
             raise
         trial.set_user_attr("finished", len(scores) == len(self.rungs))
         trial.set_user_attr("seconds", time.monotonic() - began)

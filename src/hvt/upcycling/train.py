@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from .run import Upcycling
 
 
+SHARED = (
+    "batch_size", "layer_decay", "weight_decay", "ema", "device", "amp", "workers", "threads",
+    "seed", "skip_broken", "checkpoint_minutes",
+)  # fmt: skip
+"""Settings that are fields of a recipe as they are."""
+
+
 def resume_command(folder: Path) -> str:
     """How to resume an upcycling."""
     return shlex.join(["hvt", "upcycle", "--resume", str(folder)])
@@ -105,24 +112,14 @@ def _recipe(settings: Settings, epochs: float) -> Recipe:
     lr = settings.lr
     return Recipe(
         epochs=epochs,
-        batch_size=settings.batch_size,
         lr=lr * 512 / settings.batch_size,
         warmup_lr=lr / 100,
         min_lr=lr / 100,
         warmup_epochs=min(1.0, epochs / 10),
-        layer_decay=settings.layer_decay,
-        weight_decay=settings.weight_decay,
-        ema=settings.ema,
         smoothing=0.0, mixup=0.0, cutmix=0.0, rand_augment="", color_jitter=0.0, erase=0.0,
         repeats=1,
         clip_grad=1.0,
-        device=settings.device,
-        amp=settings.amp,
-        workers=settings.workers,
-        threads=settings.threads,
-        seed=settings.seed,
-        skip_broken=settings.skip_broken,
-        checkpoint_minutes=settings.checkpoint_minutes,
+        **{name: getattr(settings, name) for name in SHARED},
     )  # fmt: skip
 
 
