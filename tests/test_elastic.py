@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import training
 from test_upcycle import SMALL, place, quiet, small  # noqa: F401 - a fixture
 
 import hvt
@@ -18,6 +21,7 @@ from hvt.cli import main
 from hvt.elastic import at, configs_of, label, make_elastic, plain
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
+from hvt.training.learner import Learner
 from hvt.training.sandwich import Sandwich, chosen_settings
 from hvt.upcycling.run import resume, upcycle
 
@@ -37,6 +41,22 @@ def logits(model: HVT) -> torch.Tensor:
     images = torch.rand(2, 3, *model.config.image, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return model.eval()(images)
+
+
+@contextlib.contextmanager
+def stopping_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A training is asked to stop at so many steps."""
+    steps, original = [0], Learner.step
+
+    def step(self: Any, *arguments: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == number:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", step)
+        yield
 
 
 # ── settings ────────────────────────────────────────────────────────────────────────────────────
@@ -171,6 +191,27 @@ def test_every_parameter_has_a_gradient_each_step() -> None:
     assert len(list(sandwich.parameters())) == len(list(model.parameters()))
 
 
+def test_training_gives_an_elastic_model_and_resumes_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values: dict[str, Any] = {"elastic": (0, 1, 2), "overrides": {"pool_kernel": 2}}
+    result = training.run(tmp_path / "whole", **values)
+    model = hvt.load(tmp_path / "whole" / "model.safetensors")
+    assert [len(config.pool_blocks) for config in configs_of(model)] == [0, 1, 2]
+    each = [result.metrics[f"top1_{label(config)}"] for config in configs_of(model)]
+    assert result.top1 == pytest.approx(sum(each) / 3)
+
+    with stopping_at(7, monkeypatch), pytest.raises(Interrupted):
+        training.run(tmp_path / "resumed", **values)
+    hvt.train(resume=tmp_path / "resumed", quiet=True)
+    training.assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+
+
+def test_one_number_of_stages_is_not_elastic(tmp_path: Path) -> None:
+    with pytest.raises(hvt.HVTError, match="needs two numbers of stages"):
+        training.tiny(tmp_path, elastic=(2,))
+
+
 # ── upcycling ───────────────────────────────────────────────────────────────────────────────────
 
 BUDGETS = tuple(float(label(SMALL.replace(img_size=size))[:-1]) for size in (64, 48, 40, 32))
@@ -209,20 +250,8 @@ def test_a_stopped_elastic_run_ends_as_if_it_had_not(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from hvt.training import learner
-
-    steps, original = [0], learner.Learner.step
-
-    def step(self: Any, *arguments: Any) -> Any:
-        steps[0] += 1
-        if steps[0] == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return original(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(learner.Learner, "step", step)
-        with pytest.raises(Interrupted):
-            run(place, tmp_path, average=(1.0, 0.5))
+    with stopping_at(3, monkeypatch), pytest.raises(Interrupted):
+        run(place, tmp_path, average=(1.0, 0.5))
     resumed = resume(tmp_path / "run", quiet())
     for name, tensor in done.model.state_dict().items():
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name

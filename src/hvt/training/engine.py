@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from .optimize import seed_all
 from .pipeline import Validation, build_model, fit_batch, identity_of, open_batches, summary
 from .recipe import Recipe, read_recipe
 from .run_lock import found_run, locked, new_folder, resume_command
+from .sandwich import ElasticLearner, evaluate_settings, give_stages
 from .state import newest_state
 from .trainer import RESUMABLE_FIELDS, Result, Trainer
 
@@ -82,6 +84,8 @@ def open_trainer(
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     seed_all(recipe.seed, -1, device)
+    if recipe.elastic:
+        recipe = recipe.replace({"stages": min(recipe.elastic)})  # the model is the dearest setting
     built = build_model(recipe, described=state, say=lambda text: print_line(console, text))
     fitted = fit_batch(recipe, built.data, processes.world_size) if state is None else recipe
     if fitted != recipe:
@@ -91,13 +95,17 @@ def open_trainer(
             f"images: lowered to {fitted.batch_size}, and the learning rate with it",
         )
     batches, val_batches = open_batches(fitted, built.model, built.data, processes, device)
-    learner = Learner(fitted, built.model, batches, processes, device)
+    kind = Learner
+    if recipe.elastic:
+        kind = ElasticLearner
+        give_stages(built.model, recipe.elastic)
+    learner = kind(fitted, built.model, batches, processes, device)
     validation = Validation(val_batches, learner, console)
     return Trainer(
         learner,
         folder,
         console,
-        evaluate=validation,
+        evaluate=functools.partial(evaluate_settings, evaluate=validation),
         evaluation_seconds=validation.seconds,
         identity=identity_of(learner, built.data) if processes.is_main_process else {},
         about=summary(fitted, built),

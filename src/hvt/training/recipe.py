@@ -86,6 +86,10 @@ class Recipe:
     )
     ema: float = field(0.99996, "decay of the averaged weights; 0 is off", ge=0, lt=1)
 
+    elastic: tuple[int, ...] | None = field(
+        None, "train one elastic model with a setting for each of these numbers of stages", ge=0
+    )
+
     teacher: str | None = field(None, "teacher to distil from: a checkpoint or a timm model's name")
     distill: str = field(
         "soft", "distillation with a teacher: soft or hard", choices=("soft", "hard")
@@ -120,6 +124,8 @@ class Recipe:
         for name in ("model", "init", "data", "root", "output", "teacher"):
             if getattr(self, name) == "":  # which would be the working folder
                 raise HVTError(f"{name} is empty: name one, or leave it out")
+        if self.elastic is not None and len(set(self.elastic)) < 2:
+            raise HVTError(f"elastic={self.elastic} needs two numbers of stages, such as 0,2,4")
         check_fields(self.overrides)
         hints = hints_of(HVTConfig)
         for name, value in self.overrides.items():
@@ -147,7 +153,7 @@ class Recipe:
                 raise HVTError(f"{name} is a field of the model: it belongs under [overrides]")
             if name not in RECIPE_FIELDS:
                 raise HVTError(f"unknown field {name!r}: {did_you_mean(name, RECIPE_FIELDS)}")
-        overrides = _tuples(overrides or {})
+        values, overrides = _tuples(values), _tuples(overrides or {})
         merged = self.overrides | overrides
         model = values.get("model", self.model)
         if isinstance(model, (str, Path)) and is_config_file(model):
@@ -224,9 +230,9 @@ def split_fields(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     return ours, {name: value for name, value in values.items() if name in FIELDS}
 
 
-def _tuples(overrides: dict[str, Any]) -> dict[str, Any]:
-    """TOML, JSON and people have lists where the model's fields are tuples."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in overrides.items()}
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """TOML, JSON and people have lists where fields are tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _from_file(path: str | Path, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.loader import Batch
-from ..elastic import ElasticSettings, configs_of, label, plain
+from ..elastic import OWN, ElasticSettings, configs_of, label, make_elastic, plain
 from ..model import HVT
 from .learner import Learner
 
@@ -88,10 +88,18 @@ class ElasticLearner(Learner):
         return torch.stack([one.float().logsumexp(1).mean() for one in outputs]).sum()
 
 
+def give_stages(model: HVT, stages: Sequence[int]) -> None:
+    """Make a model elastic, with a setting for each number of stages; its own are the fewest."""
+    cheaper = sorted(set(stages))[1:]
+    make_elastic(model, [model.config.replace(stages=number) for number in cheaper], OWN)
+
+
 def evaluate_settings(model: HVT, evaluate: Callable[[HVT], dict[str, float]]) -> dict[str, float]:
-    """Figures of each setting, `top1_0.7G`, and their means."""
-    figures: dict[str, float] = {}
+    """A model's figures; of an elastic one the settings', as in `top1_0.7G`, and their means."""
     configs = configs_of(model)
+    if len(configs) == 1:
+        return evaluate(model)
+    figures: dict[str, float] = {}
     for place, config in enumerate(configs):
         for name, value in evaluate(plain(model, place)).items():
             figures[name] = figures.get(name, 0.0) + value / len(configs)
