@@ -76,11 +76,6 @@ def test_a_score_is_what_is_counted_by_hand(classes: int, size: int) -> None:
     assert model.training  # unchanged
 
 
-def test_top5_of_few_classes_is_everything() -> None:
-    score = evaluate(Lookup(), batches(torch.randn(9, 3), torch.randint(0, 3, (9,))), 3)
-    assert score.top5 == 100
-
-
 def test_broken_images_are_counted_apart() -> None:
     logits = torch.eye(3)
     listed = batches(logits, torch.arange(3), size=1, broken=2)
@@ -100,17 +95,12 @@ def dense(score: Score) -> list[list[int]]:
 
 def test_many_classes_need_no_table_of_all_pairs() -> None:
     """Of 400,000 classes it would take 1.3 TB."""
-    classes = 400_000
-    last = classes - 1
-    labels = torch.tensor([0, 7, last, last])
-    logits = torch.zeros(4, classes).scatter_(1, torch.tensor([[0], [8], [3], [last]]), 1.0)
-    score = evaluate(Lookup(), batches(logits, labels), classes)
-    assert dict(score.confusion) == {(0, 0): 1, (7, 8): 1, (last, 3): 1, (last, last): 1}
-    assert score.to_dict()["per_class"] == [
-        {"label": 0, "name": "0", "top1": 100.0, "images": 1},
-        {"label": 7, "name": "7", "top1": 0.0, "images": 1},
-        {"label": last, "name": str(last), "top1": 50.0, "images": 2},
-    ]
+    last = 399_999
+    logits = torch.zeros(2, last + 1).scatter_(1, torch.tensor([[3], [last]]), 1.0)
+    score = evaluate(Lookup(), batches(logits, torch.tensor([last, last])), last + 1)
+    assert dict(score.confusion) == {(last, 3): 1, (last, last): 1}
+    (row,) = score.to_dict()["per_class"]
+    assert row == {"label": last, "name": str(last), "top1": 50.0, "images": 2}
 
 
 @pytest.mark.parametrize("label", [-1, 3])
@@ -227,12 +217,6 @@ def test_a_small_confusion_shows_its_counts_and_row_totals(
         colours = image.convert("RGB").getcolors(1 << 24)
         assert colours is not None
         assert len(colours) > 10
-
-
-def test_a_large_confusion_has_colours_only(tmp_path: Path, drawn: list[str]) -> None:
-    many = [[int(row == column) for column in range(41)] for row in range(41)]
-    draw_confusion(tmp_path / "many.png", made(many), [str(i) for i in range(41)])
-    assert drawn == []
 
 
 def test_confusion_of_some_classes_among_many(tmp_path: Path, drawn: list[str]) -> None:

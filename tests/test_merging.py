@@ -42,15 +42,6 @@ def test_the_most_similar_pair_goes_first() -> None:
     assert size.flatten().tolist() == [1.0, 1.0, 2.0]
 
 
-def test_sizes_weigh_the_average() -> None:
-    x = torch.tensor([[[0.0], [3.0]]])
-    y, size = merge_tokens(
-        x, torch.tensor([[1.0, 2.0]]), torch.zeros(1, 0, dtype=torch.long), torch.ones(1, 1, 1) > 0
-    )
-    assert y.flatten().tolist() == [2.0]
-    assert size.flatten().tolist() == [3.0]
-
-
 def small(**fields: object) -> hvt.HVTConfig:
     return hvt.HVTConfig(
         img_size=64, num_heads=2, head_dim=16, depth=4, num_classes=5, class_token=True, **fields

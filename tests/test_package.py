@@ -20,25 +20,20 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return {name.partition("/")[2] for name in archive.getnames()}
 
 
-def test_an_sdist_has_what_its_makefile_runs(names: set[str]) -> None:
+def test_an_sdist_has_what_its_makefile_runs_and_its_readme_links_to(names: set[str]) -> None:
     toml = (ROOT / "pyproject.toml").read_text()
     (checked,) = re.findall(r"^files = \[(.*)\]", toml, flags=re.M)
     for folder in re.findall(r'"([^"]+)"', checked):
         assert any(name.startswith(f"{folder}/") for name in names), folder
-    scripts = re.findall(r"bin/python (\S+\.py)|\$\(BIN\)/python (\S+\.py)", _makefile())
+    scripts = re.findall(
+        r"bin/python (\S+\.py)|\$\(BIN\)/python (\S+\.py)", (ROOT / "Makefile").read_text()
+    )
     assert {path for pair in scripts for path in pair if path} <= names
     assert {"Makefile", "constraints.txt", "pyproject.toml", "README.md", "LICENSE"} <= names
     assert "hatch_build.py" in names
-
-
-def test_an_sdist_has_what_its_readme_links_to(names: set[str]) -> None:
     linked = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "README.md").read_text())
     assert linked
     assert set(linked) <= names
-
-
-def _makefile() -> str:
-    return (ROOT / "Makefile").read_text()
 
 
 @pytest.mark.parametrize("url", ["", "https://example.org/hvt/blob/v1/"])
@@ -54,11 +49,3 @@ def test_an_index_shows_no_link_that_leads_nowhere(
     assert all(link.startswith("https://") for link in links)
     assert ("https://example.org/hvt/blob/v1/CONTRIBUTING.md" in links) == bool(url)
     assert ("docs/hierarchy.svg" in shown) == bool(url)
-
-
-def test_the_quickstart_installs_what_it_needs_and_no_more() -> None:
-    text = _makefile()
-    assert re.search(r"^quickstart: \$\(RUN_STAMP\)", text, flags=re.M)
-    (recipe,) = re.findall(r"^\$\(RUN_STAMP\):.*?touch", text, flags=re.M | re.S)
-    assert "-e '.[train]'" in recipe
-    assert "dev" not in recipe

@@ -83,7 +83,6 @@ def test_a_cost_that_differs_is_reported(
     [
         (["costs", "mian"], "the paper has no table 'mian': did you mean main?"),
         (["run", "main", "--root", "data"], "use python -m reproduction run in a clone"),
-        (["run", "--root", "data", "main"], "use python -m reproduction run in a clone"),
         (["report"], "use python -m reproduction report in a clone"),
     ],
 )

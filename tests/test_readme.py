@@ -18,10 +18,6 @@ PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.M | re.S)
 
 
-def test_there_is_python_to_run() -> None:
-    assert BLOCKS
-
-
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,6 @@ What an interpreter has imported cannot be taken back, so these have interpreter
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,31 +46,22 @@ COMMANDS_WITHOUT_TORCH: list[tuple[list[str], int]] = [
     (["--version"], 0),
     (["--help"], 0),
     (["models"], 0),
-    (["models", "--json"], 0),
     (["cost", "hvt_s_4", "--img-size", "384"], 0),
     (["recipes"], 0),
-    (["recipes", "digits", "--json"], 0),
-    (["train", "--help"], 0),
     (["completion", "bash"], 0),
     (["paper", "costs"], 0),
-    (["cost", "hvt_s_9"], 2),
     (["modles"], 2),
     (["train", "digits", "--epoch", "3"], 2),
     (["predict", "--top", "0", "cat.jpg"], 2),
-    (["train", "absent.toml"], 2),
     (["train", "digit"], 2),
-    (["train"], 2),
     (["train", "--resume", "nowhere", "--lr", "1"], 2),
     (["serve", "--port", "-1"], 2),
     (["serve", "model.onnx", "--pretrained"], 2),
     (["export", "model.safetensors", "model.pt2", "--int8"], 2),
-    (["export", "a", "b", "c"], 2),
     (["bench", "hvt_s_4", "--modes", "egaer"], 2),
-    (["bench", "hvt_s_4", "--batch", "0"], 2),
     (["see", "tokens"], 2),
     (["power", "search", "model.pth"], 2),
     (["plan", "--help"], 0),
-    (["plan", "--gflops", "much"], 2),
     (["search", "digits"], 2),
 ]
 
@@ -168,12 +158,6 @@ def test_the_public_names_are_what_dir_shows() -> None:
     assert set(hvt._HOMES) | {"power", "__version__"} == set(hvt.__all__)
     for name in hvt.__all__:
         assert getattr(hvt, name) is not None
-    assert callable(hvt.train)
-    assert callable(hvt.evaluate)
-    assert callable(hvt.cost)
-
-
-def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         hvt.trian  # noqa: B018
 
@@ -200,23 +184,3 @@ def test_ctrl_c_is_quiet_while_modules_are_imported(moment: str, words: list[str
     done = python(INTERRUPT, moment, *words)
     assert done.returncode == 130, done.stderr
     assert done.stderr == "hvt: stopped\n"
-
-
-QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.py"
-
-
-def test_ctrl_c_is_quiet_in_the_quickstart(tmp_path: Path) -> None:
-    if not QUICKSTART.exists():
-        pytest.skip("a source distribution has no examples/")
-    process = subprocess.Popen(
-        [sys.executable, QUICKSTART, "--output", tmp_path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()  # the rule above the first training
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "Traceback" not in err

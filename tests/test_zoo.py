@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hvt
-from hvt import HVT, CheckpointError, HVTError
+from hvt import HVT, HVTError
 from hvt.zoo import MODELS, WEIGHT_URLS
 
 # After hvt: it makes torchvision, which timm imports, load where its operators are missing.
@@ -417,13 +417,3 @@ def test_pretrained_from_the_authors_file(
     larger = timm.create_model(name, depth=4, **fetched, **small | {"img_size": 96})
     trained.set_input_size(96)
     torch.testing.assert_close(dict(larger.state_dict()), dict(trained.state_dict()))
-
-
-def test_pretrained_files_that_do_not_fit_are_named(
-    build: Build, small: dict, tmp_path: Path
-) -> None:
-    authors_file(tmp_path / "weights.pth", build("hvt_s_1", depth=4))
-    for name, words in (("absent", r"cannot read .*absent\.pth"), ("weights", "another archit")):
-        source = {"pretrained": True, "pretrained_cfg_overlay": {"file": tmp_path / f"{name}.pth"}}
-        with pytest.raises(CheckpointError, match=words):
-            timm.create_model("hvt_s_2", depth=4, **source, **small)
