@@ -134,9 +134,7 @@ def test_cost_prints_totals_and_a_bar_per_block(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80])
-@pytest.mark.parametrize(
-    "line", ["models", "cost deit_s_power", "cost hvt_s_4", "cost hvt_s_4 --layers"]
-)
+@pytest.mark.parametrize("line", ["models", "cost deit_s_power", "cost hvt_s_4"])
 def test_a_terminal_shows_whole_names_and_no_longer_lines(
     line: str, width: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,15 +165,6 @@ def test_a_files_name_is_no_markup(
     Path(name).write_text(json.dumps(hvt.get_config("hvt_s_4").to_dict()))
     shown = name.replace("\x1b", "\\x1b")
     assert run(capsys, "cost", name).startswith(f"{shown}  196 → ")
-
-
-def test_cost_by_layers(capsys: Captured) -> None:
-    rows = run(capsys, "cost", "hvt_s_1", "--layers").splitlines()
-    names = [layer.name for layer in hvt.cost("hvt_s_1").layers]
-    shown = [row.split() for row in rows if row.split() and row.split()[0] in names]
-    assert [row[0] for row in shown] == names
-    (pool,) = [row for row in shown if row[0] == "blocks.0.pool"]
-    assert pool[1:3] == ["196", "97"]
 
 
 def test_cost_as_json(capsys: Captured) -> None:
@@ -261,13 +250,6 @@ def test_examples_in_the_help_run(capsys: Captured, command: tuple[str, ...]) ->
     assert len(priced) >= 2
     for line in priced:
         assert run(capsys, *shlex.split(line)[1:]) != ""
-
-
-def test_version() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hvt", "--version"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"hvt {hvt.__version__}\n", "")
 
 
 # ── names, recipes, completion ──────────────────────────────────────────────────────────────────

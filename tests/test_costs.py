@@ -93,19 +93,6 @@ def test_closed_form_is_what_torch_counts(config: HVTConfig) -> None:
     assert 2 * priced.macs == counter.get_total_flops()  # a MAC is two operations
 
 
-@settings(max_examples=80)
-@given(configs())
-def test_layers_follow_each_other(config: HVTConfig) -> None:
-    priced = cost(config)
-    assert priced.tokens == list(config.tokens)
-    assert [layer.name for layer in priced.layers if layer.name.endswith(".pool")] == [
-        f"blocks.{i}.pool" for i in config.pool_blocks
-    ]
-    # What a layer gives is what the next one takes; the first line alone starts from patches.
-    for before, after in zip(priced.layers, priced.layers[1:], strict=False):
-        assert before.tokens_out == after.tokens_in
-
-
 # ── training memory ─────────────────────────────────────────────────────────────────────────────
 
 

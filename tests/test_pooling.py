@@ -170,7 +170,6 @@ def test_to_grid_has_the_grids_shape_and_keeps_constants(
 
 def test_to_grid_keeps_the_order_of_the_sequence() -> None:
     rising = torch.arange(11.0).view(1, 11, 1)
-    torch.testing.assert_close(to_grid(rising, (1, 11)), as_image(rising, (1, 11)))
     stretched = to_grid(rising, (14, 14)).flatten()
     assert (stretched.diff() >= 0).all()
     assert (stretched[0], stretched[-1]) == (0, 10)

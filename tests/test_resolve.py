@@ -84,12 +84,10 @@ def test_new_weights_are_those_of_a_seed(name: str) -> None:
     assert torch.random.get_rng_state().equal(state)
 
 
-@pytest.mark.parametrize("word", ["hvt_s4", "renset50", "timm:renset50", ""])
+@pytest.mark.parametrize("word", ["hvt_s4", "renset50", "timm:renset50"])
 def test_unknown_names_get_suggestions(word: str) -> None:
-    with pytest.raises(HVTError, match=f"^'{word}' is neither a model nor a checkpoint: ") as info:
+    with pytest.raises(HVTError, match=f"^'{word}' is neither a model nor a checkpoint: did you "):
         resolve(word)
-    if word:
-        assert "did you mean" in str(info.value)
 
 
 def test_what_timm_cannot_build_or_fetch(

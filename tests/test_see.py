@@ -271,13 +271,8 @@ def test_figures_are_as_large_as_asked(tmp_path: Path) -> None:
         assert drawn.std() > 0
         shapes.append(np.array(drawn.shape[:2]))
     assert np.abs(shapes[1] - 2 * shapes[0]).max() <= 2
-    widths = []
-    for names in (["hvt_s_4"], ["deit_s", "hvt_s_1", "hvt_s_4"]):
-        draw_costs(tmp_path / "c.png", [open_price(name) for name in names], dpi=72)
-        drawn = read(tmp_path / "c.png")
-        assert drawn.std() > 10
-        widths.append(drawn.shape[1])
-    assert widths[0] < widths[1]
+    draw_costs(tmp_path / "c.png", [open_price(n) for n in ("deit_s", "hvt_s_1")], dpi=72)
+    assert read(tmp_path / "c.png").std() > 10
 
 
 def test_a_mosaic_is_brighter_where_a_channel_is_larger() -> None:

@@ -57,20 +57,15 @@ class FeatureMaps(FeatureGetterNet):
     """
 
     def __init__(
-        self, model: nn.Module, out_indices: int | Sequence[int] | None = None, **options: Any
+        self, model: nn.Module, out_indices: int | Sequence[int] | None = None, norm: bool = False
     ) -> None:
-        for name, only in (("output_fmt", "NCHW"), ("return_dict", False)):
-            if options.get(name, only) != only:
-                raise HVTError(
-                    f"{name}={options[name]!r}: maps are a list of NCHW, so leave it out"
-                )
         config: HVTConfig = model.config  # type: ignore[assignment]
         levels = last_blocks(config) if out_indices is None else out_indices
         blocks, _ = feature_take_indices(
             config.depth, levels if isinstance(levels, int) else list(levels)
         )
         # Sorted, because that is how they come, and what is said of them must be in that order.
-        super().__init__(model, tuple(sorted(set(blocks))), **options)
+        super().__init__(model, tuple(sorted(set(blocks))), norm=norm)
         self.sequences: list[bool] = self.feature_info.get("sequence")
         if config.kept is not None and any(self.sequences):
             block = self.feature_info.out_indices[self.sequences.index(True)]

@@ -33,9 +33,6 @@ COMMANDS = (
 """Each is in the module of its name, or of that in `_MODULES`: only one is imported, or all."""
 _MODULES = {"cost": "models", "recipes": "train"}
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a write to a full disk or beyond a quota."""
-
 
 def build_parser(words: Sequence[str] = ()) -> Parser:
     """The parser of a command line: with the command that it begins with, or else with all."""
@@ -70,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         _drop_output()
     except OSError as error:
-        if error.filename is not None or error.errno not in _FULL:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _drop_output()
         print(f"hvt: the output cannot be written: {error.strerror}", file=sys.stderr)

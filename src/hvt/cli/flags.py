@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
             if not flag.startswith("-"):
                 owner.error(f"{flag!r} is one argument too many")
             flags = [name for action in owner._actions for name in action.option_strings]
-            owner.error(f"unknown flag {flag!r}: {_suggested_flags(flag, flags)}")
+            owner.error(f"unknown flag {flag!r}: {did_you_mean(flag, flags)}")
         return known
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -52,13 +52,6 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument \S+: (?=\w+=)", "", message)  # our converters name the field
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
-
-
-def _suggested_flags(flag: str, flags: Sequence[str]) -> str:
-    """The flags that a mistyped one may mean: those with the same words, or its letters."""
-    words = set(flag.strip("-").split("-"))
-    meant = [one for one in flags if words <= set(one.strip("-").split("-"))]
-    return f"did you mean {' or '.join(meant[:3])}?" if meant else did_you_mean(flag, flags)
 
 
 def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str] = ()) -> None:

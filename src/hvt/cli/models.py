@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -15,7 +14,7 @@ from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
 from ..errors import HVTError, did_you_mean
 from ..terminal import printable
-from .flags import add_command, add_fields, add_flag, add_shared, given_fields
+from .flags import add_command, add_fields, add_shared, given_fields
 from .output import Columns, emit, make_table, new_console, print_json
 
 _MODELS: Columns = {
@@ -25,14 +24,6 @@ _MODELS: Columns = {
     "params (M)": "{params_m:.2f}",
     "cheaper by": "{cheaper_by:.2f}×",
     "weights": "{weights:<}",
-}
-_LAYERS = {
-    "layer": "{name}",
-    "tokens in": "{tokens_in:d}",
-    "out": "{tokens_out:d}",
-    "M MACs": "{mmacs:.2f}",
-    "K params": "{kparams:.1f}",
-    "KB activations": "{kb:.1f}",
 }
 
 
@@ -60,7 +51,6 @@ def register(commands: Any) -> None:
         help="fields to replace",
     )
     add_shared(parser, "--json")
-    add_flag(parser, "--layers", "a row per layer, not per block", bool)
     add_fields(parser.add_argument_group("fields to replace"), HVTConfig)
 
 
@@ -126,7 +116,7 @@ def run_cost(args: argparse.Namespace) -> None:
     console = new_console()
     console.print(Text.assemble((printable(args.name), "bold"), f"  {arrow(priced.tokens)} tokens"))
     console.print("\n".join(lines), highlight=False)
-    console.print(_layer_table(priced) if args.layers else _block_table(priced, console.width))
+    console.print(_block_table(priced, console.width))
 
 
 def _block_table(priced: Cost, width: int) -> Table:
@@ -141,11 +131,3 @@ def _block_table(priced: Cost, width: int) -> Table:
     if inner != [tokens for tokens, _ in blocks]:
         columns["in MLP"] = "{mlp:d}"
     return make_table(rows, columns | {"M MACs": "{mmacs:.1f}", "": "{bar}"})
-
-
-def _layer_table(priced: Cost) -> Table:
-    rows = []
-    for layer in priced.layers:
-        scaled = {"mmacs": layer.macs / 1e6, "kparams": layer.params / 1e3}
-        rows.append(asdict(layer) | scaled | {"kb": layer.activation_bytes / 1e3})
-    return make_table(rows, _LAYERS)
