@@ -8,7 +8,7 @@ import io
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from statistics import median
@@ -134,35 +134,33 @@ def _look(names: tuple[str, ...], place: tuple[str, Images, int]) -> _Seen:
     """Read an image, from its file where it has one of its own."""
     part, images, index = place
     label = int(images.labels[index])
-    seen = _Seen(part, names[label] if names else str(label), f"{part}[{index}]")
-    content, mode = b"", ""
+    name = names[label] if names else str(label)
+    path, content, mode = f"{part}[{index}]", b"", ""
     try:
         if isinstance(images, FileImages):
-            path = images.path(index)
-            seen = replace(seen, path=encodable(path))
-            content = path.read_bytes()
+            path = encodable(images.path(index))
+            content = images.path(index).read_bytes()
             image = read_image(content)
             with Image.open(io.BytesIO(content), formats=image_formats()) as header:
                 mode = header.mode  # that of the file
         else:
             image = images[index][0]
         _refuse_strips(image)
-    except UnreadableImageError as broken:
-        return replace(seen, reason=broken.reason)
-    except OSError as error:
-        return replace(seen, reason=why(error))
+    except (UnreadableImageError, OSError) as error:
+        reason = error.reason if isinstance(error, UnreadableImageError) else why(error)
+        return _Seen(part, name, path, reason=reason)
     digest = hashlib.blake2b(content or image.tobytes(), digest_size=16).digest()
-    return replace(seen, digest=digest, size=image.size, mode=mode or image.mode)
+    return _Seen(part, name, path, digest, image.size, mode or image.mode)
 
 
 def _count_classes(report: Report, seen: list[_Seen], names: tuple[str, ...]) -> None:
     counts = Counter((one.class_name, one.part) for one in seen)
     for name in names or sorted({name for name, _ in counts}):
         report.classes[name] = {part: counts[name, part] for part in report.images}
-    for part in ("train", "all"):
-        if part in report.images:
-            few = {name: of[part] for name, of in report.classes.items()}
-            report.tiny = {name: count for name, count in few.items() if count < TINY}
+    part = next(iter(report.images))  # that is trained on, if there is one
+    if part != "val":
+        few = {name: of[part] for name, of in report.classes.items() if of[part] < TINY}
+        report.tiny = few
 
 
 def _collect(report: Report, seen: list[_Seen]) -> None:

@@ -7,10 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
 from timm.data import create_transform
-from torch import Tensor
 from torch.utils.data import Subset
 
 from .augment import INTERPOLATIONS, normalise
@@ -30,14 +28,14 @@ _MAX_RESIZED = 178_956_970  # pixels: Pillow opens no more
 def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = True) -> Any:
     """DeiT's evaluation: resize to 256/224 of the input, centre crop.
 
-    With `arrays` it takes small images, a batch at once, without a crop. Without
-    `normalize` it gives the image's bytes. A strip that resizing would make a giant is an
-    `UnreadableImageError`.
+    With `arrays` it takes small images, a batch at once, without a crop; the interpolation is one
+    of `INTERPOLATIONS`. Without `normalize` it gives the image's bytes. A strip that resizing would
+    make a giant is an `UnreadableImageError`.
     """
     cfg, config = model.pretrained_cfg, model.config
     mean, std = (per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
-    interpolation, crop_pct = cfg["interpolation"], cfg["crop_pct"]
-    if arrays and interpolation in INTERPOLATIONS:
+    interpolation = cfg["interpolation"]
+    if arrays:
         return functools.partial(
             normalise, mean=mean, std=std, size=config.image[0], interpolation=interpolation
         )
@@ -47,12 +45,10 @@ def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = Tr
         interpolation=interpolation,
         mean=mean,
         std=std,
-        crop_pct=1.0 if arrays else crop_pct,
+        crop_pct=cfg["crop_pct"],
         crop_mode=cfg["crop_mode"],
         normalize=normalize,
     )
-    if arrays:
-        return functools.partial(_each, transform)
     transform.transforms.insert(0, RefuseStrips(resized_side(model)))
     return transform
 
@@ -84,12 +80,6 @@ class RefuseStrips:
         return image
 
 
-def _each(transform: Any, images: Tensor) -> Tensor:
-    """Images in memory by a transform of PIL's: (B, H, W, C) → (B, C, S, S)."""
-    dataset = ArrayImages(images, torch.zeros(len(images), dtype=torch.int64))
-    return torch.stack([transform(dataset[index][0]) for index in range(len(dataset))])
-
-
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     """Grey images have the colours' average."""
     return values if len(values) == channels else (sum(values) / len(values),) * channels
@@ -101,6 +91,7 @@ def eval_batches(
     """A data set as a model is evaluated on it; small square arrays do without PIL."""
     height, width = model.config.image
     small = isinstance(dataset, ArrayImages) and height == width <= SMALL
+    small &= model.pretrained_cfg["interpolation"] in INTERPOLATIONS
     images = dataset if small else as_files(dataset)
     transform = eval_transform(model, arrays=small)
     return EvalBatches(images, transform, batch_size=batch_size, **options)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import HVTError, did_you_mean
+from ..files import encodable
 from .images import FileImages, image_extensions
 
 _TRAIN = ("train", "training")
@@ -46,7 +47,7 @@ def class_folders(folder: Path) -> list[str]:
 
 def open_folder(
     folder: Path, in_chans: int, need_train: bool
-) -> tuple[FileImages | None, FileImages | None, list[str], list[str], list[str]]:
+) -> tuple[FileImages | None, FileImages | None, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The training and the validation part, class names, ignored files, and what is wrong.
 
     As torchvision's `ImageFolder`, but for hidden files, which are no data (macOS has a `._a.jpg`
@@ -78,7 +79,8 @@ def open_folder(
         return FileImages(paths, labels, in_chans)
 
     train_images = read(train) if train and (need_train or not val) else None
-    return train_images, read(val) if val else None, names, ignored, problems
+    val_images = read(val) if val else None
+    return train_images, val_images, tuple(map(encodable, names)), tuple(ignored), tuple(problems)
 
 
 def _classes_of(folder: Path, ignored: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from timm.data import IterableImageDataset
 
 from ..errors import HVTError, did_you_mean
-from ..files import encodable, expanded
+from ..files import expanded
 from .arrays import CIFAR, ArrayImages, open_cifar, open_digits
 from .classes import ClassMatch, match_classes
 from .factory import FactoryImages, StreamLabels, is_factory_name, open_factory
@@ -204,7 +204,7 @@ def open_parts(
             "train and val in it, each with a folder for each class"
         )
     if name.lower() in ("imagenet", "torch/folder", "torch/image_folder"):
-        return _open_folder(base_or_default, in_chans, need_train)
+        return Splits(*open_folder(base_or_default, in_chans, need_train))
     if is_factory_name(name):
         return Splits(
             *open_factory(name, base, in_chans, need_train=need_train, download=download, seed=seed)
@@ -215,7 +215,7 @@ def open_parts(
         raise HVTError(
             f"{name!r} is neither a folder nor a known source: {did_you_mean(name, SOURCES)}"
         )
-    return _open_folder(folder, in_chans, need_train)
+    return Splits(*open_folder(folder, in_chans, need_train))
 
 
 def _cut(name: str, dataset: AnyImages, fraction: float, seed: int) -> tuple[Images, Images]:
@@ -231,8 +231,3 @@ def _with_labels(name: str, dataset: AnyImages) -> Images:
             "validation split"
         )
     return dataset
-
-
-def _open_folder(folder: Path, in_chans: int, need_train: bool) -> Splits:
-    train, val, names, ignored, problems = open_folder(folder, in_chans, need_train)
-    return Splits(train, val, tuple(map(encodable, names)), tuple(ignored), tuple(problems))
