@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .config import HVTConfig as HVTConfig
     from .costs import Cost as Cost
     from .costs import cost as cost
+    from .deploy.embed import Embedder as Embedder
     from .deploy.evaluate import evaluate as evaluate
     from .deploy.predict import Predictor as Predictor
     from .errors import CheckpointError as CheckpointError
@@ -41,6 +42,7 @@ _HOMES = {
     "HVT": "checkpoint",  # which adds the methods that store it
     "CheckpointError": "errors",
     "Cost": "costs",
+    "Embedder": "deploy.embed",
     "HVTConfig": "config",
     "HVTError": "errors",
     "Predictor": "deploy.predict",

@@ -28,10 +28,10 @@ examples:
 
 COMMANDS = (
     "models", "cost", "plan", "search", "recipes", "fit", "check", "train", "eval", "predict",
-    "export", "bench", "serve", "see", "power", "upcycle", "paper", "completion",
+    "embed", "export", "bench", "serve", "see", "power", "upcycle", "paper", "completion",
 )  # fmt: skip
 """Each is in the module of its name, or of that in `_MODULES`: only one is imported, or all."""
-_MODULES = {"cost": "models", "recipes": "train"}
+_MODULES = {"cost": "models", "embed": "predict", "recipes": "train"}
 
 
 def build_parser(words: Sequence[str] = ()) -> Parser:

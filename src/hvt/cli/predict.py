@@ -1,18 +1,27 @@
-"""`hvt predict`: the classes of images."""
+"""`hvt predict` and `hvt embed`: the classes of images, and their features."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError
-from .flags import add_command, add_flag, add_shared
-from .output import Columns, Row, emit
+from .flags import Parser, add_command, add_flag, add_shared
+from .output import Columns, Row, emit, note
 
 if TYPE_CHECKING:
     from ..deploy.predict import Prediction
+
+
+_EMBED_EXAMPLES = """\
+hvt embed IMAGES features.npz           names and features, for search, clustering, duplicates
+hvt embed model.onnx 'photos/*.jpg' features.csv
+hvt embed --list files.txt PARTS        a folder of parts; a restart skips those that are there
+torchrun --nproc-per-node 2 -m hvt embed 'shards/*.tar' PARTS --format parquet
+"""
 
 
 def register(commands: Any) -> None:
@@ -21,15 +30,29 @@ def register(commands: Any) -> None:
         "hvt predict cat.jpg\nhvt predict model.safetensors IMAGES --csv\n"
         "hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json",
     )  # fmt: skip
-    parser.add_argument(
-        "first",
-        metavar="MODEL|IMAGE",
-        help="a checkpoint, an ONNX file or a built-in model, if not the default; or an image",
-    )
-    parser.add_argument("others", nargs="*", metavar="IMAGE", help="images to classify")
+    parser.add_argument("others", nargs="*", metavar="[MODEL] IMAGE…",
+                        help="images to classify; before them a checkpoint, an ONNX file or a "
+                        "built-in model, if not the default")  # fmt: skip
+    add_flag(parser, "--output", "a .csv, .jsonl or .parquet file, or a folder for parts")
+    _add_parts(parser, "csv")
     add_flag(parser, "--top", "classes to show for each image", int, 5, ge=1)
     add_shared(parser, "--batch-size", "--device")
     add_shared(parser.add_mutually_exclusive_group(), "--csv", "--json")
+    parser = add_command(
+        commands, "embed", run_embed, "write one feature vector per image", _EMBED_EXAMPLES
+    )
+    parser.add_argument("others", nargs="*", metavar="[MODEL] IMAGE… OUTPUT",
+                        help="images, folders, globs or tar files; then a .npz, .npy, .csv or "
+                        ".parquet file, or a folder for parts")  # fmt: skip
+    _add_parts(parser, "npz")
+    add_shared(parser, "--batch-size", "--device")
+
+
+def _add_parts(parser: Parser, default: str) -> None:
+    """The flags of many images and of results in files."""
+    add_flag(parser, "--list", "a file with a path per line; - for stdin", metavar="FILE")
+    add_flag(parser, "--format", "of the parts in a folder", str, default)
+    add_flag(parser, "--part-size", "images per part", int, 10_000, ge=1)
 
 
 def run_predict(args: argparse.Namespace) -> int:
@@ -38,38 +61,108 @@ def run_predict(args: argparse.Namespace) -> int:
     The default is the built-in model for ImageNet's 1,000 classes; cifar100 is the other built-in
     one.
     """
-    from ..deploy.inputs import find_images
+    from ..deploy.parts import many_images
     from ..deploy.predict import Predictor
-    from ..resolve import is_checkpoint
 
-    inputs, checkpoint = [args.first, *args.others], None
-    if is_checkpoint(inputs[0]):
-        checkpoint = inputs.pop(0)
-        if not inputs:
-            hint = f" (./{checkpoint} is the folder)" if Path(checkpoint).is_dir() else ""
-            raise HVTError(f"no image is given: use hvt predict {checkpoint} IMAGE{hint}")
-    elif (swapped := next(filter(is_checkpoint, inputs), None)) is not None:
-        first = [word for word in inputs if word != swapped]
-        raise HVTError(
-            f"{swapped} is a model, and the model comes first: use hvt predict {swapped} "
-            f"{' '.join(first)}"
-        )
-    images = find_images(inputs)
+    checkpoint, inputs = _split_model("predict", args.others, args.list)
+    images = many_images(inputs, args.list)
     predictor = Predictor(checkpoint, args.device, args.top, args.batch_size)
-    failed: list[str | None] = []
+    failed: list[str] = []
 
-    def predictions() -> Iterator[Prediction]:
+    def predictions(images: Iterable[Any]) -> Iterator[Prediction]:
         for prediction in predictor.stream(images):
             if prediction.error is not None:
-                failed.append(prediction.source)
+                failed.append(f"{prediction.source}: {prediction.error}")
             yield prediction
 
+    def rows_of(images: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        return (row for one in predictions(images) for row in _csv_rows(one))
+
+    if args.output:
+        key = f"{predictor.digest} {args.top}"
+        return _write(args, args.output, images, rows_of, key, failed, ("csv", "jsonl", "parquet"))
     if args.csv:
-        emit((row for one in predictions() for row in _csv_rows(one)), {}, csv=True)
+        emit(rows_of(images), {}, csv=True)
     else:
         columns: Columns = {"image": "{source}", "classes": _classes}
-        emit((one.to_dict() for one in predictions()), columns, json=args.json)
+        emit((one.to_dict() for one in predictions(images)), columns, json=args.json)
     return 1 if failed else 0
+
+
+def run_embed(args: argparse.Namespace) -> int:
+    """Write the features before the classifier, one vector per image, with the images' names.
+
+    A folder as OUTPUT gets parts, so that memory does not grow with the number of images, and a
+    restart skips the parts that are there; under torchrun or Slurm each process writes its own.
+    The default model is the built-in one.
+    """
+    from ..deploy.embed import Embedder
+    from ..deploy.parts import many_images
+
+    if len(args.others) < (1 if args.list else 2):
+        raise HVTError("name images and an output: hvt embed IMAGES features.npz")
+    *words, output = args.others
+    checkpoint, inputs = _split_model("embed", words, args.list)
+    embedder = Embedder(checkpoint, args.device, args.batch_size)
+    failed: list[str] = []
+
+    def rows_of(images: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        for one in embedder.stream(images):
+            if one.error is not None:
+                failed.append(f"{one.source}: {one.error}")
+            yield {"source": one.source, "embedding": one.vector}
+
+    images = many_images(inputs, args.list)
+    formats = ("npz", "npy", "csv", "parquet")
+    return _write(args, output, images, rows_of, embedder.digest, failed, formats)
+
+
+def _write(
+    args: argparse.Namespace,
+    output: str,
+    images: Iterable[Any],
+    rows_of: Callable[[Iterable[Any]], Iterable[dict[str, Any]]],
+    key: str,
+    failed: list[str],
+    formats: tuple[str, ...],
+) -> int:
+    """Write results, with a progress bar on a terminal, and say what could not be read."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..deploy.parts import write_results
+
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        shown = bar.track(images, description="images")
+        total = write_results(
+            Path(output), shown, rows_of, key,
+            formats=formats, part_format=args.format, part_size=args.part_size,
+        )  # fmt: skip
+    for line in failed[:10]:
+        note(f"cannot be read: {line}")
+    note(f"{output}: {total:,} images" + (f", {len(failed):,} unreadable" if failed else ""))
+    return 1 if failed else 0
+
+
+def _split_model(
+    command: str, words: list[str], listed: str | None
+) -> tuple[str | None, list[str]]:
+    """The model, if the first word is one, and the images."""
+    from ..resolve import is_checkpoint
+
+    checkpoint, inputs = (
+        (words[0], words[1:]) if words and is_checkpoint(words[0]) else (None, words)
+    )
+    if not inputs and listed is None:
+        hint = f" (./{checkpoint} is the folder)" if Path(str(checkpoint)).is_dir() else ""
+        raise HVTError(f"no image is given: use hvt {command} {checkpoint} IMAGE{hint}")
+    if (swapped := next(filter(is_checkpoint, inputs), None)) is not None:
+        first = [word for word in words if word != swapped]
+        raise HVTError(
+            f"{swapped} is a model, and the model comes first: use hvt {command} {swapped} "
+            f"{' '.join(first)}"
+        )
+    return checkpoint, inputs
 
 
 def _csv_rows(prediction: Prediction) -> Iterator[dict[str, Any]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from ..device import find_device
 from ..errors import HVTError
 from ..fields import check_whole
 from ..model import HVT
+from ..training.state import weights_digest
 from ..zoo import DEFAULT
 from .inputs import ImageInput, InMemory, each_image, is_one, open_image, source_of
 from .runtime import NOT_FINITE, OnnxModel, check_classifier, open_model
@@ -57,7 +60,65 @@ class Prediction:
         return dataclasses.asdict(self) | {"top": [dataclasses.asdict(s) for s in self.top]}
 
 
-class Predictor:
+class ImageModel:
+    """A model that takes images of any kind in batches, the next of which threads decode."""
+
+    def __init__(
+        self,
+        checkpoint: str | Path | HVT | OnnxModel | None,
+        device: str | torch.device,
+        batch_size: int,
+        threads: int,
+    ) -> None:
+        check_whole(batch_size=batch_size)
+        self.batch_size = batch_size
+        self.model = open_model(DEFAULT if checkpoint is None else checkpoint, device, threads)
+        # Where images are put; ONNX Runtime takes them from the CPU wherever it runs.
+        self.device = find_device(device if isinstance(self.model, HVT) else "cpu")
+        self.transform = eval_transform(self.model)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the model: of its weights and preprocessing, or of its ONNX file."""
+        if not isinstance(self.model, HVT):
+            return hashlib.blake2b(self.model.path.read_bytes(), digest_size=16).hexdigest()
+        return f"{weights_digest(self.model)} {sorted(self.model.pretrained_cfg.items())}"
+
+    def batches(
+        self, images: ImageInput | Iterable[ImageInput]
+    ) -> Iterator[tuple[list[ImageInput], Tensor, list[str | None]]]:
+        """Images, the tensor `(B, C, H, W)` of those that can be read, and each one's error."""
+        each = each_image(images)
+        with ThreadPoolExecutor(min(8, torch.get_num_threads())) as threads:
+
+            def start() -> tuple[list[ImageInput], Iterator[Tensor | UnreadableImageError]]:
+                batch = list(itertools.islice(each, self.batch_size))
+                return batch, threads.map(self._read, batch)
+
+            batch, waiting = start()
+            while batch:
+                following = start()
+                read = list(waiting)
+                good = [tensor for tensor in read if isinstance(tensor, Tensor)]
+                errors = [x.reason if isinstance(x, UnreadableImageError) else None for x in read]
+                yield batch, torch.stack(good) if good else torch.empty(0), errors
+                batch, waiting = following
+
+    def _read(self, image: ImageInput) -> Tensor | UnreadableImageError:
+        try:
+            return self.transform(open_image(image, self.model.config.in_chans))
+        except UnreadableImageError as error:
+            return error
+
+
+def raise_unreadable(source: str | None, error: str | None) -> NoReturn:
+    """Raise the error of an image that stands alone."""
+    if error == NOT_FINITE:
+        raise HVTError(f"{source or 'the image'} cannot be classified: {NOT_FINITE}")
+    raise UnreadableImageError.of(source or "the image", str(error))
+
+
+class Predictor(ImageModel):
     """A checkpoint that classifies images: `Predictor("model.safetensors")("cat.jpg")`.
 
     Also takes an ONNX file, a built-in model's name or a model; the default is the built-in model
@@ -72,15 +133,11 @@ class Predictor:
         batch_size: int = 64,
         threads: int = 0,
     ) -> None:
-        check_whole(top=top, batch_size=batch_size)
-        self.top, self.batch_size = top, batch_size
-        checkpoint = DEFAULT if checkpoint is None else checkpoint
-        self.model = open_model(checkpoint, device, threads)
-        # Where images are put; ONNX Runtime takes them from the CPU wherever it runs.
-        self.device = find_device(device if isinstance(self.model, HVT) else "cpu")
-        named = not isinstance(checkpoint, HVT | OnnxModel)
+        check_whole(top=top)
+        self.top = top
+        super().__init__(checkpoint, device, batch_size, threads)
+        named = isinstance(checkpoint, str | Path)
         check_classifier(self.model, str(checkpoint) if named else "the model")
-        self.transform = eval_transform(self.model)
         names = self.model.class_names
         self.class_names = names or tuple(str(i) for i in range(self.model.num_classes))
 
@@ -108,10 +165,8 @@ class Predictor:
         if not is_one(images):
             return list(predictions)
         prediction = next(predictions)
-        if prediction.error == NOT_FINITE:
-            raise HVTError(f"{prediction.source or 'the image'} cannot be classified: {NOT_FINITE}")
         if prediction.error is not None:
-            raise UnreadableImageError.of(prediction.source or "the image", prediction.error)
+            raise_unreadable(prediction.source, prediction.error)
         return prediction
 
     def stream(
@@ -120,36 +175,33 @@ class Predictor:
         """Predictions one by one, in the order of the images; a broken image stops nothing."""
         count = self.top if top is None else top
         check_whole(top=count)
-        each = each_image(images)
         return itertools.chain.from_iterable(
-            self._batch(batch, count)
-            for batch in iter(lambda: list(itertools.islice(each, self.batch_size)), [])
+            self._predictions(*batch, count) for batch in self.batches(images)
         )
 
     @torch.inference_mode()
-    def _batch(self, images: list[ImageInput], top: int) -> list[Prediction]:
-        predictions, tensors = [], {}
-        for place, image in enumerate(images):
-            reason = NOT_FINITE  # unless the model says more
-            try:
-                tensors[place] = self.transform(open_image(image, self.model.config.in_chans))
-            except UnreadableImageError as error:
-                reason = error.reason
-            predictions.append(Prediction(source_of(image), error=reason))
-        if not tensors:
-            return predictions
-        logits = self._logits(torch.stack(list(tensors.values())))
+    def _predictions(
+        self, images: list[ImageInput], tensors: Tensor, errors: list[str | None], top: int
+    ) -> list[Prediction]:
+        if not len(tensors):
+            found = zip(images, errors, strict=True)
+            return [Prediction(source_of(image), error=error) for image, error in found]
+        logits = self._logits(tensors)
         best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
-        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         finite = logits.isfinite().all(dim=1).tolist()
-        for place, row, good in zip(tensors, rows, finite, strict=True):
-            if good:
-                scores = tuple(
-                    ClassScore(label, self.class_names[label], probability)
-                    for label, probability in zip(*row, strict=True)
-                )
-                first = dataclasses.asdict(scores[0])
-                predictions[place] = Prediction(predictions[place].source, **first, top=scores)
+        rows = zip(best.indices.tolist(), best.values.tolist(), finite, strict=True)
+        predictions = []
+        for image, error in zip(images, errors, strict=True):
+            labels, probabilities, good = next(rows) if error is None else ((), (), False)
+            if not good:
+                predictions.append(Prediction(source_of(image), error=error or NOT_FINITE))
+                continue
+            scores = tuple(
+                ClassScore(label, self.class_names[label], probability)
+                for label, probability in zip(labels, probabilities, strict=True)
+            )
+            first = dataclasses.asdict(scores[0])
+            predictions.append(Prediction(source_of(image), **first, top=scores))
         return predictions
 
     def _logits(self, images: Tensor) -> Tensor:
