@@ -280,7 +280,7 @@ def test_predict_of_bad_input(
         ((tmp_path / "other.safetensors", good), "is damaged or cut short"),
         ((tmp_path / "features.safetensors", good), "has no classifier"),
         ((animals, good, "--json", "--csv"), "not allowed with"),
-        ((), "required"),
+        ((), "no image is given"),
     ]
     for words, message in cases:
         code, out, err = command("predict", *words)

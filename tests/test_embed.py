@@ -123,7 +123,7 @@ def test_tar_files_and_lists(tmp_path: Path, checkpoint: str, command: Command) 
     shards = str(tmp_path / "train-*.tar")
     assert command("embed", checkpoint, shards, str(tmp_path / "out.npz"))[0] == 0
     with np.load(tmp_path / "out.npz") as file:
-        assert [name[-15:] for name in file["names"]][0] == "in-0.tar/000.png"[-15:]
+        assert str(file["names"][0]).endswith("train-0.tar/000.png")
         assert file["features"].shape[0] == 5
     listed = tmp_path / "files.txt"
     listed.write_text(f"{tmp_path / 'train-0.tar'}\n{tmp_path / 'train-1.tar'}\n")

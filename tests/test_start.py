@@ -184,3 +184,25 @@ def test_ctrl_c_is_quiet_while_modules_are_imported(moment: str, words: list[str
     done = python(INTERRUPT, moment, *words)
     assert done.returncode == 130, done.stderr
     assert done.stderr == "hvt: stopped\n"
+
+
+# What is on stderr when torch is asked for; the first of all its modules tells that it is.
+FIRST_LINE = """
+import builtins, sys
+sys.argv[0] = "hvt"
+plain = builtins.__import__
+def stop_at_torch(name, *rest):
+    if name == "torch.version" or "torch.version" in sys.modules:
+        raise SystemExit("torch is imported")
+    return plain(name, *rest)
+builtins.__import__ = stop_at_torch
+from hvt.__main__ import main
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.parametrize("words", [["train", "digits"], ["serve", "cifar100"]])
+def test_the_first_line_is_there_before_torch(words: list[str], tmp_path: Path) -> None:
+    done = python(FIRST_LINE, *words)
+    assert done.stderr.splitlines() == ["loading torch", "torch is imported"]
+    assert done.stdout == ""

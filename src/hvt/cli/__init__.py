@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 
 from .. import __version__
 from .._openmp import wait_briefly
@@ -32,6 +33,9 @@ COMMANDS = (
 )  # fmt: skip
 """Each is in the module of its name, or of that in `_MODULES`: only one is imported, or all."""
 _MODULES = {"cost": "models", "embed": "predict", "recipes": "train"}
+
+LONG_RUNNING = ("train", "fit", "serve", "upcycle", "search", "power")
+"""Commands that tell on stderr what they wait for before they have a log."""
 
 
 def build_parser(words: Sequence[str] = ()) -> Parser:
@@ -83,6 +87,8 @@ def _run(words: Sequence[str]) -> int:
             parser.print_help()
             return 0
         args.argv = words
+        if words[0] in LONG_RUNNING and "RANK" not in os.environ:  # which torchrun sets
+            sys.meta_path.insert(0, _TorchNotice())
         return args.run(args) or 0
     except HVTError as error:
         return _fail(error)
@@ -102,6 +108,15 @@ def _fail(error: HVTError) -> int:
     who = "hvt" if rank == "0" else f"hvt ({rank})"
     print(f"{who}: {printable(str(error))}", file=sys.stderr)
     return 2
+
+
+class _TorchNotice(MetaPathFinder):
+    """Tells that torch is being imported, which takes seconds on a busy machine."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "torch" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            print("loading torch", file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:

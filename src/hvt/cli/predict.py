@@ -155,7 +155,7 @@ def _split_model(
     )
     if not inputs and listed is None:
         hint = f" (./{checkpoint} is the folder)" if Path(str(checkpoint)).is_dir() else ""
-        raise HVTError(f"no image is given: use hvt {command} {checkpoint} IMAGE{hint}")
+        raise HVTError(f"no image is given: use hvt {command} [MODEL] IMAGE{hint}")
     if (swapped := next(filter(is_checkpoint, inputs), None)) is not None:
         first = [word for word in words if word != swapped]
         raise HVTError(
