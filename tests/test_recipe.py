@@ -182,12 +182,6 @@ def test_a_mistake_in_a_file_is_one_sentence(tmp_path: Path, text: str, message:
     assert "\n" not in said
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
-    path = write(tmp_path, "")
-    path.write_bytes(b"model = '\xff\xfe'")
-    assert message_of(path).startswith("is not valid TOML")
-
-
 @pytest.mark.parametrize(
     ("name", "bad", "good"),
     [

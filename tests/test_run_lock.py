@@ -6,8 +6,9 @@ import pytest
 from training import quiet, tiny
 
 from hvt import HVTError
+from hvt.distributed import DistributedContext
 from hvt.training.engine import resume, train
-from hvt.training.run_lock import RunLock, discard_empty, newest_folder, unused_folder
+from hvt.training.run_lock import locked, newest_folder, unused_folder
 
 
 def test_each_that_begins_gets_a_name_of_its_own(tmp_path: Path) -> None:
@@ -24,26 +25,15 @@ def test_a_restart_finds_the_newest(tmp_path: Path) -> None:
     assert newest_folder(tmp_path / "other") == tmp_path / "other"
 
 
-def test_an_empty_folder_goes_and_another_stays(tmp_path: Path) -> None:
-    for name in ("empty", "full"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "full/recipe.json").touch()
-    for name in ("empty", "full", "none"):
-        discard_empty(tmp_path / name)
-    assert [path.name for path in tmp_path.iterdir()] == ["full"]
-
-
 def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
-    claim = RunLock(tmp_path / "run")
-    claim.take()
-    recipe = tiny(tmp_path / "run", epochs=1)
-    with pytest.raises(HVTError, match=r"run is being trained by another process: wait"):
-        train(recipe, console=quiet())
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
-    claim.release()
+    folder, alone = tmp_path / "run", DistributedContext()
+    recipe = tiny(folder, epochs=1)
+    with locked(folder, alone):
+        with pytest.raises(HVTError, match=r"run is being trained by another process: wait"):
+            train(recipe, console=quiet())
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+    assert not folder.exists()
     train(recipe, console=quiet())
-    claim.take()
-    with pytest.raises(HVTError, match="is being trained by another process"):
-        resume(tmp_path / "run", console=quiet())
-    claim.release()
-    assert not (tmp_path / "run/.lock").exists()
+    with locked(folder, alone), pytest.raises(HVTError, match="is being trained by another"):
+        resume(folder, console=quiet())
+    assert not (folder / ".lock").exists()

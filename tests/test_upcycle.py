@@ -23,9 +23,10 @@ import hvt
 from hvt.cli import main
 from hvt.config import HVTConfig
 from hvt.data.augment import transform_by_key
+from hvt.distributed import DistributedContext
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
-from hvt.training.run_lock import RunLock
+from hvt.training.run_lock import locked
 from hvt.upcycling.distil import compare, distillation_loss, mixed
 from hvt.upcycling.photos import Crops, Normalise, open_photos, read_views, unpack
 from hvt.upcycling.placement import Evaluator, candidates, describe, variants
@@ -384,17 +385,13 @@ def test_the_best_candidate_is_taken_unless_pooling_is_asked_for(
 
 def test_two_runs_of_one_source_do_not_share_a_folder(place: Path, tmp_path: Path) -> None:
     """The second finds the folder taken, whatever the first has written by then."""
-    lock = RunLock(tmp_path / "run")
-    assert lock.take() is None
-    with pytest.raises(hvt.HVTError, match="run is being trained by another process"):
+    alone, taken = DistributedContext(), "run is being trained by another process"
+    with locked(tmp_path / "run", alone), pytest.raises(hvt.HVTError, match=taken):
         run(place, tmp_path, epochs=0.0)
-    assert not (tmp_path / "run/upcycle.json").exists()
-    lock.release()
+    assert not (tmp_path / "run").exists()
     first = run(place, tmp_path, epochs=0.0)
-    lock.take()
-    with pytest.raises(hvt.HVTError, match="run is being trained by another process"):
+    with locked(first.folder, alone), pytest.raises(hvt.HVTError, match=taken):
         resume(first.folder, quiet())
-    lock.release()
 
 
 def test_minutes_bound_a_run(place: Path, tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def _run(words: Sequence[str]) -> int:
             raise
         return _fail(ours)
     except (Interrupted, KeyboardInterrupt) as stopped:
-        print(f"hvt: {str(stopped) or 'stopped'}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # the other processes have the same to say
+            print(f"hvt: {str(stopped) or 'stopped'}", file=sys.stderr)
         return 130
 
 

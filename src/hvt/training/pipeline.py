@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -154,26 +153,15 @@ def identity_of(learner: Learner, data: Data) -> dict[str, str]:
 
 
 def _fit_classifier(model: HVT, had: int, names: tuple[str, ...]) -> str:
-    """Bring a checkpoint's classifier of `had` classes into the order of `names`, or renew it.
+    """Renew a checkpoint's classifier of `had` classes unless it is of these.
 
     One that names no classes may be of these, so it stays; as a start it does no harm.
     """
-    known = model.class_names
-    if had != len(names):  # it is new already
-        return "new classifier"
-    if known is None:
-        return "its own classifier, in its own order"
-    if known == names:
-        return "its own classifier"
-    if set(known) != set(names) or len(set(names)) < len(names):
+    if had == len(names):  # else it is new already
+        if model.class_names in (None, names):
+            return "its own classifier"
         model.reset_classifier(len(names))
-        return "new classifier"
-    places = [known.index(name) for name in names]
-    with torch.no_grad():
-        for head in (model.head, model.head_dist):
-            for parameter in head.parameters() if head is not None else ():
-                parameter.copy_(parameter[places].clone())
-    return "its own classifier, in the data's order"
+    return "new classifier"
 
 
 def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict[str, Any]) -> None:
@@ -287,8 +275,6 @@ def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
     """timm's; small images, of `side` pixels, get padded crops instead of resized ones."""
     cfg, config, policy = model.pretrained_cfg, model.config, recipe.rand_augment
     try:
-        if policy.startswith("rand") and not _RAND_AUGMENT.fullmatch(policy):
-            raise ValueError("timm would ignore a part of it")
         crop, colours, tensor = create_transform(
             (config.in_chans, *config.image),
             is_training=True,
@@ -320,7 +306,3 @@ def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
         chosen = resizes[0] if len(resizes) == 1 else transforms.RandomChoice(resizes)
         tensor.transforms.insert(0, chosen)
     return transforms.Compose([crop, colours, tensor])
-
-
-# Numbers where timm reads numbers: it passes over a part such as "mstd" that has none.
-_RAND_AUGMENT = re.compile(r"rand(-((m|mmax|n|inc)\d+|(mstd|p)\d+(\.\d*)?|t\w+))*")

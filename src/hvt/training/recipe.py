@@ -203,10 +203,9 @@ def recipe_text(name: str | Path) -> str:
             )
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise HVTError(f"cannot read the recipe {name}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise HVTError(f"the recipe {name} is not valid TOML: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", error)
+        raise HVTError(f"cannot read the recipe {name}: {why}") from error
 
 
 def from_dict(values: dict[str, Any], where: str) -> Recipe:

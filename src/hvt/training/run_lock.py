@@ -20,46 +20,36 @@ from .state import RESULTS, states
 LOCK = ".lock"
 
 
-class RunLock:
-    """A lock in a run's folder, which ends with its process whatever happens to it."""
+@contextlib.contextmanager
+def locked(folder: Path, processes: DistributedContext) -> Iterator[None]:
+    """Hold a run's folder for all processes; one that stays empty is removed at the end.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.lock = folder, FileLock(folder / LOCK)
-
-    def take(self) -> HVTError | None:
-        """The error where another process has it; where there are no locks, none has."""
+    The lock ends with its process, whatever happens to it; where there are no locks, none is held.
+    """
+    lock, error = FileLock(folder / LOCK), None
+    if processes.is_main_process:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock.acquire(timeout=0)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
         except Timeout:
-            return HVTError(
-                f"{self.folder} is being trained by another process: wait for its end, or choose "
+            error = HVTError(
+                f"{folder} is being trained by another process: wait for its end, or choose "
                 "another folder"
             )
         except (NotImplementedError, OSError):  # a folder that cannot be written fails later
             pass
-        return None
-
-    def release(self) -> None:
-        if self.lock.is_locked:
-            with contextlib.suppress(OSError):
-                (self.folder / LOCK).unlink()
-            self.lock.release()
-
-
-@contextlib.contextmanager
-def locked(folder: Path, processes: DistributedContext) -> Iterator[None]:
-    """Hold a run's folder for all processes; one that stays empty is removed at the end."""
-    lock = RunLock(folder)
     try:
-        error = processes.broadcast(lock.take() if processes.is_main_process else None)
-        if error is not None:
+        if (error := processes.broadcast(error)) is not None:
             raise error
         yield
     finally:
+        with contextlib.suppress(OSError):
+            if lock.is_locked:
+                (folder / LOCK).unlink()
         lock.release()
-        if processes.is_main_process:
-            discard_empty(folder)
+        with contextlib.suppress(OSError):
+            if processes.is_main_process:
+                folder.rmdir()
 
 
 def found_run(folder: Path) -> str | None:
@@ -104,9 +94,3 @@ def newest_folder(folder: Path) -> Path:
     while found_run(following := folder.with_name(f"{folder.name}-{number}")):
         number, path = number + 1, following
     return path
-
-
-def discard_empty(folder: Path) -> None:
-    """Remove the folder of a training that did not come to write anything."""
-    with contextlib.suppress(OSError):
-        folder.rmdir()

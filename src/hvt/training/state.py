@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import zipfile
 from dataclasses import dataclass, field
@@ -78,17 +77,16 @@ def newest_state(
         try:
             path, state = candidate, read_state(candidate)
             break
-        except Exception as error:  # damaged files raise all sorts
-            if isinstance(error, (OSError, MemoryError)) or "allocate" in str(error):
-                why = getattr(error, "strerror", None) or str(error) or "not enough memory"
-                raise HVTError(
-                    f"{candidate} cannot be read now: {why}; try again when that is fixed, or "
-                    "rename it to resume without it"
-                ) from error
+        except zipfile.BadZipFile:
             path = None
             candidate.replace(candidate.with_suffix(".pt.bad"))
-            reason = f"{candidate} is damaged ({type(error).__name__})"
-            print_line(console, f"{reason}: using the one before")
+            print_line(console, f"{candidate} is damaged: using the one before")
+        except Exception as error:  # torch has no class for a want of memory
+            reason = str(error) or "not enough memory"
+            raise HVTError(
+                f"{candidate} cannot be read now: {reason}; try again when that is fixed, or "
+                "rename it to resume without it"
+            ) from error
     path = processes.broadcast(path)
     return state if state is not None or path is None else read_state(path)
 
@@ -114,14 +112,8 @@ def weights_digest(model: nn.Module) -> str:
 
 def states(folder: Path) -> list[Path]:
     """The states in a folder, oldest first."""
-    try:  # not glob, to which a folder that cannot be read is an empty one
-        names = os.listdir(folder)  # noqa: PTH208
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise HVTError(f"{folder} cannot be read now: {error.strerror or error}") from error
-    ours = [folder / name for name in names if _STATE.fullmatch(name)]
-    return sorted(filter(Path.is_file, ours), key=lambda path: int(path.stem[len("state-") :]))
+    ours = [path for path in folder.glob("state-*.pt") if _STATE.fullmatch(path.name)]
+    return sorted(ours, key=lambda path: int(path.stem[len("state-") :]))
 
 
 def remove_leftovers(folder: Path) -> None:
