@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hvt
 from hvt import HVT, HVTConfig, HVTError, cost
-from hvt.costs import arrow, attention_macs, block_macs, mlp_macs
+from hvt.costs import attention_macs, block_macs, mlp_macs
 
 # ── the paper's equations ───────────────────────────────────────────────────────────────────────
 
@@ -206,12 +206,6 @@ def test_a_block_that_drops_tokens_has_them_only_in_its_attention() -> None:
     assert priced.unpooled_macs == cost("deit_s", depth=3).macs
     assert priced.params == cost("deit_s", depth=3).params
     assert priced.ratio > 1
-
-
-def test_a_long_list_of_lengths_is_shortened() -> None:
-    assert arrow([5]) == "5"
-    assert arrow([9, 8, 7, 6, 5, 4]) == "9 → 8 → 7 → 6 → 5 → 4"
-    assert arrow([9, 8, 7, 6, 5, 4, 3]) == "9 → 8 → 7 → … → 3"
 
 
 def test_a_cost_is_a_short_table_in_a_session() -> None:

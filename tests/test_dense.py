@@ -60,16 +60,6 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     library._destroy()
 
 
-def test_nms(operators: None) -> None:
-    from torchvision.ops import nms
-
-    boxes = torch.tensor([[0, 0, 10, 10], [1, 0, 11, 10], [20, 0, 30, 10], [0, 0, 10, 5.0]])
-    scores = torch.tensor([0.5, 0.9, 0.1, 0.6])
-    assert nms(boxes, scores, 0.5).tolist() == [1, 3, 2]
-    assert nms(boxes, scores, 0.3).tolist() == [1, 2]
-    assert nms(boxes[:0], scores[:0], 0.5).tolist() == []
-
-
 def test_the_pages_detector_trains_and_predicts(operators: None) -> None:
     names: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S):
@@ -114,10 +104,6 @@ def example() -> ModuleType:
 @pytest.fixture
 def source() -> hvt.HVT:
     return hvt.create_model("deit_ti", **SMALL | {"depth": 4})
-
-
-def test_example_is_short() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 150
 
 
 def test_1d_pooling_has_no_pyramid(example: ModuleType, source: hvt.HVT) -> None:

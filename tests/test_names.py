@@ -14,7 +14,7 @@ from safetensors import safe_open
 import hvt
 from hvt.cli import main
 from hvt.cli.weights import open_weights
-from hvt.zoo import BUILT_IN, DEFAULT, built_in, built_in_config, find_checkpoint
+from hvt.zoo import BUILT_IN, DEFAULT, built_in, built_in_config
 
 Captured = pytest.CaptureFixture[str]
 
@@ -49,14 +49,6 @@ def test_a_released_file_has_the_format_that_the_page_describes(name: str) -> No
     for key in (*metadata, *described):
         assert f"| `{key}` |" in page.read_text()
     assert described["format_version"] == 1
-
-
-def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert find_checkpoint("./cifar100") == Path("cifar100")
-    assert find_checkpoint(Path("cifar100")) == Path("cifar100")
-    with pytest.raises(hvt.CheckpointError, match="cannot read cifar100"):
-        hvt.load("./cifar100")
 
 
 def test_predict_takes_a_built_in_name(image: str, capsys: Captured) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hvt.config import POOLINGS, padding, pooled_length
+from hvt.config import POOLINGS, padding
 from hvt.pooling import Pool, as_image, as_tokens, max_sources, to_grid
 
 
@@ -78,16 +78,6 @@ def test_equals_torch_forward_and_backward(kind: str, dims: int, data: st.DataOb
         torch.autograd.grad(got, [ours, *parameters], weight),
         torch.autograd.grad(want, [theirs, *parameters], weight),
     )
-
-
-@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9), st.integers(0, 4))
-def test_pooled_length_is_torchs(n: int, kernel: int, stride: int, pad: int) -> None:
-    length = pooled_length(n, kernel, stride, pad)
-    if n + 2 * pad < kernel:
-        assert length < 1
-    else:
-        convolved = F.conv1d(torch.ones(1, 1, n), torch.ones(1, 1, kernel), None, stride, pad)
-        assert length == convolved.shape[2]
 
 
 @given(cases())

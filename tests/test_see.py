@@ -30,7 +30,7 @@ from hvt.see import (
     open_price,
     token_sources,
 )
-from hvt.see.draw import _PARTS, _mosaic, _owners, _part, _token_colours
+from hvt.see.draw import _mosaic, _owners, _token_colours
 from hvt.see.maps import five_places, strongest
 
 Build = Callable[..., hvt.HVT]
@@ -310,14 +310,6 @@ def test_patches_of_one_token_have_its_average_colour(build: Build, image: Tenso
     colours = _token_colours(photo, stage, owners)
     torch.testing.assert_close(colours[0, 0], photo[:16, :8].mean(dim=(0, 1)))
     torch.testing.assert_close(colours[::2], colours[1::2])
-
-
-@pytest.mark.parametrize("name", ["deit_s", "hvt_s_4", "hvt_s_2_2d"])
-@pytest.mark.parametrize("pool", ["max", "conv"])
-def test_the_parts_of_a_block_are_its_cost(name: str, pool: str) -> None:
-    cost = hvt.cost(name, pool=pool)
-    total = [sum(parts) for parts in zip(*(_part(cost, part) for part in _PARTS), strict=True)]
-    assert total == pytest.approx([macs / 1e6 for _, macs in cost.blocks()])
 
 
 # ── which model to look at ────────────────────────────────────────────────────────────────────────

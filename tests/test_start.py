@@ -66,26 +66,14 @@ COMMANDS_WITHOUT_TORCH: list[tuple[list[str], int]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def answers() -> list[tuple[int, str, list[str]]]:
+def test_no_command_imports_torch_before_it_computes() -> None:
     """One after another in one interpreter: what one imports, all that follow have too."""
     done = python(RUN, json.dumps([words for words, _ in COMMANDS_WITHOUT_TORCH]))
     assert done.returncode == 0, done.stderr
-    return [tuple(answer) for answer in json.loads(done.stdout)]
-
-
-@pytest.mark.parametrize(
-    "place",
-    range(len(COMMANDS_WITHOUT_TORCH)),
-    ids=[" ".join(words) for words, _ in COMMANDS_WITHOUT_TORCH],
-)
-def test_no_command_imports_torch_before_it_computes(
-    answers: list[tuple[int, str, list[str]]], place: int
-) -> None:
-    code, err, heavy = answers[place]
-    assert code == COMMANDS_WITHOUT_TORCH[place][1], err
-    assert "Traceback" not in err
-    assert not heavy
+    answers = json.loads(done.stdout)
+    for (words, expected), (code, err, heavy) in zip(COMMANDS_WITHOUT_TORCH, answers, strict=True):
+        assert (code, heavy) == (expected, []), (words, err)
+        assert "Traceback" not in err
 
 
 def test_threads_wait_briefly_unless_told_how(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,11 +103,5 @@ def _theirs(model: Any, images: Tensor) -> list[FeatureMap]:
     else:  # timm's older models
         outputs = FeatureHookNet(model, tuple(range(len(names))))(images)
     places = range(len(outputs)) if len(outputs) <= FEW else five_places(len(outputs))
-    return [
-        FeatureMap(
-            names[place].replace("blocks.", "block "),
-            "{} × {}".format(*outputs[place].shape[2:]),
-            outputs[place][0],
-        )
-        for place in places
-    ]
+    levels = [(names[place].replace("blocks.", "block "), outputs[place]) for place in places]
+    return [FeatureMap(name, "{} × {}".format(*y.shape[2:]), y[0]) for name, y in levels]
