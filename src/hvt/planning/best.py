@@ -22,6 +22,8 @@ POOL = 400
 """Best configs of a depth that are compared with those of the other depths."""
 RESOLUTION = 0.5
 """Points of the regression's score within which configs are ties; its error is larger."""
+PRICES = {"gflops": ("macs", 1e9), "params": ("params", 1e6), "memory": ("training_bytes", 1e6)}
+"""What a budget bounds, in its unit."""
 
 Floats = NDArray[np.float64]
 Ranked = tuple[tuple[float, ...], Choices]
@@ -67,13 +69,11 @@ def _costs(
     one: Priced, space: Space, budgets: Budgets, latency: LatencyTable | None
 ) -> dict[str, Floats]:
     """What the configs of a depth cost, (P, Q, W), in the units of the budgets that are given."""
-    costs: dict[str, Floats] = {}
-    if "gflops" in budgets.limits:
-        costs["gflops"] = one.macs / 1e9
-    if "params" in budgets.limits:
-        costs["params"] = one.params / 1e6
-    if "memory" in budgets.limits:
-        costs["memory"] = one.training_bytes / 1e6
+    costs: dict[str, Floats] = {
+        name: getattr(one, priced_as) / unit
+        for name, (priced_as, unit) in PRICES.items()
+        if name in budgets.limits
+    }
     if latency is not None:
         costs["latency_ms"] = 1e3 * latency.of_space(one, space)
     return costs

@@ -16,8 +16,10 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import pil_to_tensor
 
 from ..data.evaluation import eval_transform, per_channel
+from ..data.fingerprint import identity
 from ..data.images import FileImages
 from ..data.loader import EvalBatches
+from ..data.sources import Data
 from ..deploy.inputs import find_images
 from ..errors import HVTError
 from ..files import expanded
@@ -33,8 +35,8 @@ class Photos:
     name: str
     train: FileImages
     val: FileImages
-    digest: str
-    """Of all names, by which a resumed run knows its photos again."""
+    identity: dict[str, str]
+    """By which a resumed run knows its photos again: names, sizes, and the content of some."""
 
 
 def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int = 3) -> Photos:
@@ -52,22 +54,19 @@ def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int
         inner = Path(path).relative_to(base)
         return hashlib.blake2b(f"0/{inner.as_posix()}".encode(errors="surrogateescape")).hexdigest()
 
-    ranks = {path: rank(path) for path in paths}
-    count = min(holdout, len(paths) // 5)
-    held = set(sorted(paths, key=ranks.__getitem__)[:count])
-    train, val = [p for p in paths if p not in held], [p for p in paths if p in held]
-    if not val or len(train) < batch_size:
+    held = set(sorted(paths, key=rank)[: min(holdout, len(paths) // 5)])
+    train, val = (
+        FileImages(chosen, [0] * len(chosen), in_chans)
+        for chosen in ([p for p in paths if p not in held], [p for p in paths if p in held])
+    )
+    if not len(val) or len(train) < batch_size:
         raise HVTError(
             f"{folder} has {len(paths)} images, of which {len(train)} are to learn from and "
             f"{len(val)} held out: too few for a batch of {batch_size}, add more or lower "
             "--batch-size"
         )
-    digest = hashlib.blake2b("".join(sorted(ranks.values())).encode(), digest_size=16).hexdigest()
-
-    def images(chosen: list[str]) -> FileImages:
-        return FileImages(chosen, [0] * len(chosen), in_chans)
-
-    return Photos(str(folder), images(train), images(val), digest)
+    data = Data(name=str(folder), train=train, val=val, class_names=(), held_out=True)
+    return Photos(data.name, train, val, identity(data))
 
 
 # ── the same image at several sizes ───────────────────────────────────────────────────────────

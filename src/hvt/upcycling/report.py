@@ -1,4 +1,4 @@
-"""Tables of an upcycling: the ranking, and cost and agreement before and after."""
+"""The ranking as a table, and cost and agreement before and after as rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Row:
-    """One model of the table."""
+    """One model of the report."""
 
     name: str
     gflops: float
@@ -39,30 +39,13 @@ def rows_of(source: HVT, models: dict[str, HVT], scores: dict[str, Agreement]) -
 
 def ranking_table(ranked: Sequence[Ranked]) -> Table:
     """The best candidates, and the unpooled ones wherever they stand."""
-    table = _table("candidate, untrained", "GFLOPs", "agreement", "KL", "photos")
+    table = Table("candidate, untrained", box=None, header_style="bold")
+    for heading in ("GFLOPs", "agreement", "KL", "photos"):
+        table.add_column(heading, justify="right")
     for place, row in enumerate(ranked):
         if place < SHOWN or not row.config.pool_blocks:
             table.add_row(
                 describe(row.config), f"{row.gflops:.3f}", f"{row.agreement:.1f} %",
                 f"{row.kl:.4f}", str(row.photos),
             )  # fmt: skip
-    return table
-
-
-def result_table(rows: Sequence[Row], head: bool) -> Table:
-    """Cost of each model, and how close it is to the source."""
-    closeness = ("agreement", "KL") if head else ("cosine similarity", "1 - cosine")
-    table = _table("model", "GFLOPs", "parameters (M)", *closeness)
-    for row in rows:
-        table.add_row(
-            row.name, f"{row.gflops:.3f}", f"{row.params_m:.2f}", f"{row.agreement:.1f} %",
-            f"{row.kl:.4f}",
-        )  # fmt: skip
-    return table
-
-
-def _table(first: str, *headings: str) -> Table:
-    table = Table(first, box=None, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, justify="right")
     return table

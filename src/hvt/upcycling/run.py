@@ -93,7 +93,7 @@ def resume(folder: str | Path, console: Console | None = None) -> Upcycled:
         values = json.loads((folder / "upcycle.json").read_text())
         settings = from_dict(values["settings"])
         output, data = Path(values["output"]), str(values["data"])
-        digest = values["photos"]
+        photos = values["photos"]
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise HVTError(
             f"{folder} is not the folder of an upcycling: it has no readable upcycle.json"
@@ -101,7 +101,7 @@ def resume(folder: str | Path, console: Console | None = None) -> Upcycled:
     group = distributed.process_group(settings.device)
     with group as (processes, device), locked(folder, processes):
         run = Upcycling(settings, output, data, folder, processes, device, console)
-        run.reopen(digest)
+        run.reopen(photos)
         return run.run()
 
 
@@ -160,12 +160,12 @@ class Upcycling:
             self.write("upcycle.json", asked)
         self.processes.barrier()
 
-    def reopen(self, digest: str) -> None:
-        """Open the source and the photos of a run that is resumed."""
+    def reopen(self, identity: dict[str, str]) -> None:
+        """Open the source of a run that is resumed, and its photos, which must be the same."""
         check_writable(self.output)
         self.source = load(self.folder / "source.safetensors").float()
         self._open_photos()
-        if self.photos.digest != digest:
+        if self.photos.identity != identity:
             raise HVTError(
                 f"the images in {self.data} are not those that the run in {self.folder} began "
                 "with: put them back, or begin another run"
@@ -177,7 +177,7 @@ class Upcycling:
             "settings": dataclasses.asdict(self.settings),
             "output": str(self.output.absolute()),
             "data": str(expanded(self.data).absolute()),
-            "photos": self.photos.digest,
+            "photos": self.photos.identity,
             "weights": weights_digest(self.source),
         }
 
@@ -307,24 +307,20 @@ class Upcycling:
         if self.processes.is_main_process:
             save(model, self.output)
             rows = report.rows_of(self.source, models, scores)
-            self.console.print(report.result_table(rows, self.source.num_classes > 0))
             listed = [asdict(row) for row in rows]
             self.write("report.json", {"output": str(self.output), "best": best, "rows": listed})
             paths = [str(self.folder / "source.safetensors"), str(self.output)]
             self.log(
-                f"the model is in {self.output}; hvt eval measures its accuracy, and "
+                f"the model ({best}) is in {self.output}; hvt eval measures its accuracy, and "
                 f"{shlex.join(['hvt', 'bench', *paths])} its speed"
             )
         self.processes.barrier()
         return Upcycled(model, self.output, self.folder, table, rows)
 
     def _log_score(self, name: str, score: Agreement) -> None:
-        words = (
-            "agreement {:.1f} %, KL {:.4f}"
-            if self.source.num_classes
-            else "cosine similarity {:.1f} %, loss {:.4f}"
-        )
-        self.log(f"{name}: {words.format(*score[:2])} on {score.photos} photos")
+        agreement, kl, photos = score
+        closeness = "agreement" if self.source.num_classes else "cosine similarity"
+        self.log(f"{name}: {closeness} {agreement:.1f} %, KL {kl:.4f} on {photos} photos")
 
     def log(self, text: str) -> None:
         """Print a line, in the main process."""

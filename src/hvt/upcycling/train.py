@@ -85,7 +85,7 @@ def distil(
             evaluate=evaluate,
             measure=measure,
             direction="min",
-            identity={"photos": run.photos.digest},
+            identity=run.photos.identity,
             about=f"distilling on {len(run.photos.train)} photos",
             resume_with=resume_command(run.folder),
             allow_nonfinite=True,
