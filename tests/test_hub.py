@@ -141,24 +141,6 @@ def test_our_model_that_timm_saved_without_its_arguments_is_an_error(
         hvt.load(tmp_path)
 
 
-def test_our_directory_has_the_keys_of_timms(tmp_path: Path, model: HVT) -> None:
-    model.save_pretrained(tmp_path / "ours")
-    timm.models.save_for_hf(
-        model,
-        tmp_path / "theirs",
-        model_config={"label_names": list(model.class_names)},
-        model_args={"img_size": 32},
-    )
-    ours, theirs = (
-        json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("ours", "theirs")
-    )
-    assert set(theirs) - set(ours) == {"global_pool"}  # for information only
-    assert ours["label_names"] == theirs["label_names"] == ["one", "two", "three"]
-    assert ours["num_classes"] == theirs["num_classes"] == 3
-    assert "num_classes" not in ours["model_args"]
-    assert "label_names" not in ours["pretrained_cfg"]
-
-
 def test_the_nearest_model_and_what_differs_give_the_config_back() -> None:
     config = HVTConfig(img_size=64, num_heads=3, depth=6, pool_after=(2, 4), num_classes=7)
     name, arguments = nearest_model(config)
@@ -259,14 +241,6 @@ def test_a_card_offers_no_classification_without_classes(tmp_path: Path) -> None
 
 
 # ── repositories ────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("source", ["nobody/nothing", "./no/such/folder"])
-def test_an_unreachable_source_is_one_sentence(tmp_path: Path, source: str) -> None:
-    with pytest.raises(HVTError, match="neither a folder here nor a Hugging Face repo") as caught:
-        hvt.from_pretrained(source, cache_dir=tmp_path, local_files_only=True)
-    assert source in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_without_a_network_the_error_is_one_sentence(

@@ -159,8 +159,7 @@ def _count_classes(report: Report, seen: list[_Seen], names: tuple[str, ...]) ->
         report.classes[name] = {part: counts[name, part] for part in report.images}
     part = next(iter(report.images))  # that is trained on, if there is one
     if part != "val":
-        few = {name: of[part] for name, of in report.classes.items() if of[part] < TINY}
-        report.tiny = few
+        report.tiny = {name: of[part] for name, of in report.classes.items() if of[part] < TINY}
 
 
 def _collect(report: Report, seen: list[_Seen]) -> None:
