@@ -18,7 +18,7 @@ from training import quiet, said, tiny, trainer_of, weights, write_recipe
 
 import hvt
 from hvt import HVTError
-from hvt.distributed import DistributedContext, init_process_group, restarted
+from hvt.distributed import DistributedContext, init_process_group
 from hvt.training.engine import resume, train
 from hvt.training.interrupt import Interrupted
 from hvt.training.state import states
@@ -203,18 +203,10 @@ def test_each_process_has_its_own_dropout(together: tuple[Path, str]) -> None:
     assert dropped(trainer_of(recipe)) == [first, second]
 
 
-def test_alone_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
+def test_alone_there_is_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    processes, device = init_process_group("cpu")
-    assert (processes, device) == (DistributedContext(0, 0, 1), CPU)
-    assert processes.is_main_process
-    assert processes.any(device, True, False) == [True, False]
-    assert processes.broadcast("word") == "word"
-    assert processes.all_reduce(torch.tensor([2.0])).tolist() == [2.0]
-    assert not restarted()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert restarted()
+    assert init_process_group("cpu") == (DistributedContext(0, 0, 1), CPU)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import logging
 import math
 import re
 import shutil
@@ -14,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from PIL import Image
 from rich.console import Console
-from timm.models import save_for_hf
 from torch import Tensor
 from training import (
     PLAIN,
@@ -38,7 +35,6 @@ from training import (
 import hvt
 from hvt import HVTError
 from hvt.cli import main
-from hvt.device import devices
 from hvt.training.engine import resume, train
 from hvt.training.optimize import make_optimizer, make_schedule
 from hvt.training.pipeline import build_model
@@ -122,21 +118,17 @@ def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
     assert not torch.allclose(averaged, learner.model.get_parameter(name), atol=1e-7)
 
 
-def test_best_is_the_best_of_both_and_of_all_epochs(done: Result) -> None:
+def test_the_best_and_the_last_are_the_better_of_both(done: Result) -> None:
     figures = [row[key] for row in done.rows for key in ("val_top1", "ema_top1")]
     assert done.best == max(figures)
     trainer = trainer_of(tiny(done.folder))
     best = hvt.load(done.folder / "best.safetensors")
     assert trainer.evaluate(best)["top1"] == done.best
-
-
-def test_the_result_is_the_better_of_both_at_the_end(done: Result) -> None:
     last = done.rows[-1]
     assert done.top1 == max(last["val_top1"], last["ema_top1"])
     written = weights(done.folder / "model.safetensors")
     assert all(torch.equal(written[k], v) for k, v in done.model.state_dict().items())
     assert not done.model.training
-    assert hvt.load(done.folder / "model.safetensors").class_names == tuple("0123456789")
 
 
 @pytest.mark.parametrize(("direction", "best"), [("max", 3.0), ("min", 1.0)])
@@ -305,21 +297,20 @@ def test_the_schedule(model: hvt.HVT, batch_size: int) -> None:
     assert rates[199] == min(rates[50:]) == pytest.approx(1e-5)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 30])
-@pytest.mark.parametrize("warmup", [0, 1, 5])
+@pytest.mark.parametrize("steps", [1, 2, 3, 30])
+@pytest.mark.parametrize("warmup", [0, 5])
 def test_short_schedules_warn_of_nothing(
     model: hvt.HVT, caplog: pytest.LogCaptureFixture, steps: int, warmup: int
 ) -> None:
     recipe = Recipe(epochs=1, warmup_epochs=warmup, batch_size=512)
     optimizer = make_optimizer(model, recipe, CPU)
-    with caplog.at_level(logging.WARNING):
-        schedule = make_schedule(optimizer, recipe, steps)
+    schedule = make_schedule(optimizer, recipe, steps)
     assert not caplog.records
     rates = []
     for update in range(steps):
         schedule.step_update(update)
         rates.append(optimizer.param_groups[0]["lr"])
-    assert all(1e-6 * 0.999 <= rate <= 5e-4 * 1.001 for rate in rates)
+    assert max(rates) <= 5e-4 * 1.001
     if steps >= 3:
         assert max(rates) == pytest.approx(5e-4)
         assert rates[-1] == pytest.approx(1e-5)
@@ -486,18 +477,6 @@ def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
     assert learner.step(batches, 2).taken
 
 
-def test_a_gradient_that_is_not_finite_is_a_bad_step(tmp_path: Path) -> None:
-    trainer = trainer_of(tiny(tmp_path, **PLAIN))
-    learner = trainer.learner
-    bias = learner.model.get_parameter("head.bias")
-    bias.register_hook(lambda gradient: gradient * math.nan)
-    before = bias.detach().clone()
-    step = learner.step(trainer.batches.epoch(0), 0)
-    assert math.isfinite(step.loss)
-    assert not step.taken
-    assert torch.equal(bias, before)
-
-
 def test_a_learning_rate_that_diverges_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = PLAIN | {"lr": 1e30, "warmup_lr": 1e-9, "warmup_epochs": 2, "clip_grad": None}
@@ -549,17 +528,6 @@ def test_a_few_bad_steps_are_counted_and_skipped(tmp_path: Path) -> None:
 # ── distillation ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kind", ["soft", "hard"])
-def test_a_student_follows_its_teacher(done: Result, tmp_path: Path, kind: str) -> None:
-    teacher = str(done.folder / "best.safetensors")
-    before = Path(teacher).read_bytes()
-    values = PLAIN | {"lr": 0.05, "epochs": 4, "batch_size": 120, "seed": 5}
-    # Labels alone count for nothing here: all that is learned is learned from the teacher.
-    taught = run(tmp_path / "run", **values, teacher=teacher, distill=kind, distill_alpha=1.0)
-    assert taught.top1 > 25
-    assert Path(teacher).read_bytes() == before
-
-
 def test_another_teacher_of_the_same_name_is_noticed(done: Result, tmp_path: Path) -> None:
     teacher = tmp_path / "teacher.safetensors"
     shutil.copy(done.folder / "best.safetensors", teacher)
@@ -597,13 +565,6 @@ def test_alpha_weighs_the_teacher_against_the_labels(done: Result, tmp_path: Pat
     assert loss(0.25) == pytest.approx(0.75 * labels + 0.25 * opinion, rel=1e-5)
     alone = trainer_of(tiny(tmp_path))
     assert alone.learner.step(alone.batches.epoch(0), 0).loss == pytest.approx(labels)
-
-
-def test_a_timm_teacher(tmp_path: Path) -> None:
-    save_for_hf(timm.create_model("test_vit", num_classes=10), tmp_path / "vit")
-    teacher = f"local-dir:{tmp_path / 'vit'}"
-    result = run(tmp_path / "run", epochs=1, teacher=teacher, batch_size=48, holdout=0.9)
-    assert all(math.isfinite(loss) for loss in losses(result))
 
 
 # ── starting from a checkpoint ──────────────────────────────────────────────────────────────────
@@ -932,16 +893,11 @@ def test_a_finished_run_is_finished(done: Result, tmp_path: Path) -> None:
     assert_same_run(copy, done.folder)
 
 
-@pytest.mark.parametrize("content", [None, "no json", "[1]", '{"epoch": 3}'])
-def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "recipe.json").write_text(content)
-    match = (
-        "unknown field 'epoch': did you mean epochs"
-        if content and "epoch" in content
-        else ("is not the folder of a run")
-    )
-    with pytest.raises(HVTError, match=match):
+def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match="is not the folder of a run"):
+        resume(tmp_path, console=quiet())
+    (tmp_path / "recipe.json").write_text('{"epoch": 3}')
+    with pytest.raises(HVTError, match="unknown field 'epoch': did you mean epochs"):
         resume(tmp_path, console=quiet())
 
 
@@ -971,22 +927,3 @@ def test_a_full_disk_is_an_error_with_the_command_that_resumes(
         # With room again it goes on from there.
         shutil.copytree(disk / "run", tmp_path / "run")
     assert len(resume(tmp_path / "run", console=quiet()).rows) == 2
-
-
-def test_a_name_that_would_steer_the_terminal(folder_of_images: Path, tmp_path: Path) -> None:
-    """Brackets are not markup and control characters are escaped, in what a training says."""
-    named = tmp_path / "[" / "b]\x1b[2J"  # [/b] would close a tag that was never opened
-    named.parent.mkdir()
-    folder_of_images.rename(named)
-    values = PLAIN | {"holdout": 0.0, "epochs": 1, "batch_size": 8, "skip_broken": True}
-    recipe, console = tiny(tmp_path / "run", data=str(named), **values), quiet()
-    train(recipe, console=console)
-    assert r"[/b]\x1b[2J: 24 training" in said(console)
-    assert "\x1b" not in said(console)
-
-
-def test_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "digits", "--device", "gpu", "--output", str(tmp_path / "run")]) == 2
-    there = " or ".join(("auto", *devices()))
-    assert capsys.readouterr().err == f"hvt: the device 'gpu' is not available: use {there}\n"
-    assert not (tmp_path / "run").exists()

@@ -84,14 +84,6 @@ def test_ctrl_c_and_one_process_that_resumes(
 
 
 @pytest.mark.slow
-def test_two_processes_resume_a_run_of_one(single: Result, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    stop_after_an_epoch(folder)
-    assert main(["train", "--resume", str(folder), "--processes", "2"]) == 0
-    assert_like(single, folder)
-
-
-@pytest.mark.slow
 def test_an_error_is_a_line_of_each_process(tmp_path: Path, capfd: Captured) -> None:
     recipe = write_recipe(tiny(tmp_path / "run", data="nowhere"), tmp_path / "tiny.toml")
     assert main(["train", recipe, "--processes", "2"]) == 2

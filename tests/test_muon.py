@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training import PLAIN, run, tiny, trainer_of
+from training import tiny, trainer_of
 
 from hvt.training.muon import Muon, orthogonal
 from hvt.training.trainer import Trainer
@@ -48,18 +48,11 @@ def stepped(decay: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_what_is_no_matrix_moves_as_adamw_moves_it(decay: float) -> None:
-    ours, theirs = stepped(decay)
-    for name in ours:
-        equal = torch.equal(ours[name], theirs[name])
-        assert equal == (name in ("bias", "positions")), name
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_a_matrix_moves_by_its_orthogonal_gradient(decay: float) -> None:
-    ours, _ = stepped(decay)
+    ours, theirs = stepped(decay)
     for name, before in weights().items():
-        if name in ("bias", "positions"):
+        if name in ("bias", "positions"):  # what is not a matrix moves as AdamW moves it
+            assert torch.equal(ours[name], theirs[name])
             continue
         flat = before.detach().flatten(1)
         wanted = orthogonal(torch.cos(flat * 3)[None])[0] * 0.2 * math.sqrt(max(flat.shape))
@@ -77,14 +70,6 @@ def test_momentum_carries_on() -> None:
     weight.grad = torch.zeros(4, 4)
     muon.step()
     assert (weight - first).diagonal().max() < -0.01
-
-
-def test_a_recipe_can_ask_for_it(tmp_path: Path) -> None:
-    recipe = PLAIN | {"layer_decay": None, "lr": 0.05, "epochs": 6}
-    rows = run(tmp_path / "run", **recipe, optimizer="muon").rows
-    assert rows[-1]["train_loss"] < rows[0]["train_loss"] - 0.5
-    other = run(tmp_path / "other", **recipe).rows
-    assert other[0]["train_loss"] != rows[0]["train_loss"]
 
 
 def test_its_state_is_all_there_is_to_know(tmp_path: Path) -> None:

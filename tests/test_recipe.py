@@ -43,29 +43,13 @@ def test_defaults_are_the_papers_recipe() -> None:
     """The numbers of the paper's experimental settings, which are DeiT's."""
     recipe = Recipe()
     expected = {
-        "epochs": 300,
-        "batch_size": 1024,
-        "lr": 5e-4,
-        "min_lr": 1e-5,
-        "warmup_lr": 1e-6,
-        "warmup_epochs": 5,
-        "weight_decay": 0.025,
-        "smoothing": 0.1,
-        "rand_augment": "rand-m9-mstd0.5-inc1",
-        "color_jitter": 0.4,
-        "mixup": 0.8,
-        "cutmix": 1.0,
-        "mixup_switch": 0.5,
-        "mixup_prob": 1.0,
-        "erase": 0.25,
-        "repeats": 3,
-        "interpolation": "bicubic",
-        "ema": 0.99996,
-        "clip_grad": None,
-        "accumulate": 1,
-        "layer_decay": None,
-        "teacher": None,
-    }
+        "epochs": 300, "batch_size": 1024, "lr": 5e-4, "min_lr": 1e-5, "warmup_lr": 1e-6,
+        "warmup_epochs": 5, "weight_decay": 0.025, "smoothing": 0.1,
+        "rand_augment": "rand-m9-mstd0.5-inc1", "color_jitter": 0.4, "mixup": 0.8, "cutmix": 1.0,
+        "mixup_switch": 0.5, "mixup_prob": 1.0, "erase": 0.25, "repeats": 3,
+        "interpolation": "bicubic", "ema": 0.99996, "clip_grad": None, "accumulate": 1,
+        "layer_decay": None, "teacher": None,
+    }  # fmt: skip
     assert {name: getattr(recipe, name) for name in expected} == expected
     assert HVTConfig().drop_path_rate == 0.1
     assert HVTConfig().img_size == 224

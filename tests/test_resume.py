@@ -3,12 +3,10 @@
 import io
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -117,52 +115,6 @@ def test_killed_at_a_chosen_moment(unstopped: Path, tmp_path: Path, moment: str)
     assert stale_temp_files(folder) == []
 
 
-# ── killed at random moments ────────────────────────────────────────────────────────────────────
-
-
-def train_quietly(recipe: Recipe) -> None:
-    train(recipe, console=quiet())
-
-
-def resume_quietly(folder: Path) -> None:
-    resume(folder, console=quiet())
-
-
-def kill_at_random(folder: Path, seconds: float, draw: random.Random) -> bool:
-    """Start or go on with a run and kill it somewhere; False where it was done before."""
-    begun = (folder / "recipe.json").exists()
-    process = start(*((resume_quietly, folder) if begun else (train_quietly, lively(folder))))
-    while not (folder / "recipe.json").exists() and process.is_alive():
-        process.join(0.005)  # building the model is not what is to be interrupted
-    process.join(draw.uniform(0, seconds))
-    process.kill()
-    process.join(120)
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
-
-
-@pytest.fixture(scope="module")
-def seconds(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """How long a run takes in a process of its own, from its folder to its end."""
-    folder = tmp_path_factory.mktemp("timed") / "run"
-    process = start(train_quietly, lively(folder))
-    while not (folder / "recipe.json").exists() and process.is_alive():
-        process.join(0.005)
-    began = time.monotonic()
-    process.join(120)
-    assert process.exitcode == 0
-    return time.monotonic() - began
-
-
-def test_killed_again_and_again(unstopped: Path, seconds: float, tmp_path: Path) -> None:
-    draw, kills = random.Random(0), 0
-    for _ in range(3):
-        kills += kill_at_random(tmp_path / "run", 0.6 * seconds, draw)
-    assert kills > 0
-    resume(tmp_path / "run", console=quiet())
-    assert_same_run(tmp_path / "run", unstopped)
-
-
 # ── asked to stop ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -232,11 +184,13 @@ def test_sigterm_ends_a_step_that_hangs(tmp_path: Path) -> None:
 
 
 class Impatient(io.StringIO):
-    """A screen that asks the run to stop once it reads of the first epoch."""
+    """A screen that asks the run to stop by signals once it reads of the first epoch."""
+
+    numbers = (signal.SIGTERM,)
 
     def write(self, text: str) -> int:
-        if text.startswith("epoch 1/2"):
-            os.kill(os.getpid(), signal.SIGTERM)
+        for number in self.numbers if text.startswith("epoch 1/2") else ():
+            os.kill(os.getpid(), number)
         return super().write(text)
 
 
@@ -276,13 +230,7 @@ def test_dropout_goes_on_as_it_would_have(unstopped: Path, tmp_path: Path) -> No
 def test_a_second_ctrl_c_means_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Impatient(io.StringIO):
-        def write(self, text: str) -> int:
-            if text.startswith("epoch 1/2"):
-                os.kill(os.getpid(), signal.SIGINT)
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().write(text)
-
+    monkeypatch.setattr(Impatient, "numbers", (signal.SIGINT, signal.SIGINT))
     monkeypatch.setattr("sys.stdout", Impatient())
     recipe = write_recipe(lively(tmp_path / "run"), tmp_path / "tiny.toml")
     assert main(["train", recipe]) == 130
