@@ -79,7 +79,7 @@ def test_the_folder_says_everything(done: Result) -> None:
     names = {path.name for path in done.folder.iterdir()}
     assert names == {
         "best.safetensors", "model.safetensors", "checkpoints", "config.json", "curves.png",
-        "metrics.csv", "recipe.json",
+        "metrics.csv", "recipe.json", "worst.png",
     }  # fmt: skip
     assert len(list((done.folder / "checkpoints").iterdir())) == 2
     described = json.loads((done.folder / "recipe.json").read_text())
@@ -182,9 +182,9 @@ def test_the_estimate_counts_evaluations_and_the_start_of_readers(
     trainer.evaluation_seconds = lambda model: 500.0
     learn = trainer.learner.step
 
-    def step(batches: Any, update: int, flags: Any) -> Any:
+    def step(batches: Any, update: int, *options: Any) -> Any:
         seconds[0] += 1.0 + 10.0 * (update % trainer.steps == 0)
-        return learn(batches, update, flags)
+        return learn(batches, update, *options)
 
     monkeypatch.setattr(trainer.learner, "step", step)
     monkeypatch.setattr(time, "perf_counter", lambda: seconds[0])

@@ -74,6 +74,20 @@ def test_a_score_is_what_is_counted_by_hand(classes: int, size: int) -> None:
     assert score.per_class[-1] is None  # the last class has no image
     assert (score.images, score.skipped, sum(score.class_images)) == (30, 0, 30)
     assert model.training  # unchanged
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    wrong = (logits.argmax(1) != labels).nonzero()[:, 0].tolist()
+    places = sorted(wrong, key=lambda place: -float(losses[place]))
+    assert [one.place for one in score.worst] == places[:24]
+    assert all(one.predicted == int(logits[one.place].argmax()) for one in score.worst)
+
+
+def test_places_count_what_was_skipped() -> None:
+    right = torch.eye(2)
+    listed = [
+        Batch(right[:1], torch.tensor([1]), 1),  # which of both was skipped is not known
+        Batch(right, torch.tensor([0, 0])),
+    ]
+    assert [one.place for one in evaluate(Lookup(), listed, 2).worst] == [3]
 
 
 def test_broken_images_are_counted_apart() -> None:
@@ -131,7 +145,8 @@ def _rank(rank: int, store: Path, folder: Path) -> None:
     images, transform = numbered()
     batches = EvalBatches(images, transform, batch_size=5, rank=rank, world_size=2)
     score = evaluate(Lookup(), batches, CLASSES, processes=DistributedContext(rank, rank, 2))
-    torch.save(vars(score), folder / f"{rank}.pt")
+    plain = vars(score) | {"worst": tuple(dataclasses.astuple(one) for one in score.worst)}
+    torch.save(plain, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -151,6 +166,9 @@ def test_two_processes_both_get_the_whole_score(tmp_path: Path) -> None:
     alone = evaluate(Lookup(), EvalBatches(images, transform, batch_size=5), CLASSES)
     for rank in range(2):
         score = Score(**torch.load(tmp_path / f"{rank}.pt"))
+        assert {one[1:] for one in score.worst} == {  # type: ignore[index]
+            (one.place, one.label, one.predicted) for one in alone.worst
+        }
         assert (score.top1, score.top5, score.images) == (alone.top1, alone.top5, NUMBERED)
         assert score.loss == pytest.approx(alone.loss, rel=1e-6)
         assert score.confusion == alone.confusion

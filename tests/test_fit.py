@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from html.parser import HTMLParser
@@ -17,7 +18,10 @@ from PIL import Image
 import hvt
 from hvt.fitting.head import fit_head, label_errors, temperature
 from hvt.fitting.report import wilson
+from hvt.fitting.run import Fitted
 from hvt.model import HVT
+from hvt.training.interrupt import Interrupted
+from hvt.training.learner import Learner
 
 COLOURS = {"blue": (30, 40, 200), "green": (30, 180, 60), "red": (200, 40, 30)}
 
@@ -212,3 +216,47 @@ def test_bad_input_is_one_sentence(
     assert "has a model.safetensors already" in error(images, "--output", tmp_path / "r")
     (images / "empty").mkdir()
     assert "empty" in error(images)
+
+
+def test_minutes_fine_tune_all_blocks_and_keep_the_better(
+    images: Path, init: Path, tmp_path: Path, command: Command
+) -> None:
+    words = ["--init", init, "--workers", "0", "--threads", "1", "--balance", "--amp", "off"]
+    code, _, _ = command(
+        "fit", images, *words, "--minutes", "1", "--epochs", "2", "--output", tmp_path / "run"
+    )
+    assert code == 0
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert set(report["top1_of"]) == {"linear head", "fine-tuned"}
+    assert report["top1"] == pytest.approx(max(report["top1_of"].values()))
+    recipe = json.loads((tmp_path / "run/recipe.json").read_text())
+    assert (recipe["batch_size"], recipe["epochs"], recipe["balance"]) == (16, 2, True)
+    assert (tmp_path / "run/curves.png").exists()
+    start, tuned = (
+        hvt.load(tmp_path / "run" / name) for name in ("linear.safetensors", "best.safetensors")
+    )
+    assert start.class_names == tuned.class_names == tuple(COLOURS)
+    assert not torch.equal(start.blocks[0].attn.qkv.weight, tuned.blocks[0].attn.qkv.weight)
+
+
+def test_a_stopped_fine_tuning_is_resumed_by_the_same_call(
+    images: Path, init: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> Fitted:
+        return hvt.fit(
+            images, tmp_path / "run", init=init, minutes=1, epochs=2, workers=0, amp="off"
+        )
+
+    learn = Learner.step
+
+    def stop(learner: Learner, batches: Any, update: int, *options: Any) -> Any:
+        step = learn(learner, batches, update, *options)
+        return dataclasses.replace(step, flags=(float(update == 2), 0.0, 0.0))
+
+    monkeypatch.setattr(Learner, "step", stop)
+    with pytest.raises(Interrupted, match="resume with the same command and --output"):
+        run()
+    monkeypatch.setattr(Learner, "step", learn)
+    fitted = run()
+    assert fitted.report.top1_of["fine-tuned"] > 30
+    assert len((fitted.folder / "metrics.csv").read_text().splitlines()) == 3

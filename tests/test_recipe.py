@@ -170,7 +170,7 @@ def test_a_mistake_in_a_file_is_one_sentence(tmp_path: Path, text: str, message:
     ("name", "bad", "good"),
     [
         ("epochs", (0, -1, 2e9), (0.3, 1)),
-        ("batch_size", (1, 0), (2,)),
+        ("batch_size", (-1,), (0, 2)),
         ("workers", (-2,), (-1, 0)),
         ("threads", (0, 1025), (None, 1, 1024)),
         ("lr", (0, -1e-3), (1e-9,)),

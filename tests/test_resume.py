@@ -158,11 +158,11 @@ def train_in_vain(recipe: Recipe, errors: Path) -> None:
     interrupt.GRACE = 0.1
     learn = Learner.step
 
-    def step(self: Learner, batches: Any, update: int, flags: Any) -> Any:
+    def step(self: Learner, batches: Any, update: int, *options: Any) -> Any:
         if update:
             (errors.parent / "hangs").touch()
             threading.Event().wait()
-        return learn(self, batches, update, flags)
+        return learn(self, batches, update, *options)
 
     Learner.step = step  # type: ignore[method-assign]
     command(["train", write_recipe(recipe, errors.parent / "tiny.toml")], errors)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,6 +19,19 @@ from .data.loader import Batch
 from .distributed import DistributedContext, collective_device
 from .errors import HVTError
 
+MOST_SHOWN = 24
+"""Misclassified images that a score lists."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A misclassified image, by its place in the data set."""
+
+    loss: float
+    place: int
+    label: int
+    predicted: int
+
 
 @dataclass(frozen=True)
 class Score:
@@ -31,6 +46,8 @@ class Score:
     num_classes: int
     confusion: Counter[tuple[int, int]]
     """Images by label and predicted class; a dense table would grow with classes²."""
+    worst: tuple[Mistake, ...] = ()
+    """Misclassified images, the highest loss first."""
     class_names: tuple[str, ...] = ()
     """The names of the classes, where they are known."""
     match: ClassMatch | None = None
@@ -96,9 +113,11 @@ def evaluate(
     weights = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     dtype = torch.float32 if weights is None else weights.dtype  # of one in half precision too
     confusion: Counter[tuple[int, int]] = Counter()
-    start = time.perf_counter()
+    worst: list[Mistake] = []
+    place, start = 0, time.perf_counter()
     for batch in batches:
         sums[4] += batch.broken
+        first, place = place, place + len(batch.labels) + batch.broken
         if not len(batch.labels):
             continue
         for label in (int(batch.labels.min()), int(batch.labels.max())):
@@ -108,18 +127,25 @@ def evaluate(
         with torch.autocast(device.type, amp, enabled=amp is not None):
             logits = model(images)
         logits = logits.float()
-        loss = F.cross_entropy(logits, labels, reduction="sum")
+        losses = F.cross_entropy(logits, labels, reduction="none")
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()
         hits = top.eq(batch.labels[:, None])
         confusion.update(zip(batch.labels.tolist(), top[:, 0].tolist(), strict=True))
-        counted = [hits[:, 0].sum().item(), hits.sum().item(), loss.item(), len(labels)]
+        counted = [hits[:, 0].sum().item(), hits.sum().item(), losses.sum().item(), len(labels)]
         sums[:4] += torch.tensor(counted, dtype=torch.float64)
+        if not batch.broken:  # or it is not known which of them were skipped
+            places = torch.arange(first, place) * processes.world_size + processes.rank
+            wrong = ~hits[:, 0]
+            columns = (losses.cpu(), places, batch.labels, top[:, 0])
+            rows = zip(*(column[wrong].tolist() for column in columns), strict=True)
+            worst = _highest([*worst, *itertools.starmap(Mistake, rows)])
     if isinstance(model, nn.Module):
         model.train(training)
     seconds = time.perf_counter() - start
     if processes.world_size > 1:
         sums = processes.all_reduce(sums.to(collective_device(device))).cpu()
         confusion = sum(processes.all_gather(confusion), Counter())
+        worst = _highest(itertools.chain(*processes.all_gather(worst)))
     right, among_five, loss_sum, count, skipped = sums.tolist()
     if not count:
         raise HVTError("there is no readable image to evaluate on")
@@ -132,4 +158,9 @@ def evaluate(
         seconds=seconds,
         num_classes=num_classes,
         confusion=confusion,
+        worst=tuple(worst),
     )
+
+
+def _highest(mistakes: Iterable[Mistake]) -> list[Mistake]:
+    return heapq.nlargest(MOST_SHOWN, mistakes, key=lambda mistake: mistake.loss)

@@ -32,6 +32,8 @@ def register(commands: Any) -> None:
     add_flag(parser, "--download", "fetch the named data set", bool)
     add_flag(parser, "--workers", "processes that read images", int, 1, ge=0, le=MAX_THREADS)
     add_flag(parser, "--skip-broken", "skip unreadable images", bool)
+    text = "draw the misclassified images with the highest loss"
+    add_flag(parser, "--worst", text, metavar="PNG")
     add_flag(parser, "--confusion", "draw the confusion matrix", metavar="PNG|SVG")
     add_shared(parser, "--root", "--batch-size", "--device", "--match-by-order", "--json")
 

@@ -3,44 +3,45 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
-from ..zoo import DEFAULT
-from .flags import add_command, add_flag, add_shared, keywords_of
+from ..training.recipe import Recipe
+from .flags import add_command, add_fields, add_flag, add_shared, given_fields
 from .output import emit, new_console, print_json
 
 _EXAMPLES = """\
 hvt fit IMAGES                          a folder per class; the result in runs/fit-IMAGES
 hvt fit IMAGES --output RUN             RUN/model.safetensors, RUN/report.html
+hvt fit IMAGES --minutes 10             all blocks from there; the same command resumes
 hvt predict RUN/model.safetensors NEW_IMAGES
 """
 
 
 def register(commands: Any) -> None:
-    text = "fit a classifier to your own images, in a minute"
+    text = "fit a classifier to your own images, in a minute or in ten"
     parser = add_command(commands, "fit", run, text, _EXAMPLES)
     parser.add_argument("data", metavar="IMAGES", help="a folder with one folder per class")
-    add_flag(parser, "--output", "where to write (default: runs/fit-IMAGES)", metavar="RUN")
-    add_flag(parser, "--init", "the trained model", str, DEFAULT, metavar="CHECKPOINT")
     add_flag(parser, "--size", "image size in pixels", int, ge=16)
-    add_flag(parser, "--balance", "weight classes equally, whatever their size", bool)
-    text = "share of each class to hold out where there is no val folder"
-    add_flag(parser, "--val-fraction", text, float, 0.2)
-    add_flag(parser, "--skip-broken", "skip unreadable images and count them", bool)
-    add_flag(parser, "--seed", "seed of the split", int, 0, ge=0)
-    add_shared(parser, "--device", "--json")
+    add_shared(parser, "--json")
+    group = parser.add_argument_group("fields of the recipe finetune (hvt recipes finetune)")
+    add_fields(group, Recipe, skip=("overrides", "data"))
 
 
 def run(args: argparse.Namespace) -> None:
     """Fit a linear head to the embeddings of images, by a trained model.
 
-    Every image is embedded once. Writes an ordinary checkpoint and a report. IMAGES has one folder
-    per class, or train and val with such folders; without val, a fifth of each class is held out.
+    Every image is embedded once. With --minutes, all blocks are fine-tuned from that head by the
+    recipe finetune, and the better by validation images is kept. Writes an ordinary checkpoint and
+    a report. IMAGES has one folder per class, or train and val with such folders; without val, a
+    fifth of each class is held out.
     """
     from ..fitting.run import fit
 
     console = new_console(stderr=args.json)
-    fitted = fit(**keywords_of(fit, args), console=console)
+    fitted = fit(**given_fields(args, Recipe), size=args.size, console=console)
+    if os.environ.get("RANK", "0") != "0":  # torchrun's: one process prints
+        return
     report = fitted.report
     if args.json:
         print_json(report.to_dict() | {"path": str(fitted.path)})
@@ -49,7 +50,8 @@ def run(args: argparse.Namespace) -> None:
     low, high = report.interval
     console.print(
         f"top-1 {report.top1:.1f} % ({low:.1f} to {high:.1f}) on {report.val_images} validation "
-        f"images, in {report.seconds:.0f} s\n{fitted.path}\n{fitted.folder / 'report.html'}",
+        f"images, {report.method}, in {report.seconds:.0f} s\n{fitted.path}\n"
+        f"{fitted.folder / 'report.html'}",
         markup=False,
         highlight=False,
         soft_wrap=True,

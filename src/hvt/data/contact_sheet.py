@@ -4,27 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
+from torch.utils.data import IterableDataset
 
 from ..files import atomic_write
 from ..terminal import printable
-from .images import UnreadableImageError, read_image
+from .images import FileImages, UnreadableImageError, read_image
 
 SIDE, LINE = 160, 14
 
 
-def thumbnail(path: str | Path, side: int = SIDE) -> Image.Image:
-    """An image within a square of `side` pixels; grey where it cannot be read."""
+def thumbnail(image: Path | Image.Image) -> Image.Image:
+    """An image, or a file of one, in a square; grey where it cannot be read."""
     try:
-        image = read_image(Path(path), 3)
+        opened = read_image(image, 3) if isinstance(image, Path) else image.convert("RGB")
     except UnreadableImageError:
-        return Image.new("RGB", (side, side), "lightgrey")
-    return ImageOps.pad(image, (side, side), color="white")
+        return Image.new("RGB", (SIDE, SIDE), "lightgrey")
+    return ImageOps.pad(opened, (SIDE, SIDE), color="white")
+
+
+def draw_worst(output: Path, images: Any, worst: Sequence[Any], names: Sequence[str]) -> None:
+    """Write a PNG of the images of a data set that a `Score` lists as `worst`."""
+    if not worst or isinstance(images, IterableDataset):  # a stream has no places
+        return
+    shown = []
+    for one in worst:
+        caption = [f"{names[one.label]} → {names[one.predicted]}", f"loss {one.loss:.2f}"]
+        if isinstance(images, FileImages):
+            caption.append(images.path(one.place).name)
+        shown.append((images[one.place][0], caption))
+    draw_contact_sheet(output, shown)
 
 
 def draw_contact_sheet(
-    output: Path, images: Sequence[tuple[str | Path, Sequence[str]]], columns: int = 6
+    output: Path, images: Sequence[tuple[Path | Image.Image, Sequence[str]]], columns: int = 6
 ) -> None:
     """Write a PNG of images, each with its lines of text."""
     lines = max((len(caption) for _, caption in images), default=0)
@@ -32,9 +47,9 @@ def draw_contact_sheet(
     rows = max(1, -(-len(images) // columns))
     sheet = Image.new("RGB", (columns * (SIDE + 8), rows * height), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(LINE - 3)
-    for number, (path, caption) in enumerate(images):
+    for number, (image, caption) in enumerate(images):
         left, top = number % columns * (SIDE + 8) + 4, number // columns * height + 4
-        sheet.paste(thumbnail(path), (left, top))
+        sheet.paste(thumbnail(image), (left, top))
         for place, text in enumerate(caption):
             shown = printable(text)
             while shown and font.getlength(shown) > SIDE:

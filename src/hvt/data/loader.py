@@ -92,7 +92,7 @@ class TrainBatches:
         self.stream = isinstance(self.dataset, IterableDataset)
         self.num_images = stream_length(self.dataset) if self.stream else len(self.dataset)
         size, unit = self.batch_size, 2 * self.shard_of[2]
-        if size % unit:
+        if not size or size % unit:
             raise HVTError(
                 f"batch_size={size} must be a multiple of {unit} (2 × processes × accumulate)"
             )

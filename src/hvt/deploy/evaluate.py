@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from .. import distributed
+from ..data.contact_sheet import draw_worst
 from ..data.evaluation import eval_batches
 from ..data.sources import open_eval
 from ..errors import HVTError
@@ -28,6 +29,7 @@ def evaluate(
     device: str = "auto",
     batch_size: int = 64,
     workers: int = 1,
+    worst: str | Path | None = None,
 ) -> Score:
     """Measure a model: `hvt.evaluate("best.safetensors", "path/to/images").top1`.
 
@@ -37,7 +39,7 @@ def evaluate(
     `validation_part` is False. `root` is where a named data set lies. Classes are matched by name,
     or with `match_by_order` by their order. A broken image is an `HVTError`, or with
     `skip_broken` skipped and counted. Under torchrun each process evaluates its share and gets
-    the whole score.
+    the whole score. `worst` is where to draw the misclassified images with the highest loss.
     """
     with distributed.process_group(device) as (processes, place):
         what = "the model" if isinstance(model, HVT | OnnxModel) else str(model)
@@ -67,6 +69,8 @@ def evaluate(
         if not math.isfinite(score.loss):
             raise HVTError(f"{what} has no score: its logits are not finite")
     names = source.class_names or tuple(map(str, range(opened.num_classes)))
+    if worst is not None and processes.is_main_process:
+        draw_worst(Path(worst), source.val, score.worst, names)
     return dataclasses.replace(
         score,
         class_names=names,

@@ -29,11 +29,6 @@ class Head:
     def __call__(self, x: Tensor) -> Tensor:
         return x @ self.weight.T + self.bias
 
-    def scaled(self, temperature: float) -> Head:
-        """The same classes with probabilities at another temperature."""
-        weight, bias = self.weight / temperature, self.bias / temperature
-        return Head(weight, bias, self.strength, self.held_out)
-
 
 def fit_head(
     x: Tensor, labels: Tensor, classes: int, *, balance: bool = False, seed: int = 0

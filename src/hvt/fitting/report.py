@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,10 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.contact_sheet import draw_contact_sheet, thumbnail
+from ..data.sources import Data
 from ..files import atomic_write
+from .embeddings import Embedded
+from .head import label_errors
 
 SHOWN = 24
 """Images of a kind that are shown at most."""
+FEW = 10
+"""Training images of a class below which its figures are pointed out as uncertain."""
 NEAR = 0.99
 """Cosine similarity from which embeddings are of nearly the same image."""
 
@@ -94,8 +100,9 @@ class FitReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"per_class": self.per_class}
 
-    def write(self, folder: Path, root: Path) -> None:
-        """`report.json`, `report.html` and the contact sheet `worst.png`; images are in `root`."""
+    def write(self, folder: Path) -> None:
+        """Write `report.json`, `report.html` and the contact sheet `worst.png`."""
+        root = Path(self.data)
         for name, text in (
             ("report.json", json.dumps(self.to_dict(), indent=2) + "\n"),
             ("report.html", _page(self, root)),
@@ -126,15 +133,21 @@ def calibration_error(logits: Tensor, labels: Tensor, bins: int = 10) -> float:
 
 
 def flag(
-    paths: Sequence[str],
+    part: Embedded,
     probabilities: Tensor,
-    labels: Tensor,
     names: Sequence[str],
     chosen: Iterable[tuple[int, int]],
+    root: Path,
 ) -> list[Flagged]:
-    """Images by their place, with the class that is predicted for each."""
+    """Images by their place and the class that is predicted for each."""
+    labels = part.labels.tolist()
     return [
-        Flagged(paths[i], names[int(labels[i])], names[guess], float(probabilities[i, guess]))
+        Flagged(
+            os.path.relpath(part.paths[i], root),
+            names[labels[i]],
+            names[guess],
+            float(probabilities[i, guess]),
+        )
         for i, guess in chosen
     ]
 
@@ -147,29 +160,89 @@ def misclassified(logits: Tensor, labels: Tensor) -> list[tuple[int, int]]:
 
 
 def find_duplicates(
-    files: Sequence[tuple[str, str, str, str]], features: Tensor
+    train: Embedded, val: Embedded, names: Sequence[str], root: Path
 ) -> tuple[list[Duplicate], list[Duplicate]]:
-    """Images in both parts, exact or near, and exact copies in two classes.
-
-    `files` are path, part, class and content digest, `features` their embeddings `(N, D)`.
-    """
+    """Images in both parts, exact or near, and exact copies in two classes."""
+    paths, digests = train.paths + val.paths, train.digests + val.digests
+    labels, first_val = torch.cat((train.labels, val.labels)).tolist(), len(train.paths)
 
     def pair(a: int, b: int, exact: bool) -> Duplicate:
-        return Duplicate((files[a][0], files[b][0]), (files[a][2], files[b][2]), exact)
+        one, other = (os.path.relpath(paths[i], root) for i in (a, b))
+        return Duplicate((one, other), (names[labels[a]], names[labels[b]]), exact)
 
     groups: dict[str, list[int]] = defaultdict(list)
-    for number, (_, _, _, digest) in enumerate(files):
+    for number, digest in enumerate(digests):
         groups[digest].append(number)
     copies = [(first, other) for first, *rest in groups.values() for other in rest]
-    across = [pair(a, b, True) for a, b in copies if files[a][1] != files[b][1]]
-    contradictions = [pair(a, b, True) for a, b in copies if files[a][2] != files[b][2]]
-    train = [n for n, file in enumerate(files) if file[1] == "train"]
-    unit = F.normalize(features.float(), dim=1)
-    for number in range(len(train), len(files)):  # validation images follow
-        similarity, nearest = (unit[train] @ unit[number]).max(dim=0)
-        if similarity >= NEAR and files[number][3] != files[int(nearest)][3]:
+    across = [pair(a, b, True) for a, b in copies if a < first_val <= b]
+    contradictions = [pair(a, b, True) for a, b in copies if labels[a] != labels[b]]
+    unit, others = (F.normalize(part.features, dim=1) for part in (train, val))
+    for number, vector in enumerate(others, start=first_val):
+        similarity, nearest = (unit @ vector).max(dim=0)
+        if similarity >= NEAR and digests[number] != digests[int(nearest)]:
             across.append(pair(int(nearest), number, False))
     return across, contradictions
+
+
+def make_report(
+    data: Data,
+    train: Embedded,
+    val: Embedded,
+    held_out: Tensor,
+    logits: Tensor,
+    scale: float,
+    **about: Any,
+) -> FitReport:
+    """What the validation logits `(N, classes)` of the kept model are worth, at a temperature.
+
+    `held_out` are the linear head's cross-validated probabilities of the training images.
+    """
+    names, root = data.class_names, Path(data.name)
+    predicted, calibrated = logits.argmax(dim=1), logits / scale
+    counts = torch.bincount(val.labels * len(names) + predicted, minlength=len(names) ** 2)
+    right = int((predicted == val.labels).sum())
+    across, contradictions = find_duplicates(train, val, names, root)
+    wrong, errors = misclassified(calibrated, val.labels), label_errors(held_out, train.labels)
+    report = FitReport(
+        data=data.name,
+        class_names=names,
+        train_images=len(train.labels),
+        val_images=len(val.labels),
+        val_drawn=data.held_out,
+        top1=100 * right / max(1, len(val.labels)),
+        interval=wilson(right, len(val.labels)),
+        confusion=counts.reshape(len(names), len(names)).tolist(),
+        temperature=scale,
+        calibration_error=(
+            calibration_error(logits, val.labels),
+            calibration_error(calibrated, val.labels),
+        ),
+        worst=flag(val, calibrated.softmax(dim=1), names, wrong, root),
+        label_errors=flag(train, held_out, names, errors, root),
+        duplicates=across,
+        contradictions=contradictions,
+        **about,
+    )
+    report.warnings = _warnings(report, train.labels, len(train.broken) + len(val.broken))
+    return report
+
+
+def _warnings(report: FitReport, labels: Tensor, broken: int) -> list[str]:
+    """What somebody should know before trusting the figures."""
+    counts = torch.bincount(labels, minlength=len(report.class_names)).tolist()
+    few = [f"{n} ({c})" for n, c in zip(report.class_names, counts, strict=True) if c < FEW]
+    pair = next(iter(report.contradictions), Duplicate(("", ""), ("", ""), True)).paths
+    found = {
+        f"few training images: {', '.join(few)}; the figures are uncertain": few,
+        "top-1 is uncertain by more than 20 points: add validation images to tell more":
+            report.interval[1] - report.interval[0] > 20,
+        f"{len(report.duplicates)} validation images are also in the training images, so "
+        "top-1 is too high: remove them from one of the two": report.duplicates,
+        f"{len(report.contradictions)} images are in two classes, such as {pair[0]} and "
+        f"{pair[1]}: keep each in one": report.contradictions,
+        f"{broken} images cannot be read and were skipped": broken,
+    }  # fmt: skip
+    return [text for text, so in found.items() if so]
 
 
 # ── the page ────────────────────────────────────────────────────────────────────────────────────
@@ -180,6 +253,7 @@ def _page(report: FitReport, root: Path) -> str:
     low, high = report.interval
     drawn = "drawn from the training images" if report.val_drawn else "the val folder"
     before, after = report.calibration_error
+    tried = ", ".join(f"{name} {top1:.1f} %" for name, top1 in report.top1_of.items())
     classes = [
         (row["name"], row["images"], "" if row["top1"] is None else f"{row['top1']:.1f} %",
          "{:.0f} to {:.0f} %".format(*row["interval"]))
@@ -203,7 +277,7 @@ def _page(report: FitReport, root: Path) -> str:
         summary=html.escape(
             f"95 % interval {low:.1f} to {high:.1f} %, on {report.val_images} validation images "
             f"({drawn}); {report.train_images} training images of {len(report.class_names)} "
-            f"classes. {report.method} of {Path(report.init).name}, in {report.seconds:.0f} s."
+            f"classes. {tried}, from {Path(report.init).name}, in {report.seconds:.0f} s."
         ),
         warnings="\n".join(f"<p class=warning>{html.escape(one)}</p>" for one in report.warnings),
         classes=_table(("class", "images", "top-1", "95 % interval"), classes),

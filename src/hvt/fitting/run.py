@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,28 +12,23 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from .. import distributed
 from ..checkpoint.save_load import load, save
 from ..data.images import FileImages
-from ..data.sources import Data, open_data
-from ..device import find_device
+from ..data.sources import Data
+from ..deploy.embed import Embedder
 from ..errors import HVTError
 from ..model import HVT
 from ..terminal import print_line
+from ..training import engine
+from ..training.interrupt import Interrupted
+from ..training.pipeline import build_model
+from ..training.recipe import Recipe
+from ..training.run import check_arguments
 from ..training.run_lock import found_run, unused_folder
-from ..zoo import DEFAULT
-from .embeddings import Embedded, EmbeddingCache, embed
-from .head import Head, fit_head, label_errors, temperature
-from .report import (
-    FitReport,
-    calibration_error,
-    find_duplicates,
-    flag,
-    misclassified,
-    wilson,
-)
-
-FEW = 10
-"""Training images of a class below which its figures are pointed out as uncertain."""
+from .embeddings import Embedded, EmbeddingCache, cache_folder, embed
+from .head import Head, fit_head, temperature
+from .report import FitReport, make_report
 
 
 @dataclass
@@ -48,187 +42,171 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Embedded images of the training or the validation part."""
+class Linear:
+    """A model with a fitted head, and what it was fitted to."""
 
-    name: str
-    paths: list[str]
-    labels: Tensor  # (N,)
-    embedded: Embedded
+    model: HVT
+    data: Data
+    train: Embedded
+    val: Embedded
+    head: Head
 
 
 def fit(
     data: str | Path,
     output: str | Path | None = None,
     *,
-    init: str | Path = DEFAULT,
+    minutes: float | None = None,
     size: int | None = None,
-    balance: bool = False,
-    val_fraction: float = 0.2,
-    skip_broken: bool = False,
-    seed: int = 0,
-    device: str = "auto",
     cache: str | Path | None = None,
     console: Console | None = None,
+    **values: Any,
 ) -> Fitted:
     """Fit a classifier to a folder with one folder per class, or with `train` and `val`.
 
-    `init` is the checkpoint whose blocks embed the images, at `size` pixels if given. Writes
-    `model.safetensors`, `report.html`, `report.json` and `worst.png` to `output`.
+    A linear head on the embeddings of a trained model; with `minutes` all blocks are fine-tuned
+    from there by the recipe `finetune`, of which `values` replace fields (`init`, `balance`,
+    `val_fraction`, `skip_broken`, `seed`, `lr` …), and the better of the two is kept. `size` is
+    the image size in pixels. Writes `model.safetensors`, `report.html`, `report.json` and
+    `worst.png` to `output`. The same call resumes a fine-tuning that was stopped.
     """
     began = time.monotonic()
-    console = console or Console()
+    recipe = _recipe(values | {"data": data, "minutes": minutes}, size)
+    with distributed.process_group(recipe.device) as (processes, device):
+        screen = processes.console(console)
+        main = processes.is_main_process
+        folder = processes.broadcast(_folder(output, data) if main else None)
+        if not main:
+            processes.barrier()  # until the main process has embedded, and kept, the images
+        linear = _fit_linear(recipe, device, cache, screen)
+        if main:
+            save(linear.model, folder / "linear.safetensors")
+            processes.barrier()
+        if minutes is not None:
+            amp, seconds = processes.broadcast(_precision(recipe, linear.model, device))
+            left = 60 * minutes - (time.monotonic() - began) - seconds * len(linear.val.labels)
+            recipe = recipe.replace(amp=amp, minutes=max(left, 0.1) / 60, output=str(folder))
+    model, labels = linear.model, linear.val.labels
+    logits = linear.head(linear.val.features)
+    top1_of = {"linear head": 100 * float((logits.argmax(dim=1) == labels).double().mean())}
+    print_line(screen, f"linear head: top-1 {top1_of['linear head']:.2f} %")
+    method = "linear head"
+    if minutes is not None:
+        top1_of["fine-tuned"] = _finetune(recipe, folder, console)
+        method = max(top1_of, key=top1_of.__getitem__)
+    if method == "fine-tuned":
+        model = load(folder / "best.safetensors", device).float().eval()
+        logits = _val_logits(model, linear, device)
+    scale = temperature(logits, labels)
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter.div_(scale)
+    report = make_report(
+        linear.data, linear.train, linear.val, linear.head.held_out, logits, scale,
+        init=str(recipe.init or recipe.model), method=method, top1_of=top1_of,
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
+    if main:
+        save(model, folder / "model.safetensors")
+        report.write(folder)
+    for text in report.warnings:
+        print_line(screen, f"warning: {text}")
+    return Fitted(model, folder / "model.safetensors", folder, report)
 
-    def log(text: str) -> None:
-        print_line(console, text)
 
-    if output is not None and (found := found_run(Path(output))):
+def _recipe(values: dict[str, Any], size: int | None) -> Recipe:
+    """`finetune` with other values, paths as text."""
+    plain = {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
+    shape = {} if size is None else {"img_size": size}
+    return check_arguments("finetune", None, False, plain | shape)[1]
+
+
+def _folder(output: str | Path | None, data: str | Path) -> Path:
+    """A new folder, or that of a fine-tuning that was stopped."""
+    if output is None:
+        return unused_folder(Path(f"runs/fit-{Path(data).resolve().name}"))
+    folder = Path(output)
+    found = found_run(folder)
+    if found and ((folder / "report.json").exists() or not (folder / "recipe.json").exists()):
         raise HVTError(f"{output} has a {found} already: choose another --output")
-    place = find_device(device)
-    options = {} if size is None else {"img_size": size}
-    model = load(init, place, **options).float().eval()
-    source = _open(data, val_fraction, seed, model.config.in_chans)
-    names = source.class_names
-    log(
-        f"{source.name}: {len(source.train)} training and {len(source.val)} validation images "
-        + ("(drawn from the training images) " if source.held_out else "")
-        + f"of {len(names)} classes"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _fit_linear(
+    recipe: Recipe, device: torch.device, cache: str | Path | None, console: Console
+) -> Linear:
+    built = build_model(recipe)
+    model, data = built.model.to(device).float().eval(), built.data
+    if not isinstance(data.train, FileImages) or not isinstance(data.val, FileImages):
+        raise HVTError(f"{data.name} is not a folder of images: hvt fit takes a folder per class")
+    print_line(
+        console,
+        f"{data.name}: {len(data.train)} training and {len(data.val)} validation images "
+        + ("(drawn from the training images) " if data.held_out else "")
+        + f"of {len(data.class_names)} classes",
     )
-    store = EmbeddingCache(model, None if cache is None else Path(cache))
-    parts = [
-        _embed(name, images, Path(data), model, store, place, console)
-        for name, images in (("train", source.train), ("val", source.val))
-    ]
-    train, val = parts
-    broken = [reason for part in parts for reason in part.embedded.broken]
-    if broken and not skip_broken:
+    model.reset_classifier(0)  # a new one is random, and embeddings are kept by the weights
+    model.pretrained_cfg.update(label_names=None, num_classes=0)
+    embedder = Embedder(model, device, batch_size=32)
+    store = EmbeddingCache(embedder, cache_folder() if cache is None else Path(cache))
+
+    def progress(items: Any, total: int) -> Any:
+        quiet = not total or not console.is_terminal
+        return track(items, "embedding", total, console=console, transient=True, disable=quiet)
+
+    train, val = (embed(embedder, part, store, progress) for part in (data.train, data.val))
+    broken = train.broken + val.broken
+    if broken and not recipe.skip_broken:
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
         raise HVTError(f"{broken[0]}{more}: fix or remove it, or use --skip-broken")
-    head = fit_head(train.embedded.features, train.labels, len(names), balance=balance, seed=seed)
-    logits = head(val.embedded.features)
-    scale = temperature(logits, val.labels)
-    report = _report(source, init, head, train, val, logits, scale)
-    report.warnings = _warnings(report, train, broken)
-    _set_head(model, head.scaled(scale), names)
-    folder = Path(output or unused_folder(Path(f"runs/fit-{Path(data).resolve().name}")))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "model.safetensors"
-    save(model, path)
-    report.seconds = time.monotonic() - began
-    report.write(folder, Path(data))
-    for text in report.warnings:
-        log(f"warning: {text}")
-    return Fitted(model, path, folder, report)
-
-
-def _open(data: str | Path, val_fraction: float, seed: int, in_chans: int) -> Data:
-    source = open_data(data, val_fraction=val_fraction, seed=seed, in_chans=in_chans)
-    if not isinstance(source.train, FileImages) or not isinstance(source.val, FileImages):
-        raise HVTError(f"{data} is not a folder of images: hvt fit takes a folder per class")
-    return source
-
-
-def _embed(
-    name: str,
-    images: Any,
-    root: Path,
-    model: HVT,
-    store: EmbeddingCache,
-    device: torch.device,
-    console: Console,
-) -> Part:
-    def progress(items: Any, total: int) -> Any:
-        return track(
-            items, f"embedding {name}", total, console=console, transient=True,
-            disable=not total or not console.is_terminal,
-        )  # fmt: skip
-
-    embedded = embed(model, images, store, device, progress)
-    labels = torch.tensor([images.labels[i] for i in embedded.kept], dtype=torch.int64)
-    paths = [os.path.relpath(images.path(i), root) for i in embedded.kept]
-    return Part(name, paths, labels, embedded)
-
-
-def _report(
-    source: Data,
-    init: str | Path,
-    head: Head,
-    train: Part,
-    val: Part,
-    logits: Tensor,
-    scale: float,
-) -> FitReport:
-    names = source.class_names
-    predicted = logits.argmax(dim=1)
-    right = int((predicted == val.labels).sum())
-    counts = torch.bincount(val.labels * len(names) + predicted, minlength=len(names) ** 2)
-    files = [
-        (path, part.name, names[int(label)], digest)
-        for part in (train, val)
-        for path, label, digest in zip(part.paths, part.labels, part.embedded.digests, strict=True)
-    ]
-    across, contradictions = find_duplicates(
-        files, torch.cat((train.embedded.features, val.embedded.features))
-    )
-    errors = label_errors(head.held_out, train.labels)
-    calibrated = logits / scale
-    wrong = misclassified(calibrated, val.labels)
-    return FitReport(
-        data=source.name,
-        init=str(init),
-        method="linear head",
-        class_names=names,
-        train_images=len(train.labels),
-        val_images=len(val.labels),
-        val_drawn=source.held_out,
-        top1=100 * right / max(1, len(val.labels)),
-        interval=wilson(right, len(val.labels)),
-        confusion=counts.reshape(len(names), len(names)).tolist(),
-        temperature=scale,
-        calibration_error=(
-            calibration_error(logits, val.labels),
-            calibration_error(calibrated, val.labels),
-        ),
-        worst=flag(val.paths, calibrated.softmax(dim=1), val.labels, names, wrong),
-        label_errors=flag(train.paths, head.held_out, train.labels, names, errors),
-        duplicates=across,
-        contradictions=contradictions,
-    )
-
-
-def _warnings(report: FitReport, train: Part, broken: list[str]) -> list[str]:
-    """What somebody should know before trusting the figures."""
-    found = []
-    counts = torch.bincount(train.labels, minlength=len(report.class_names)).tolist()
-    few = [f"{n} ({c})" for n, c in zip(report.class_names, counts, strict=True) if c < FEW]
-    if few:
-        found.append(f"few training images: {', '.join(few)}; the figures are uncertain")
-    if report.interval[1] - report.interval[0] > 20:
-        found.append(
-            "top-1 is uncertain by more than 20 points: add validation images to tell more"
-        )
-    if report.duplicates:
-        found.append(
-            f"{len(report.duplicates)} validation images are also in the training images, so "
-            "top-1 is too high: remove them from one of the two"
-        )
-    if report.contradictions:
-        first = report.contradictions[0]
-        found.append(
-            f"{len(report.contradictions)} images are in two classes, such as {first.paths[0]} "
-            f"and {first.paths[1]}: keep each in one"
-        )
-    if broken:
-        found.append(f"{len(broken)} images cannot be read and were skipped")
-    return found
-
-
-def _set_head(model: HVT, head: Head, names: tuple[str, ...]) -> None:
-    """Give a model a fitted head and its class names."""
-    model.reset_classifier(len(names))
+    classes = len(data.class_names)
+    x, balance = train.features, recipe.balance
+    head = fit_head(x, train.labels, classes, balance=balance, seed=recipe.seed)
+    model.reset_classifier(classes)
     with torch.no_grad():
         assert isinstance(model.head, torch.nn.Linear)
         model.head.weight.copy_(head.weight)
         model.head.bias.copy_(head.bias)
-    model.pretrained_cfg["label_names"] = names
-    model.pretrained_cfg["num_classes"] = len(names)
+    model.to(device).pretrained_cfg.update(label_names=data.class_names, num_classes=classes)
+    return Linear(model, data, train, val, head)
+
+
+def _precision(recipe: Recipe, model: HVT, device: torch.device) -> tuple[str, float]:
+    """The faster precision on this CPU, and the seconds that the report takes for an image.
+
+    Some multiply bfloat16 twice as fast as float32, others slower, and torch does not tell.
+    """
+    if device.type != "cpu" or recipe.amp != "auto":
+        return recipe.amp, 0.03 if device.type == "cpu" else 0.01
+    images = torch.zeros(8, model.config.in_chans, *model.config.image)
+    seconds: dict[str, float] = {}
+    for amp in ("off", "bfloat16") * 2:
+        began = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp != "off"):
+            loss = model(images).float().logsumexp(1).mean()
+        loss.backward()
+        seconds[amp] = min(time.perf_counter() - began, seconds.get(amp, 1e9))
+    model.zero_grad(set_to_none=True)
+    return min(seconds, key=seconds.__getitem__), 0.005 + seconds["off"] / len(images) / 3
+
+
+def _finetune(recipe: Recipe, folder: Path, console: Console | None) -> float:
+    """Train from the linear head, or resume that; the best validation top-1."""
+    try:
+        if (folder / "recipe.json").exists():
+            result = engine.resume(folder, console)
+        else:
+            start = recipe.replace(init=str(folder / "linear.safetensors"), model=None)
+            result = engine.train(start, "fit", console)
+    except Interrupted as error:
+        where, _, _ = str(error).partition(";")
+        raise Interrupted(f"{where}; resume with the same command and --output {folder}") from None
+    return result.best or 0.0
+
+
+def _val_logits(model: HVT, linear: Linear, device: torch.device) -> Tensor:
+    """Of the validation images that could be read before."""
+    features = torch.from_numpy(Embedder(model, device, 32)(linear.val.paths))
+    with torch.no_grad():
+        return model.head(features.to(device)).cpu()

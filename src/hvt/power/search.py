@@ -212,9 +212,15 @@ class Searcher(Learner):
                         f"{self.price():.4g} GFLOPs"
                     )
 
-    def step(self, batches: Iterator[Batch], update: int, flags: Flags = tuple) -> Step:
+    def step(
+        self,
+        batches: Iterator[Batch],
+        update: int,
+        flags: Flags = tuple,
+        position: int | None = None,
+    ) -> Step:
         """One step, r brought back into [0, 1], and λ for the next."""
-        step = super().step(batches, update, flags)
+        step = super().step(batches, update, flags, position)
         clip(self.model)
         self._steer(update + 1)
         return step

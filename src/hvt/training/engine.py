@@ -14,7 +14,15 @@ from ..errors import HVTError
 from ..terminal import print_line
 from .learner import Learner
 from .optimize import seed_all
-from .pipeline import Validation, build_model, fit_batch, identity_of, open_batches, summary
+from .pipeline import (
+    Validation,
+    build_model,
+    class_weights,
+    fit_to_data,
+    identity_of,
+    open_batches,
+    summary,
+)
 from .recipe import Recipe, read_recipe
 from .run_lock import found_run, locked, new_folder, resume_command
 from .sandwich import ElasticLearner, evaluate_settings, give_stages
@@ -87,8 +95,8 @@ def open_trainer(
     if recipe.elastic:
         recipe = recipe.replace({"stages": min(recipe.elastic)})  # the model is the dearest setting
     built = build_model(recipe, described=state, say=lambda text: print_line(console, text))
-    fitted = fit_batch(recipe, built.data, processes.world_size) if state is None else recipe
-    if fitted != recipe:
+    fitted = fit_to_data(recipe, built.data, processes.world_size) if state is None else recipe
+    if fitted.batch_size < recipe.batch_size:
         print_line(
             console,
             f"batch_size={recipe.batch_size} is more than the {len(built.data.train)} training "
@@ -99,7 +107,8 @@ def open_trainer(
     if recipe.elastic:
         kind = ElasticLearner
         give_stages(built.model, recipe.elastic)
-    learner = kind(fitted, built.model, batches, processes, device)
+    weights = class_weights(fitted, built.data)
+    learner = kind(fitted, built.model, batches, processes, device, weights)
     validation = Validation(val_batches, learner, console)
     return Trainer(
         learner,
@@ -107,6 +116,7 @@ def open_trainer(
         console,
         evaluate=functools.partial(evaluate_settings, evaluate=validation),
         evaluation_seconds=validation.seconds,
+        draw=validation.draw_worst,
         identity=identity_of(learner, built.data) if processes.is_main_process else {},
         about=summary(fitted, built),
     )

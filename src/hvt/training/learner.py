@@ -10,6 +10,7 @@ So what `Learner.state` gives, and the number of steps done, is all there is to 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..data.loader import Batch, TrainBatches
 from ..distributed import DistributedContext, collective_device
+from ..errors import HVTError
 from ..model import HVT
 from .optimize import (
     choose_precision,
@@ -36,7 +38,7 @@ from .optimize import (
 from .recipe import Recipe
 from .teacher import Teacher, find_teacher
 
-Flags = Callable[[], Sequence[bool]]
+Flags = Callable[[], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Step:
     """False where the loss or a gradient was not finite: nothing has changed then."""
     broken: int
     """Unreadable images that were replaced by others."""
-    flags: tuple[bool, ...] = ()
-    """For each flag, whether it was raised in any process."""
+    flags: tuple[float, ...] = ()
+    """Each flag, summed over all processes."""
 
 
 class Learner:
@@ -62,10 +64,13 @@ class Learner:
         batches: TrainBatches,
         processes: DistributedContext,
         device: torch.device,
+        class_weights: Tensor | None = None,
     ) -> None:
         self.recipe, self.batches = recipe, batches
         self.processes, self.device = processes, device
         self.model = model.to(device)
+        self.class_weights = None if class_weights is None else class_weights.to(device)
+        freeze(model, recipe.freeze)
         self.model.set_grad_checkpointing(recipe.grad_checkpointing)
         self.ema: ModelEmaV3 | None = None
         if recipe.ema:  # a model's buffers are constants
@@ -93,15 +98,22 @@ class Learner:
         """What runs on a batch: the model, unless more than its logits is needed."""
         return self.model
 
-    def step(self, batches: Iterator[Batch], update: int, flags: Flags = tuple) -> Step:
+    def step(
+        self,
+        batches: Iterator[Batch],
+        update: int,
+        flags: Flags = tuple,
+        position: int | None = None,
+    ) -> Step:
         """Learn from the next global batch, after `update` steps before it.
 
+        `position` is where the schedule of the learning rate is, if not at `update`.
         `flags` are asked for once the gradients are there. They, the loss and the counts are one
         all-reduce and one transfer from the device: each makes the host wait.
         """
         if not self.model.training:  # only after an evaluation: it takes a millisecond
             self.network.train()
-        self.schedule.step_update(update)
+        self.schedule.step_update(update if position is None else position)
         microbatches = self.recipe.accumulate
         losses, broken = [], 0
         for number in range(microbatches):
@@ -126,7 +138,7 @@ class Learner:
                 self.ema.update(self.model)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return Step(mean_loss, not skipped, int(unreadable), tuple(map(bool, raised)))
+        return Step(mean_loss, not skipped, int(unreadable), tuple(raised))
 
     def _loss(self, batch: Batch, update: int) -> Tensor:
         images, target = self._prepare(batch, update)
@@ -158,7 +170,9 @@ class Learner:
         recipe = self.recipe
         # Targets of shape (B, classes) are mixed, and smoothed by mixup itself.
         smoothing = recipe.smoothing if target.ndim == 1 else 0.0
-        loss = F.cross_entropy(logits.float(), target, label_smoothing=smoothing)
+        loss = F.cross_entropy(
+            logits.float(), target, self.class_weights, label_smoothing=smoothing
+        )
         if self.teacher:
             alpha = recipe.distill_alpha
             loss = (1 - alpha) * loss + alpha * self.teacher.loss(logits, images)
@@ -230,3 +244,14 @@ class Learner:
         if isinstance(self.network, DistributedDataParallel) and not last:
             return self.network.no_sync()
         return contextlib.nullcontext()
+
+
+def freeze(model: HVT, blocks: int) -> None:
+    """Exclude the embedding and the first blocks from learning, if any."""
+    if blocks > model.config.depth:
+        raise HVTError(f"freeze={blocks} is more than the {model.config.depth} blocks of the model")
+    stem = re.compile(model.group_matcher()["stem"])
+    for name, parameter in model.named_parameters() if blocks else ():
+        block = re.search(r"blocks\.(\d+)\.", name)
+        if int(block[1]) < blocks if block else stem.match(name):
+            parameter.requires_grad_(False)

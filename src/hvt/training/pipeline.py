@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +20,15 @@ from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
 from ..costs import arrow, cost
 from ..data.augment import INTERPOLATIONS, BatchAugment
+from ..data.contact_sheet import draw_worst
 from ..data.evaluation import SMALL, as_files, eval_batches, per_channel
 from ..data.fingerprint import identity
 from ..data.loader import EvalBatches, TrainBatches
 from ..data.sources import ArrayImages, Data, Images, open_data
+from ..data.streams import stream_length
 from ..distributed import DistributedContext
 from ..errors import HVTError
-from ..evaluation import evaluate
+from ..evaluation import Mistake, evaluate
 from ..model import HVT
 from ..registry import create_model
 from ..terminal import print_line
@@ -181,13 +185,38 @@ def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict
         )
 
 
-def fit_batch(recipe: Recipe, data: Data, processes: int) -> Recipe:
-    """The recipe, with a smaller batch where the training images are fewer than its own."""
-    if not isinstance(data.train, Images):
-        return recipe
+def fit_to_data(recipe: Recipe, data: Data, processes: int) -> Recipe:
+    """The recipe with what it leaves to the number of images, and no larger batch than there are.
+
+    A batch of 0 becomes a 32nd of them, from 16 to 64; then the warm-up is a tenth of the epochs at
+    most, and the averaged weights are over a tenth of the steps at most.
+    """
+    images = len(data.train) if isinstance(data.train, Images) else stream_length(data.train)
     unit = 2 * processes * recipe.accumulate
-    most = len(data.train) // unit * unit
-    return recipe.replace(batch_size=most) if 0 < most < recipe.batch_size else recipe
+    size = recipe.batch_size or max(1, max(16, min(64, images // 32)) // unit) * unit
+    most = images // unit * unit
+    if isinstance(data.train, Images) and 0 < most < size:
+        size = most
+    fitted: dict[str, Any] = {
+        "batch_size": size,
+        "eval_every": recipe.eval_every or math.ceil(recipe.epochs / 5),
+    }
+    if recipe.batch_size == 0:
+        steps = recipe.total_steps(max(1, images // size))
+        fitted["warmup_epochs"] = min(recipe.warmup_epochs, recipe.epochs / 10)
+        fitted["ema"] = max(0.0, min(recipe.ema, 1 - 10 / steps))
+    return recipe.replace(**fitted)
+
+
+def class_weights(recipe: Recipe, data: Data) -> torch.Tensor | None:
+    """What each class counts in the loss, one on average over the images; None for equally much."""
+    if not recipe.balance:
+        return None
+    if not isinstance(data.train, Images):
+        raise HVTError(f"{data.name} is a stream, whose classes cannot be counted: no --balance")
+    labels = torch.as_tensor(data.train.labels)
+    counts = torch.bincount(labels, minlength=len(data.class_names))
+    return len(labels) / (len(counts) * counts.clamp(min=1)).float()
 
 
 def open_batches(
@@ -242,15 +271,22 @@ class Validation:
 
     def __init__(self, batches: EvalBatches, learner: Learner, console: Console) -> None:
         self.batches, self.learner, self.console = batches, learner, console
+        self.worst: dict[int, tuple[Mistake, ...]] = {}
         self.images = len(batches.dataset) // batches.world_size
 
     def __call__(self, model: HVT) -> dict[str, float]:
         learner = self.learner
         classes, device, processes = model.num_classes, learner.device, learner.processes
         score = evaluate(model, self.batches, classes, device, processes, learner.amp)
+        self.worst[id(model)] = score.worst
         if score.skipped and model is learner.model:
             print_line(self.console, f"{score.skipped} unreadable validation images were skipped")
         return {"loss": score.loss, "top1": score.top1, "top5": score.top5}
+
+    def draw_worst(self, model: HVT, folder: Path) -> None:
+        """What an evaluated model is most wrong about, as `worst.png`."""
+        worst = self.worst.get(id(model), ())
+        draw_worst(folder / "worst.png", self.batches.dataset, worst, model.class_names or ())
 
     def seconds(self, model: HVT) -> float:
         """What an evaluation will take, by the start of its readers and its first batches."""
@@ -282,6 +318,7 @@ def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
             auto_augment=policy or None,
             interpolation=recipe.interpolation,
             hflip=recipe.flip,
+            scale=(recipe.min_crop, 1.0),
             mean=cfg["mean"],
             std=cfg["std"],
             re_prob=recipe.erase,

@@ -51,7 +51,13 @@ class Recipe:
     epochs: float = field(
         300, "passes over the training data, of which the last may be a part", gt=0, le=MAX_EPOCHS
     )
-    batch_size: int = field(1024, "images per step over all processes", ge=2)
+    minutes: float | None = field(
+        None, "end after so many minutes, the learning rate with them, if epochs do not", gt=0
+    )
+    patience: int | None = field(None, "stop after so many evaluations without a better one", ge=1)
+    batch_size: int = field(
+        1024, "images per step over all processes; 0 chooses by their number", ge=0
+    )
     accumulate: int = field(
         1, "microbatches of each process to accumulate gradients over, to save memory", ge=1
     )
@@ -67,6 +73,8 @@ class Recipe:
     weight_decay: float = field(0.025, "AdamW's; none on biases, norms and positions", ge=0)
     layer_decay: float | None = field(None, "rate of a block over that of the next one", gt=0, le=1)
     clip_grad: float | None = field(None, "largest gradient norm", gt=0)
+    freeze: int = field(0, "keep the embedding and so many first blocks as they are", ge=0)
+    balance: bool = field(False, "weight classes equally, however many images they have")
 
     smoothing: float = field(0.1, "label smoothing", ge=0, lt=1)
     mixup: float = field(0.8, "mixup's alpha; 0 is off", ge=0)
@@ -77,6 +85,7 @@ class Recipe:
     color_jitter: float = field(0.4, "colour jitter where RandAugment is off", ge=0)
     erase: float = field(0.25, "probability of random erasing", ge=0, le=1)
     repeats: int = field(3, "augmented copies of an image in an epoch of equal length", ge=1)
+    min_crop: float = field(0.08, "smallest part of an image that is cropped", gt=0, le=1)
     flip: float = field(0.5, "probability of a horizontal flip", ge=0, le=1)
     padding: int = field(4, "padding of random crops, for images up to 64 pixels", ge=0)
     interpolation: str = field(
@@ -111,7 +120,9 @@ class Recipe:
         None, "local CPU processes that share each batch (default: 1)", ge=1, le=MAX_THREADS
     )
     seed: int = field(0, "seed of weights, order, augmentation and splits", ge=0)
-    eval_every: int = field(1, "epochs between evaluations; the last is always evaluated", ge=1)
+    eval_every: int = field(
+        1, "epochs between evaluations, of which the last has one; 0: a fifth of all", ge=0
+    )
     checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", ge=0)
     max_bad_steps: int = field(5, "stop after so many losses in a row that are not finite", ge=1)
     tensorboard: bool = field(True, "write TensorBoard logs where it is installed")

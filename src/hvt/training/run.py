@@ -68,6 +68,8 @@ def check_arguments(
         name = Path(recipe).name.removesuffix(".toml")
         recipe = load_recipe(recipe)
     values, overrides = split_fields(values)
+    if "model" in values and "init" not in values:
+        values["init"] = None  # the recipe's own is another model's
     whole = recipe.replace(overrides, **values)
     alone = [field for field in values if field.startswith("distill")]
     if alone and whole.teacher is None:

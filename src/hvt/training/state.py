@@ -23,7 +23,7 @@ KEEP = 2
 _STATE = re.compile(r"state-\d{9,}\.pt")
 RESULTS = (
     "recipe.json", "config.json", "metrics.csv", "curves.png", "best.safetensors",
-    "model.safetensors",
+    "model.safetensors", "worst.png",
 )  # fmt: skip
 """What a run writes beside its states."""
 
@@ -48,6 +48,12 @@ class Progress:
     """Unreadable training images that were skipped, in all."""
     best: float | None = None
     """The best value of the run's measure so far."""
+    stale: int = 0
+    """Evaluations since then."""
+    seconds: float = 0.0
+    """In training so far, where the recipe limits them."""
+    time_used: float = 0.0
+    """The same as a share of what it allows."""
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -64,7 +64,8 @@ class Trainer:
     `evaluate` gives metrics of a model by name; `measure` is the one that the best weights are
     chosen by, and `direction` says whether more or less of it is better. `evaluation_seconds` says
     how long an evaluation will take. `identity` is what a resumed run must have in common with its
-    state, beside the recipe; names that end in `images` are of the data. `about` is printed first.
+    state, beside the recipe; names that end in `images` are of the data. `about` is printed first,
+    and `draw` adds figures of the trained model to the folder.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Trainer:
         resume_with: str | None = None,
         recipe_file: str = "recipe.json",
         allow_nonfinite: bool = False,
+        draw: Callable[[HVT, Path], None] = lambda model, folder: None,
     ) -> None:
         self.learner, self.folder = learner, folder
         self.recipe, self.batches = learner.recipe, learner.batches
@@ -90,6 +92,7 @@ class Trainer:
         self.evaluate, self.evaluation_seconds = evaluate, evaluation_seconds
         self.measure, self.direction, self.identity = measure, direction, identity
         self.about, self.recipe_file, self.allow_nonfinite = about, recipe_file, allow_nonfinite
+        self.draw = draw
         self.resume_with = resume_with or resume_command(folder)
         self.steps = self.batches.steps
         self.total = self.recipe.total_steps(self.steps)
@@ -111,9 +114,14 @@ class Trainer:
             self._announce()
             self.learner.seconds_per_step()  # the trial steps before DDP
             self.started, self.saved = time.perf_counter(), time.monotonic()
+            self.ticked, self.evaluating = self.started, 0.0
+            if self.recipe.minutes is not None and self.processes.is_main_process:
+                models = self.learner.candidates()
+                self.evaluating = len(models) * self.evaluation_seconds(models["val"])
             self.first_epoch, images = self.progress.epoch, 0
             with self.signals:
-                for epoch in range(self.first_epoch, self.epochs):
+                while self.progress.epoch < self.epochs and not self._over():
+                    epoch = self.progress.epoch
                     began, first = time.perf_counter(), self.progress.step
                     self._epoch(epoch)
                     done = (self.progress.step - first) * self.recipe.batch_size
@@ -140,8 +148,10 @@ class Trainer:
         self.watcher.begin(epoch, self.epochs, progress.step, steps)
         batches = self.batches.epoch(epoch, progress.step)
         began, first = time.perf_counter(), progress.step
-        while progress.step < steps:
-            step = self.learner.step(batches, epoch * self.steps + progress.step, self._flags)
+        while progress.step < steps and not self._over():
+            update = epoch * self.steps + progress.step
+            position = max(update, int(self.total * progress.time_used))
+            step = self.learner.step(batches, update, self._flags, position)
             progress.step += 1
             progress.broken += step.broken
             if step.taken:
@@ -159,7 +169,7 @@ class Trainer:
             if done == TIMED_STEPS and epoch == self.first_epoch:
                 each = (elapsed - started) / (done - 1)
                 self._estimate(each, started - each)
-            stop, due = step.flags
+            stop, due, progress.time_used = step.flags
             if stop or due:
                 self._save()
             if stop:
@@ -187,7 +197,7 @@ class Trainer:
             "bad_steps": progress.bad_steps,
             "broken": progress.broken,
         }
-        if (epoch + 1) % recipe.eval_every == 0 or epoch + 1 == self.epochs:
+        if (epoch + 1) % recipe.eval_every == 0 or epoch + 1 == self.epochs or self._over():
             if time.monotonic() - self.saved > 60:  # or SIGTERM in a long evaluation loses much
                 self._save()
             self._measure(row)
@@ -206,14 +216,23 @@ class Trainer:
 
     def _measure(self, row: Row) -> None:
         """Evaluate into a row of the table, and keep the weights if they are the best so far."""
+        began = time.perf_counter()
+        self.progress.stale += 1
         for prefix, model in self.learner.candidates().items():
             metrics = self.evaluate(model)
             row |= {f"{prefix}_{name}": value for name, value in metrics.items()}
             if self._better(metrics, self.progress.best):
-                self.progress.best = metrics[self.measure]
+                self.progress.best, self.progress.stale = metrics[self.measure], 0
                 if self.processes.is_main_process:
                     with self._writing():
                         save(model, self.folder / "best.safetensors")
+        self.evaluating = time.perf_counter() - began
+
+    def _over(self) -> bool:
+        """Whether the run ends before its last epoch, by its minutes or its patience."""
+        patience = self.recipe.patience
+        tired = patience is not None and self.progress.stale >= patience
+        return self.progress.time_used >= 1 or tired
 
     def _better(self, metrics: dict[str, float], best: float | None) -> bool:
         """Whether a model is better than the best so far; outputs that are not finite never are."""
@@ -244,6 +263,7 @@ class Trainer:
                 write_metrics(self.folder / "metrics.csv", rows)
                 curves = {self.recipe.model or "model": rows}
                 draw_curves(self.folder / "curves.png", curves, self.measure)
+                self.draw(model, self.folder)
             which = " (averaged weights)" if best == "ema" else ""
             self._say(
                 f"{self.folder}: {figure(self.measure, metrics.get(self.measure))}{which}, best "
@@ -310,11 +330,20 @@ class Trainer:
         except HVTError as error:
             raise HVTError(f"{error}; make room, then resume with: {self.resume_with}") from error
 
-    def _flags(self) -> tuple[bool, bool]:
-        """Whether to stop, and whether a checkpoint is due by the main process's clock."""
-        minutes = (time.monotonic() - self.saved) / 60
-        due = self.processes.is_main_process and minutes >= self.recipe.checkpoint_minutes
-        return self.signals.asked, due
+    def _flags(self) -> tuple[float, ...]:
+        """Whether to stop, whether a checkpoint is due, and the share of the time that is used.
+
+        The latter two go by the main process's clock. The last evaluation is to end in time, too.
+        """
+        if not self.processes.is_main_process:
+            return self.signals.asked, 0, 0
+        due = (time.monotonic() - self.saved) / 60 >= self.recipe.checkpoint_minutes
+        if self.recipe.minutes is None:
+            return self.signals.asked, due, 0
+        now = time.perf_counter()
+        self.progress.seconds, self.ticked = self.progress.seconds + now - self.ticked, now
+        allowed = max(1e-9, 60 * self.recipe.minutes - self.evaluating)
+        return self.signals.asked, due, self.progress.seconds / allowed
 
     def _save(self) -> None:
         self.saved = time.monotonic()
