@@ -236,7 +236,6 @@ def test_minutes_fine_tune_all_blocks_and_keep_the_better(
         hvt.load(tmp_path / "run" / name) for name in ("linear.safetensors", "best.safetensors")
     )
     assert start.class_names == tuned.class_names == tuple(COLOURS)
-    assert (start.config.img_size, tuned.config.image) == (32, (40, 40))  # time is no issue here
     assert not torch.equal(start.blocks[0].attn.qkv.weight, tuned.blocks[0].attn.qkv.weight)
 
 
