@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -11,15 +12,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import timm
 import torch
 import training
+from test_serve import client, encoded_image
 from test_upcycle import SMALL, place, quiet, small  # noqa: F401 - a fixture
 
 import hvt
 from hvt.cli import main
+from hvt.costs import cost
+from hvt.deploy.elastic import milliseconds
+from hvt.deploy.runtime import OnnxModel
 from hvt.elastic import at, configs_of, label, make_elastic, plain
 from hvt.model import HVT
+from hvt.serve import settings as serve
+from hvt.serve.app import create_app
+from hvt.serve.batcher import Batcher
+from hvt.serve.elastic import Controller, ElasticEngine, open_engine
 from hvt.training.interrupt import Interrupted
 from hvt.training.learner import Learner
 from hvt.training.sandwich import Sandwich, chosen_settings
@@ -290,3 +301,164 @@ def test_errors_of_an_elastic_upcycling(place: Path, tmp_path: Path, capsys: Any
     ):
         assert main([*words, *flags]) == 2
         assert match in capsys.readouterr().err
+
+
+# ── use ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("file") / "elastic.safetensors"
+    hvt.save(elastic(), path, class_names=list("abcdef"))
+    return path
+
+
+def names(path: Path) -> list[str]:
+    return [label(config) for config in configs_of(hvt.load(path))]
+
+
+def labelled(folder: Path) -> Path:
+    for name in "abcdef":
+        (folder / name).mkdir(parents=True)
+        for number in range(2):
+            (folder / name / f"{number}.png").write_bytes(encoded_image(ord(name) + number))
+    return folder
+
+
+def test_eval_measures_all_settings(file: Path, tmp_path: Path, capsys: Any) -> None:
+    words = ["eval", str(file), "--data", str(labelled(tmp_path / "data")), "--workers", "0"]
+    plot = tmp_path / "curve.svg"
+    assert main([*words, "--settings", "all", "--json", "--plot", str(plot)]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["setting"] for row in rows] == names(file)
+    for row in rows:
+        alone = hvt.evaluate(file, words[3], workers=0, gflops=float(row["setting"][:-1]))
+        assert row["top1"] == alone.top1
+    assert plot.exists()
+    assert main([*words, "--settings", "all"]) == 0
+    assert main([*words, "--plot", str(plot)]) == 2
+    assert "--plot draws the curve of --settings all" in capsys.readouterr().err
+
+
+def test_an_export_is_one_setting(file: Path, tmp_path: Path) -> None:
+    cheapest = names(file)[-1]
+    assert main(["export", str(file), str(tmp_path / "m.onnx"), "--gflops", cheapest[:-1]]) == 0
+    exported = OnnxModel(tmp_path / "m.onnx")
+    images = torch.rand(2, 3, *exported.config.image)
+    with torch.no_grad():
+        wanted = hvt.load(file).at(cheapest)(images)
+    torch.testing.assert_close(exported(images), wanted, atol=1e-4, rtol=1e-4)
+    assert main(["export", str(file), str(tmp_path / "dearest.pt2")]) == 0
+    assert hvt.load(tmp_path / "dearest.pt2").settings is None
+
+
+def test_predict_takes_the_dearest_setting_in_time(
+    file: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "image.png"
+    image.write_bytes(encoded_image())
+    costs = {label(config): cost(config).macs / 1e5 for config in configs_of(hvt.load(file))}
+    times = "hvt.deploy.elastic.milliseconds"
+    monkeypatch.setattr(times, lambda model: costs[label(model.config)])
+    middle = names(file)[1]
+    assert main(["predict", str(file), str(image), "--ms", str(costs[middle]), "--json"]) == 0
+    said = capsys.readouterr()
+    assert f"setting {middle}" in said.err
+    wanted = hvt.Predictor(file, gflops=float(middle[:-1]))(image)
+    assert json.loads(said.out)[0]["probability"] == pytest.approx(wanted.probability)
+    assert main(["predict", str(file), str(image), "--ms", "0.0001"]) == 2
+    assert f"no setting takes 0.0001 ms or less: the cheapest, {names(file)[-1]}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_time_of_a_setting_is_measured() -> None:
+    assert milliseconds(plain(elastic(), 2)) > 0
+
+
+def test_a_plain_checkpoint_has_no_settings_to_choose_from(
+    place: Path, tmp_path: Path, capsys: Any
+) -> None:
+    path = str(place / "vit.safetensors")
+    assert main(["eval", path, "--data", str(place / "photos"), "--settings", "all"]) == 2
+    assert "is not elastic" in capsys.readouterr().err
+
+
+def test_timm_reads_the_dearest_setting(tmp_path: Path) -> None:
+    model = elastic()
+    model.save_pretrained(tmp_path / "folder")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True)
+    assert torch.equal(logits(theirs), logits(model))
+
+
+# ── serve ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_longer_queue_is_answered_by_a_cheaper_setting_and_back_after_a_while() -> None:
+    control = Controller(count=4, high=8, hold=1.0)
+    assert [control.choose(n, 0.0) for n in (0, 7, 8, 15, 16, 100)] == [0, 0, 1, 1, 2, 3]
+    assert control.choose(13, 5.0) == 3  # not below half of 24
+    assert control.choose(2, 5.5) == 3  # not long enough
+    assert [control.choose(2, 6.0 + n) for n in range(4)] == [2, 1, 0, 0]
+    assert control.choose(8, 10.0) == 1
+
+
+@pytest.fixture(scope="module")
+def engine(file: Path) -> ElasticEngine:
+    found = open_engine(file, serve.Settings(elastic=True, concurrent_batches=1, max_wait_ms=0))
+    assert isinstance(found, ElasticEngine)
+    return found
+
+
+def test_settings_share_their_weights_in_memory(engine: ElasticEngine) -> None:
+    first, *others = (session.model for session in engine.sessions)
+    for other in others:
+        assert (
+            other.blocks[0].mlp.fc1.weight.data_ptr() == first.blocks[0].mlp.fc1.weight.data_ptr()
+        )
+
+
+def test_answers_and_metrics_say_which_setting(engine: ElasticEngine, file: Path) -> None:
+    app, image = create_app(engine=engine), encoded_image()
+
+    async def ask() -> Any:
+        async with client(app) as to:
+            answers = []
+            for waiting in (0, 8, 100):
+                engine.waiting = lambda waiting=waiting: waiting
+                answers.append((await to.post("/predict?top=3", content=image)).json())
+            explained = (await to.post("/explain", content=image)).json()
+            return answers, explained, (await to.get("/metrics")).text
+
+    answers, explained, metrics = asyncio.run(ask())
+    for answer, name in zip(answers, names(file), strict=True):
+        (prediction,) = answer["predictions"]
+        assert prediction["setting"] == name
+        wanted = hvt.Predictor(file, gflops=float(name[:-1]))(image, top=3)
+        assert prediction["name"] == wanted.name
+        assert prediction["probability"] == pytest.approx(wanted.probability, abs=1e-5)
+        assert f'hvt_setting_images_total{{setting="{name}"}} 1.0' in metrics
+    assert explained["stages"]
+
+
+def test_settings_of_different_images_do_not_share_a_batch() -> None:
+    sizes = []
+
+    def predict(images: Any, top: int) -> Any:
+        sizes.append([len(image) for image in images])
+        return [([1.0], [0], "x")] * len(images)
+
+    async def submit() -> Any:
+        batcher = Batcher(predict, 8, 0.05, group=len)
+        futures = [batcher.submit(np.zeros(n), 1) for n in (2, 2, 3, 2)]
+        return await asyncio.gather(*futures)
+
+    assert asyncio.run(submit()) == [([1.0], [0], "x")] * 4
+    assert sizes == [[2, 2], [3], [2]]
+
+
+def test_services_that_cannot_be_elastic(place: Path, file: Path) -> None:
+    with pytest.raises(hvt.HVTError, match="is not elastic: leave --elastic out"):
+        open_engine(place / "vit.safetensors", serve.Settings(elastic=True))
+    with pytest.raises(hvt.HVTError, match="no setting costs from 5 to 1e"):
+        open_engine(file, serve.Settings(elastic=True, min_gflops=5))

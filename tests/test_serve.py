@@ -38,7 +38,7 @@ from hvt.serve import decoding
 from hvt.serve.app import create_app
 from hvt.serve.batcher import Batcher
 from hvt.serve.decoding import decode_light
-from hvt.serve.engine import Engine, Scores, _steps
+from hvt.serve.engine import Engine, Scores, steps_of
 from hvt.serve.middleware import HEADERS
 from hvt.serve.settings import Settings
 
@@ -125,7 +125,7 @@ def test_images_are_prepared_bit_for_bit_as_by_predict(
     model = hvt.create_model("hvt_ti_1", **SMALL | FEW | {"in_chans": channels})
     transform = eval_transform(model)
     engine = Engine.__new__(Engine)  # the part of it that prepares
-    engine._crop, engine._table, engine._as_is = _steps(transform)
+    engine._crop, engine._table, engine._as_is = steps_of(transform)
     assert engine._as_is in (None, (32, 32))
     image = drawn(random.Random(1), size).convert("L" if channels == 1 else "RGB")
     assert torch.equal(engine.inputs([engine.pixels(image)])[0], transform(image))

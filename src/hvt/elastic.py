@@ -78,6 +78,11 @@ def at(model: HVT, budget: str | float) -> HVT:
     return plain(model, choose(configs_of(model), budget))
 
 
+def dearest(model: HVT) -> HVT:
+    """A model without its cheaper settings."""
+    return model if model.settings is None else plain(model, 0)
+
+
 def plain(model: HVT, place: int) -> HVT:
     """One of a model's settings by its place, dearest first, as a plain model sharing weights."""
     config = configs_of(model)[place]

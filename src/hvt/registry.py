@@ -66,6 +66,7 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
             lambda **overrides: HVT(get_config(name, **overrides)),
             name,
             pretrained,
+            pretrained_filter_fn=_without_settings,
             feature_cfg={"out_indices": None, "feature_cls": FeatureMaps},
             **kwargs,
         )
@@ -78,6 +79,11 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
     if isinstance(built, HVT):  # timm describes the named model's input, not the one asked for
         model.pretrained_cfg["input_size"] = (built.config.in_chans, *built.config.image)
     return model
+
+
+def _without_settings(state: dict[str, Any], model: Any) -> dict[str, Any]:
+    """Of an elastic checkpoint, the dearest setting."""
+    return {name: value for name, value in state.items() if not name.startswith("settings.")}
 
 
 def _register(name: str) -> None:

@@ -6,14 +6,27 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
+from ..costs import arrow
+from ..errors import HVTError
 from ..fields import MAX_THREADS
 from ..plot import figure_path
 from ..terminal import printable
 from .flags import add_command, add_flag, add_shared, keywords_of
-from .output import emit, print_json
+from .output import Columns, emit, print_json
 
 if TYPE_CHECKING:
     from ..evaluation import Score
+
+
+_SETTINGS: Columns = {
+    "setting": "{setting:<}",
+    "image": lambda row: "×".join(map(str, row["image"])),
+    "tokens": lambda row: arrow(row["tokens"]),
+    "GFLOPs": "{gflops:.3f}",
+    "top-1": "{top1:.2f} %",
+    "top-5": "{top5:.2f} %",
+    "images/s": "{images_per_second:.1f}",
+}
 
 
 def register(commands: Any) -> None:
@@ -22,6 +35,7 @@ def register(commands: Any) -> None:
         "hvt eval runs/digits-hvt_ti_2/best.safetensors --data digits\n"
         "hvt eval model.safetensors --data IMAGES --confusion confusion.png --json\n"
         "hvt eval model.onnx --data IMAGES\n"
+        "hvt eval elastic.safetensors --data IMAGES --settings all --plot curve.png\n"
         "hvt eval deit.pth --data imagenet --root IMAGENET --match-by-order",
     )  # fmt: skip
     parser.add_argument(
@@ -35,6 +49,11 @@ def register(commands: Any) -> None:
     text = "draw the misclassified images with the highest loss"
     add_flag(parser, "--worst", text, metavar="PNG")
     add_flag(parser, "--confusion", "draw the confusion matrix", metavar="PNG|SVG")
+    add_shared(parser, "--gflops")
+    parser.add_argument(
+        "--settings", choices=("all",), help="measure each setting of an elastic checkpoint"
+    )
+    add_shared(parser, "--plot")
     add_shared(parser, "--root", "--batch-size", "--device", "--match-by-order", "--json")
 
 
@@ -43,6 +62,10 @@ def run_eval(args: argparse.Namespace) -> int:
     from ..deploy.evaluate import evaluate
     from ..see.confusion import draw_confusion
 
+    if args.settings:
+        return _run_settings(args)
+    if args.plot:
+        raise HVTError("--plot draws the curve of --settings all: add that, or leave --plot out")
     drawing = None if args.confusion is None else figure_path(args.confusion)
     score = evaluate(args.checkpoint, **keywords_of(evaluate, args))
     if os.environ.get("RANK", "0") != "0":  # torchrun's: one process prints
@@ -50,6 +73,25 @@ def run_eval(args: argparse.Namespace) -> int:
     (_print_json if args.json else _print)(args, score)
     if drawing:  # after the score, which a full disk must not cost
         draw_confusion(drawing, score, score.class_names)
+    return 0
+
+
+def _run_settings(args: argparse.Namespace) -> int:
+    """Accuracy, cost and speed of each setting, and the curve."""
+    if args.gflops or args.confusion:
+        raise HVTError("--settings all is of all settings: leave --gflops and --confusion out")
+    drawing = None if args.plot is None else figure_path(args.plot)
+
+    from ..deploy.elastic import draw_curve, evaluate_settings
+    from ..deploy.evaluate import evaluate
+
+    keywords = keywords_of(evaluate, args)
+    rows = evaluate_settings(args.checkpoint, keywords.pop("data"), **keywords)
+    if os.environ.get("RANK", "0") != "0":
+        return 0
+    emit(rows, _SETTINGS, json=args.json)
+    if drawing:
+        draw_curve(drawing, rows)
     return 0
 
 

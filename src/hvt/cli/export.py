@@ -23,6 +23,7 @@ def register(commands: Any) -> None:
         "hvt export model.safetensors model.onnx --data IMAGES\n"
         "hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
         "hvt export model.safetensors model.pt2 --to torch\n"
+        "hvt export elastic.safetensors small.onnx --gflops 0.7\n"
         "hvt export folder/ --hf                   for transformers.js and optimum",
     )  # fmt: skip
     parser.add_argument(
@@ -49,7 +50,7 @@ def register(commands: Any) -> None:
         "an int8 file whose logits have a larger relative error is not written (default: 0.1)",
         float,
     )
-    add_shared(parser, "--pretrained", "--root", "--json")
+    add_shared(parser, "--gflops", "--pretrained", "--root", "--json")
 
 
 def run_export(args: argparse.Namespace) -> None:
@@ -74,6 +75,8 @@ def run_export(args: argparse.Namespace) -> None:
 
     check_empty(out) if args.hf else check_name(out, form)
     model = open_weights(source, args.pretrained)
+    if args.gflops is not None:
+        model = model.at(args.gflops)
     images = None
     if args.data:
         transform, channels = eval_transform(model), model.config.in_chans

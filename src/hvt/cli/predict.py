@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError
+from ..zoo import DEFAULT
 from .flags import Parser, add_command, add_flag, add_shared
 from .output import Columns, Row, emit, note
 
 if TYPE_CHECKING:
     from ..deploy.predict import Prediction
+    from ..model import HVT
 
 
 _EMBED_EXAMPLES = """\
@@ -36,6 +38,10 @@ def register(commands: Any) -> None:
     add_flag(parser, "--output", "a .csv, .jsonl or .parquet file, or a folder for parts")
     _add_parts(parser, "csv")
     add_flag(parser, "--top", "classes to show for each image", int, 5, ge=1)
+    budget = parser.add_mutually_exclusive_group()
+    add_shared(budget, "--gflops")
+    text = "of an elastic checkpoint, the dearest setting that takes so many ms an image here"
+    add_flag(budget, "--ms", text, float, gt=0)
     add_shared(parser, "--batch-size", "--device")
     add_shared(parser.add_mutually_exclusive_group(), "--csv", "--json")
     parser = add_command(
@@ -66,7 +72,13 @@ def run_predict(args: argparse.Namespace) -> int:
 
     checkpoint, inputs = _split_model("predict", args.others, args.list)
     images = many_images(inputs, args.list)
-    predictor = Predictor(checkpoint, args.device, args.top, args.batch_size)
+    model: str | HVT | None = checkpoint
+    if args.ms is not None:
+        from ..deploy.elastic import within_ms
+
+        name, model, took = within_ms(checkpoint or DEFAULT, args.ms, args.device)
+        note(f"setting {name}: {took:.1f} ms an image")
+    predictor = Predictor(model, args.device, args.top, args.batch_size, gflops=args.gflops)
     failed: list[str] = []
 
     def predictions(images: Iterable[Any]) -> Iterator[Prediction]:

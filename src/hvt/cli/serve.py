@@ -25,6 +25,7 @@ def register(commands: Any) -> None:
     parser = add_command(
         commands, "serve", run_serve, "classify images over HTTP",
         "hvt serve\nhvt serve model.onnx --port 8080 --workers 4\n"
+        "hvt serve elastic.safetensors --elastic\n"
         "hvt serve model.safetensors --host 0.0.0.0 --allow-host images.example.org\n"
         "curl --data-binary @cat.jpg http://127.0.0.1:8000/predict",
     )  # fmt: skip

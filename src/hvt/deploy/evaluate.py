@@ -30,6 +30,7 @@ def evaluate(
     batch_size: int = 64,
     workers: int = 1,
     worst: str | Path | None = None,
+    gflops: float | None = None,
 ) -> Score:
     """Measure a model: `hvt.evaluate("best.safetensors", "path/to/images").top1`.
 
@@ -39,13 +40,14 @@ def evaluate(
     `validation_part` is False. `root` is where a named data set lies. Classes are matched by name,
     or with `match_by_order` by their order. A broken image is an `HVTError`, or with
     `skip_broken` skipped and counted. Under torchrun each process evaluates its share and gets
-    the whole score. `worst` is where to draw the misclassified images with the highest loss.
+    the whole score. `worst` is where to draw the misclassified images with the highest loss. `gflops` asks for the
+    dearest setting of an elastic model within that cost.
     """
     with distributed.process_group(device) as (processes, place):
         what = "the model" if isinstance(model, HVT | OnnxModel) else str(model)
         # "auto" is for ONNX Runtime to settle: it may know other devices than torch.
         on_onnx = isinstance(model, str | Path) and resolve(model).kind == "onnx"
-        opened = open_model(model, device if on_onnx else place)
+        opened = open_model(model, device if on_onnx else place, gflops=gflops)
         check_classifier(opened, what)
         source = open_eval(
             data,

@@ -19,6 +19,7 @@ from .. import __version__
 from ..checkpoint.description import describe
 from ..checkpoint.torch_files import DESCRIPTION
 from ..data.sample import drawn_images
+from ..elastic import dearest
 from ..errors import HVTError
 from ..files import atomic_write, check_writable
 from ..model import HVT
@@ -84,7 +85,7 @@ def export(
         import_extra(needed)
     if not model.num_classes or model.global_pool == "":
         raise HVTError("only a model with a classifier over pooled tokens can be exported")
-    model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+    model = copy.deepcopy(dearest(model)).cpu().float().eval().requires_grad_(False)
     config, real = model.config, images is not None
     calibration = None
     if form == "int8":
@@ -142,6 +143,7 @@ def _calibrate(model: HVT, images: Tensor | None) -> tuple[Tensor, Calibration]:
 
 def write_onnx(model: HVT, path: Path, calibration: Calibration | None = None) -> None:
     """Write a float32 model in evaluation mode without comparing anything; calibrated, in int8."""
+    model = dearest(model)
     if calibration is None:
         graph = to_onnx(model)
     else:

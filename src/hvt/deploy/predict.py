@@ -69,10 +69,12 @@ class ImageModel:
         device: str | torch.device,
         batch_size: int,
         threads: int,
+        gflops: float | None = None,
     ) -> None:
         check_whole(batch_size=batch_size)
         self.batch_size = batch_size
-        self.model = open_model(DEFAULT if checkpoint is None else checkpoint, device, threads)
+        checkpoint = DEFAULT if checkpoint is None else checkpoint
+        self.model = open_model(checkpoint, device, threads, gflops)
         # Where images are put; ONNX Runtime takes them from the CPU wherever it runs.
         self.device = find_device(device if isinstance(self.model, HVT) else "cpu")
         self.transform = eval_transform(self.model)
@@ -123,6 +125,7 @@ class Predictor(ImageModel):
 
     Also takes an ONNX file, a built-in model's name or a model; the default is the built-in model
     for ImageNet's 1,000 classes. `threads` are those of ONNX Runtime; 0 takes as many as torch.
+    `gflops` asks for the dearest setting of an elastic model within that cost.
     """
 
     def __init__(
@@ -132,10 +135,11 @@ class Predictor(ImageModel):
         top: int = 5,
         batch_size: int = 64,
         threads: int = 0,
+        gflops: float | None = None,
     ) -> None:
         check_whole(top=top)
         self.top = top
-        super().__init__(checkpoint, device, batch_size, threads)
+        super().__init__(checkpoint, device, batch_size, threads, gflops)
         named = isinstance(checkpoint, str | Path)
         check_classifier(self.model, str(checkpoint) if named else "the model")
         names = self.model.class_names

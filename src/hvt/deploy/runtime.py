@@ -166,8 +166,12 @@ def open_model(
     model: str | Path | HVT | OnnxModel,
     device: str | torch.device = "auto",
     threads: int = 0,
+    gflops: float | None = None,
 ) -> HVT | OnnxModel:
-    """A model on a device; of a path, its checkpoint in float32 or its ONNX file."""
+    """A model on a device; of a path, its checkpoint in float32 or its ONNX file.
+
+    `gflops` asks for the dearest setting of an elastic model within that cost.
+    """
     if isinstance(model, OnnxModel):
         return model
     if not isinstance(model, HVT):
@@ -181,6 +185,8 @@ def open_model(
         opened = build(source)
         assert isinstance(opened, HVT)
         model = opened
+    if gflops is not None:
+        model = model.at(gflops)
     return model.to(find_device(device)).eval()
 
 

@@ -28,6 +28,7 @@ from ..terminal import printable
 from .batcher import Batcher
 from .body import Admission, admitted
 from .drain import drained
+from .elastic import ElasticEngine, open_engine, setting_of
 from .engine import Engine
 from .hierarchy import Hierarchy, hierarchy, seen_part
 from .inference import Decoded, Inference
@@ -51,7 +52,7 @@ def create_app(
     `settings`, `inference`, `admission`, `metrics`, and `draining`, which is set when it is about
     to stop. `accepted` and `answered` count requests.
     """
-    engine = engine or Engine(source, settings)
+    engine = engine or open_engine(source, settings)
     app = FastAPI(
         title="hvt",
         version=__version__,
@@ -92,7 +93,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         settings.max_wait_ms / 1e3,
         settings.batch_threads,
         state.metrics.batches.observe,
+        setting_of,
     )
+    if isinstance(state.engine, ElasticEngine):
+        state.engine.waiting = lambda: state.admission.images
     state.inference = Inference(state.engine, batcher, settings.decoders)
     with drained(state):
         yield
@@ -125,6 +129,8 @@ def _add_routes(app: APIRouter, state: Any) -> None:
             for upload, each in zip(uploads, scores, strict=True)
         ]
         state.metrics.images.inc(len(predictions))
+        for prediction in predictions if engine.settings.elastic else ():
+            state.metrics.settings.labels(prediction["setting"]).inc()
         content = {"model": engine.name, "milliseconds": _since(start), "predictions": predictions}
         return Response(json.dumps(content), media_type="application/json")
 
@@ -192,13 +198,13 @@ def _since(start: float) -> float:
 
 def _explain(engine: Engine, decoded: Decoded) -> Hierarchy:
     """In a thread."""
-    seen = seen_part(decoded.size, engine.config, engine.session.pretrained_cfg)
-    image = None if engine.model is None else engine.inputs([decoded.pixels])[0]
-    return hierarchy(engine.config, engine.model, image, seen, engine.name)
+    config, model, image = engine.shown(decoded.pixels)
+    seen = seen_part(decoded.size, config, engine.session.pretrained_cfg)
+    return hierarchy(config, model, image, seen, engine.name)
 
 
 def _prediction(
-    engine: Engine, source: str | None, values: list[float], labels: list[int]
+    engine: Engine, source: str | None, values: list[float], labels: list[int], *setting: str
 ) -> dict[str, Any]:
     """One image's part of the answer, as `hvt predict --json` has it."""
     if not all(map(math.isfinite, values)):
@@ -207,7 +213,8 @@ def _prediction(
         {"label": label, "name": engine.class_names[label], "probability": value}
         for value, label in zip(values, labels, strict=True)
     ]
-    return {"source": source, **top[0], "top": top}
+    answer = {"source": source, **top[0], "top": top}
+    return answer | {"setting": setting[0]} if setting else answer
 
 
 def _describe(engine: Engine) -> dict[str, Any]:

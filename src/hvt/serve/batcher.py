@@ -20,7 +20,8 @@ class Batcher:
 
     `predict` takes a batch of images and how many classes to return for each. A batch starts when
     it is full, or when its first image has waited `max_wait` seconds, and a thread is free. The
-    threads help themselves, so that none is idle while the event loop is busy.
+    threads help themselves, so that none is idle while the event loop is busy. Images of different
+    `group`s do not share a batch.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class Batcher:
         max_wait: float,
         threads: int = 1,
         observe: Callable[[int], None] = lambda size: None,
+        group: Callable[[np.ndarray], int] = lambda image: 0,
     ) -> None:
-        self._predict, self._observe = predict, observe
+        self._predict, self._observe, self._group = predict, observe, group
         self._max_batch_size, self._max_wait = max_batch_size, max_wait
         self._queue: deque[_Item] = deque()
         self._changed = threading.Condition()
@@ -79,7 +81,10 @@ class Batcher:
                     self._changed.wait(left)
                     continue
                 batch: list[_Item] = []
+                group = self._group(self._queue[0].image)
                 while self._queue and len(batch) < self._max_batch_size:
+                    if self._group(self._queue[0].image) != group:
+                        break
                     item = self._queue.popleft()
                     if not item.future.done():
                         batch.append(item)
@@ -104,5 +109,5 @@ def _resolve(batch: Sequence[_Item], scores: Sequence[Scores], error: Exception 
         if error is not None:
             item.future.set_exception(error)
         else:
-            values, classes = scores[place]
-            item.future.set_result((values[: item.top], classes[: item.top]))
+            values, classes, *more = scores[place]
+            item.future.set_result((values[: item.top], classes[: item.top], *more))

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..checkpoint.save_load import load
+from ..config import HVTConfig
 from ..data.evaluation import eval_transform, resized_side
 from ..data.images import mode_of
 from ..deploy.export import write_onnx
@@ -26,8 +27,9 @@ from ..zoo import DEFAULT, find_checkpoint
 from .decoding import Limits
 from .settings import Settings
 
-Scores = tuple[list[float], list[int]]
-"""The probabilities of an image's top classes, best first, and the classes."""
+Scores = tuple[Any, ...]
+"""The probabilities of an image's top classes, best first, the classes, and of an elastic model the
+setting that computed them."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,16 +52,13 @@ class Engine:
         self.name = valid_text(path.name or path.resolve().name)
         _log.info("loading %s", self.name)
         self.model: HVT | None = None if resolve(path).kind == "onnx" else _load(path)
-        with contextlib.ExitStack() as stack:
-            if self.model is not None:
-                path = Path(exported or _write(self.model, stack.enter_context(temporary_folder())))
-            self.session = OnnxModel(path, settings.device, settings.threads)
+        self.session = self._open(path, exported)
         self.config = self.session.config
         names = self.session.class_names
         numbers = map(str, range(self.session.num_classes))
         self.class_names = tuple(map(valid_text, names or numbers))
         mode_of(self.config.in_chans)  # raises an error for what no image has
-        self._crop, self._table, self._as_is = _steps(eval_transform(self.session))
+        self._crop, self._table, self._as_is = steps_of(eval_transform(self.session))
         self.limits = Limits(
             self.config.in_chans,
             settings.max_pixels,
@@ -71,16 +70,29 @@ class Engine:
         _log.info("warming up")
         self.session(self.inputs([np.zeros((*self.config.image, self.config.in_chans), np.uint8)]))
 
-    def pixels(self, image: Image.Image) -> np.ndarray:
+    def _open(self, path: Path, exported: str | Path | None) -> Any:
+        """What computes logits: an `OnnxModel`, or what has its attributes."""
+        with contextlib.ExitStack() as stack:
+            if self.model is not None:
+                path = Path(exported or _write(self.model, stack.enter_context(temporary_folder())))
+            return OnnxModel(path, self.settings.device, self.settings.threads)
+
+    def pixels(self, image: Any) -> np.ndarray:
         """The part of an image that the model sees, in its size: uint8 `(H, W, C)`."""
-        pixels = np.asarray(image if image.size == self._as_is else self._crop(image))
+        return self._pixels(image, self._crop, self._as_is)
+
+    def _pixels(self, image: Any, crop: Any, as_is: tuple[int, int] | None) -> np.ndarray:
+        pixels = np.asarray(image if image.size == as_is else crop(image))
         return pixels.reshape(*pixels.shape[:2], -1)  # grey ones have no last axis
 
     def inputs(self, pixels: Sequence[np.ndarray]) -> Tensor:
         """A batch for the model, `(B, C, H, W)`, bit for bit as in `hvt predict`."""
+        return self._inputs(pixels, self._table)
+
+    def _inputs(self, pixels: Sequence[np.ndarray], table: np.ndarray) -> Tensor:
         planes = np.stack(pixels).transpose(3, 0, 1, 2)  # (B, H, W, C) → (C, B, H, W)
         batch = np.empty((planes.shape[1], len(planes), *planes.shape[2:]), np.float32)
-        for channel, (plane, row) in enumerate(zip(planes, self._table, strict=True)):
+        for channel, (plane, row) in enumerate(zip(planes, table, strict=True)):
             batch[:, channel] = row.take(plane)
         return torch.from_numpy(batch)
 
@@ -89,7 +101,14 @@ class Engine:
 
         The probabilities of an image whose logits are not finite are NaN.
         """
-        logits = self.session.logits(self.inputs(pixels)).numpy()
+        return self._top(self.session.logits(self.inputs(pixels)).numpy(), top)
+
+    def shown(self, pixels: np.ndarray) -> tuple[HVTConfig, HVT | None, Tensor | None]:
+        """What to look into: the config, and where it is known the model and its input."""
+        image = None if self.model is None else self.inputs([pixels])[0]
+        return self.config, self.model, image
+
+    def _top(self, logits: np.ndarray, top: int) -> list[Scores]:
         # In numpy: torch would wake threads for this, which then spin for a while.
         logits[~np.isfinite(logits).all(axis=1)] = np.nan
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -134,7 +153,7 @@ def _write(model: HVT, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
-def _steps(transform: Any) -> tuple[Any, np.ndarray, tuple[int, int] | None]:
+def steps_of(transform: Any) -> tuple[Any, np.ndarray, tuple[int, int] | None]:
     """An evaluation transform as its part on images and a table of what each value becomes.
 
     Conversion and normalisation look at one value at a time, so that 256 inputs for each channel

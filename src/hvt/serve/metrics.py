@@ -27,6 +27,10 @@ class Metrics:
             "hvt_request_seconds", "Time of a request", ["path"], buckets=SECONDS, registry=to
         )
         self.images = Counter("hvt_images", "Images that were classified", registry=to)
+        self.settings = Counter(
+            "hvt_setting_images", "Images by the setting of an elastic model that classified them",
+            ["setting"], registry=to,
+        )  # fmt: skip
         self.batches = Histogram(
             "hvt_batch_size", "Images that shared a batch", buckets=SIZES, registry=to
         )

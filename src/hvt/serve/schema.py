@@ -22,6 +22,7 @@ class Prediction(ClassScore):
 
     source: str | None = Field(description="the file's name, where one was sent")
     top: list[ClassScore] = Field(description="the top classes, best first")
+    setting: str = Field("", description="of an elastic model, the setting that classified it")
 
 
 class Predictions(BaseModel):

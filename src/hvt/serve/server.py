@@ -20,7 +20,8 @@ from uvicorn.supervisors import Multiprocess
 
 from ..errors import HVTError
 from .app import create_app
-from .engine import Engine, export_to, temporary_folder
+from .elastic import open_engine
+from .engine import export_to, temporary_folder
 from .metrics import SHARED
 from .settings import Settings
 
@@ -63,8 +64,8 @@ def _serve_workers(source: str | Path | None, settings: Settings, sock: socket.s
     """uvicorn's own supervisor; workers share a socket, an exported file and a metrics folder."""
     with temporary_folder() as folder:
         os.environ[SHARED] = str(folder)
-        exported = export_to(folder, source)
-        Engine(source, settings, exported)  # what is wrong with it is an error here, once
+        exported = None if settings.elastic else export_to(folder, source)
+        open_engine(source, settings, exported)  # what is wrong with it is an error here, once
         _announce(sock, settings)
         factory = functools.partial(_worker_app, source, settings, exported)
         supervisor = _Supervisor(_config(factory, settings, factory=True), [sock])
@@ -86,7 +87,7 @@ def _worker_app(source: str | Path | None, settings: Settings, exported: Path | 
     _tune()
     _show_log()
     try:
-        return create_app(engine=Engine(source, settings, exported))
+        return create_app(engine=open_engine(source, settings, exported))
     except HVTError as error:
         print(f"hvt: {error}", file=sys.stderr, flush=True)
         raise SystemExit(STARTUP_FAILURE) from None

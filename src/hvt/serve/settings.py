@@ -37,6 +37,13 @@ class Settings:
     concurrent_batches: int = field(0, "batches at once in a worker; 0 is one for each core", ge=0)
     decoders: int = _count(2, "images that a worker decodes at once")
     device: str = field("auto", "where the model runs: auto, cpu or cuda")
+    elastic: bool = field(False, "answer by cheaper settings of an elastic model under load")
+    elastic_queue: int = _count(8, "elastic: waiting images that make it one setting cheaper")
+    elastic_hold_ms: float = field(
+        500.0, "elastic: milliseconds of a short queue before a dearer setting answers", ge=0
+    )
+    min_gflops: float = field(0.0, "elastic: no setting that costs less", ge=0)
+    max_gflops: float = field(1e6, "elastic: no setting that costs more", gt=0)
     max_body: int = _count(20_000_000, "bytes of a request's body, at most")
     max_pixels: int = _count(50_000_000, "pixels of an image, at most", le=MAX_PIXELS)
     max_images: int = _count(64, "images of a request, at most")
