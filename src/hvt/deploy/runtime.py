@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ..resolve import build, resolve
 INPUT, OUTPUT = "pixel_values", "logits"  # as in Hugging Face's exports
 METADATA = "hvt"
 """The key under which an ONNX file carries our description of its model."""
+LEAST_SHARED = 4096  # bytes of a tensor
 MAX_BYTES = 2**31 - 1  # protobuf's own
 NOT_FINITE = "the model's output is not finite: its file may be damaged, so use another"
 """The error of an image for which a model computes NaN or infinity."""
@@ -30,12 +32,17 @@ class OnnxModel:
     """An ONNX file that runs like a model: images in, logits out, from any number of threads.
 
     It runs on CUDA where ONNX Runtime can and `device` allows, else on the CPU; tensors may be
-    anywhere. `threads` are those of one call; 0 takes as many as torch.
+    anywhere. `threads` are those of one call; 0 takes as many as torch. Sessions that are given the
+    same `shared` hold weights that they have in common once.
     It pickles as its path and these options: the file is read again where it is unpickled.
     """
 
     def __init__(
-        self, path: str | Path, device: str | torch.device = "auto", threads: int = 0
+        self,
+        path: str | Path,
+        device: str | torch.device = "auto",
+        threads: int = 0,
+        shared: dict[bytes, Any] | None = None,
     ) -> None:
         self.path, self._options = Path(path), (str(device), threads)
         runtime = import_extra("onnxruntime")
@@ -51,6 +58,9 @@ class OnnxModel:
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads or torch.get_num_threads()
         options.log_severity_level = 3  # errors come as exceptions
+        if shared is not None:
+            _share_weights(content, options, shared)
+            self._shared = shared  # which must live as long as the session
         providers = _providers(runtime, str(device))
         fallback = int(len(providers) > 1)  # from the CPU to the CPU would only print a banner
         try:
@@ -147,6 +157,20 @@ def read_onnx(path: Path) -> tuple[bytes, dict[str, str]]:
             f"{path} has loops, functions or sparse weights, which hvt export never writes"
         )
     return content, metadata
+
+
+def _share_weights(content: bytes, options: Any, shared: dict[bytes, Any]) -> None:
+    """Let a session use weights of other sessions that are the same, byte by byte."""
+    onnx, runtime = import_extra("onnx"), import_extra("onnxruntime")
+    # Prepacking would copy them for each session; without it a run takes some 5 % longer.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    for tensor in onnx.load_model_from_string(content).graph.initializer:
+        if len(tensor.raw_data) >= LEAST_SHARED:
+            key = hashlib.blake2b(tensor.raw_data + str(tensor.dims).encode()).digest()
+            if key not in shared:
+                array = onnx.numpy_helper.to_array(tensor).copy()
+                shared[key] = runtime.OrtValue.ortvalue_from_numpy(array)
+            options.add_initializer(tensor.name, shared[key])
 
 
 def sealed(content: bytes) -> bytes:

@@ -14,11 +14,11 @@ from torch import Tensor
 from ..config import HVTConfig
 from ..costs import cost
 from ..data.evaluation import eval_transform
-from ..device import find_device
+from ..deploy.runtime import OnnxModel
 from ..elastic import configs_of, label, plain
 from ..errors import HVTError
 from ..model import HVT
-from .engine import Engine, Scores, steps_of
+from .engine import Engine, Scores, steps_of, temporary_folder, write
 from .settings import Settings
 
 
@@ -45,29 +45,6 @@ class Controller:
             return self.place
 
 
-class TorchSession:
-    """A plain model that runs where an `OnnxModel` would."""
-
-    int8 = False
-
-    def __init__(self, model: HVT, device: torch.device) -> None:
-        self.model, self.device = model.to(device).eval().requires_grad_(False), device
-        self.config, self.num_classes = model.config, model.num_classes
-        self.pretrained_cfg, self.class_names = model.pretrained_cfg, model.class_names
-        self.provider = f"PyTorch, {device}"
-
-    @torch.inference_mode()
-    def logits(self, images: Tensor) -> Tensor:
-        """Float `(B, C, H, W)` → `(B, classes)`, finite or not."""
-        return self.model(images.to(self.device)).cpu()
-
-    def __call__(self, images: Tensor) -> Tensor:
-        logits = self.logits(images)
-        if not logits.isfinite().all():
-            raise HVTError("the model's logits are not finite: use another checkpoint")
-        return logits
-
-
 class SettingPixels(np.ndarray):
     """Pixels as one of the settings sees them."""
 
@@ -80,7 +57,7 @@ def setting_of(pixels: np.ndarray) -> int:
 
 
 class ElasticEngine(Engine):
-    """All settings of an elastic checkpoint in PyTorch, which share their weights in memory."""
+    """All settings of an elastic checkpoint, which share their weights in memory."""
 
     def __init__(self, source: str | Path | None, settings: Settings) -> None:
         super().__init__(source, settings)
@@ -94,11 +71,10 @@ class ElasticEngine(Engine):
             config = session.config
             session(torch.zeros(1, config.in_chans, *config.image))
 
-    def _open(self, path: Path, exported: str | Path | None) -> TorchSession:
+    def _open(self, path: Path, exported: str | Path | None) -> OnnxModel:
         settings = self.settings
         if self.model is None or self.model.settings is None:
             raise HVTError(f"{path} is not elastic: leave --elastic out, or name one that is")
-        torch.set_num_threads(settings.threads)
         configs = configs_of(self.model)
         allowed = [i for i, config in enumerate(configs) if _allowed(config, settings)]
         if not allowed:
@@ -106,8 +82,12 @@ class ElasticEngine(Engine):
                 f"no setting costs from {settings.min_gflops:g} to {settings.max_gflops:g} GFLOPs: "
                 f"there are {', '.join(map(label, configs))}"
             )
-        device = find_device(settings.device)
-        self.sessions = [TorchSession(plain(self.model, place), device) for place in allowed]
+        self.models = [plain(self.model, place) for place in allowed]
+        self.sessions, shared = [], dict[bytes, object]()
+        with temporary_folder() as folder:
+            for model in self.models:
+                exported = write(model, folder)
+                self.sessions.append(OnnxModel(exported, settings.device, settings.threads, shared))
         return self.sessions[0]
 
     def pixels(self, image: object) -> np.ndarray:
@@ -127,7 +107,7 @@ class ElasticEngine(Engine):
     def shown(self, pixels: np.ndarray) -> tuple[HVTConfig, HVT | None, Tensor | None]:
         place = setting_of(pixels)
         image = self._inputs([pixels], self._steps[place][1])[0]
-        return self.sessions[place].config, self.sessions[place].model, image
+        return self.sessions[place].config, self.models[place], image
 
 
 def _allowed(config: HVTConfig, settings: Settings) -> bool:

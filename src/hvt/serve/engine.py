@@ -74,7 +74,7 @@ class Engine:
         """What computes logits: an `OnnxModel`, or what has its attributes."""
         with contextlib.ExitStack() as stack:
             if self.model is not None:
-                path = Path(exported or _write(self.model, stack.enter_context(temporary_folder())))
+                path = Path(exported or write(self.model, stack.enter_context(temporary_folder())))
             return OnnxModel(path, self.settings.device, self.settings.threads)
 
     def pixels(self, image: Any) -> np.ndarray:
@@ -125,7 +125,7 @@ def valid_text(text: str) -> str:
 def export_to(folder: str | Path, source: str | Path | None) -> Path | None:
     """The export of a checkpoint for many processes to share; None if it is exported already."""
     path = find_checkpoint(DEFAULT if source is None else source)
-    return None if resolve(path).kind == "onnx" else _write(_load(path), Path(folder))
+    return None if resolve(path).kind == "onnx" else write(_load(path), Path(folder))
 
 
 @contextlib.contextmanager
@@ -147,7 +147,8 @@ def _load(path: Path) -> HVT:
     return model
 
 
-def _write(model: HVT, folder: Path) -> Path:
+def write(model: HVT, folder: Path) -> Path:
+    """A model's export in a folder."""
     _log.info("exporting to ONNX")
     write_onnx(model.requires_grad_(False), folder / "model.onnx")
     return folder / "model.onnx"
