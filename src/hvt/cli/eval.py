@@ -78,8 +78,8 @@ def run_eval(args: argparse.Namespace) -> int:
 
 def _run_settings(args: argparse.Namespace) -> int:
     """Accuracy, cost and speed of each setting, and the curve."""
-    if args.gflops or args.confusion:
-        raise HVTError("--settings all is of all settings: leave --gflops and --confusion out")
+    if args.gflops or args.confusion or args.worst:
+        raise HVTError("--settings all is of all settings: leave the others out")
     drawing = None if args.plot is None else figure_path(args.plot)
 
     from ..deploy.elastic import draw_curve, evaluate_settings
