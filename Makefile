@@ -44,8 +44,8 @@ test-slow: $(STAMP) ## The longer tests, by hand
 	@$(BIN)/python -m pytest -m slow
 
 # No install scripts: onnxruntime-node's would fetch CUDA's libraries.
-test-npm: $(STAMP) ## Exported folders in transformers.js, by Node and npm
-	@npm install --prefix $(VENV)/npm --ignore-scripts --no-save --silent @huggingface/transformers@4.3.1
+test-npm: $(STAMP) ## Exported folders in transformers.js and in Chromium, by Node and npm
+	@npm install --prefix $(VENV)/npm --ignore-scripts --no-save --silent @huggingface/transformers@4.3.1 onnxruntime-web@1.30.0
 	@HVT_NODE_MODULES=$(VENV)/npm/node_modules $(BIN)/python -m pytest -m npm
 
 lint: $(STAMP) ## Check style and format

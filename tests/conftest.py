@@ -2,12 +2,13 @@
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from browser import start_chromium
 from hypothesis import settings
 from torch import Tensor
 
@@ -126,3 +127,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def onnx(checkpoint: Path) -> Path:
     return checkpoint.with_name("model.onnx")
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A driver of a real Chromium; skips where there is none."""
+    with start_chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver

@@ -15,3 +15,12 @@ def real_data(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{name} is not in the data folder; HVT_DATA names it")
     return path
+
+
+def npm_package(name: str) -> Path:
+    """A package of `node_modules`, which `HVT_NODE_MODULES` names; the test is skipped without."""
+    modules = os.environ.get("HVT_NODE_MODULES", "")
+    path = Path(modules) / name
+    if not modules or not path.is_dir():
+        pytest.skip(f"HVT_NODE_MODULES names no folder with {name}: see make test-npm")
+    return path

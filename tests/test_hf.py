@@ -1,7 +1,6 @@
 """`hvt export --hf`: a folder that transformers' own classes, transformers.js and optimum open."""
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import NAMES, Command
+from data_paths import npm_package
 from PIL import Image
 
 import hvt
@@ -136,15 +136,6 @@ for (const dtype of ["fp32", "q8"]) {
   for (const image of images) console.log(JSON.stringify((await classify(image, { top_k: 1 }))[0]));
 }
 """
-
-
-def npm_package(name: str) -> Path:
-    """A package of `node_modules`, which `HVT_NODE_MODULES` names; the test is skipped without."""
-    modules = os.environ.get("HVT_NODE_MODULES", "")
-    path = Path(modules) / name
-    if not modules or not path.is_dir():
-        pytest.skip(f"HVT_NODE_MODULES names no folder with {name}: see make test-npm")
-    return path
 
 
 @pytest.mark.npm

@@ -4,31 +4,17 @@ import base64
 import io
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browser import Page, find_browser
 from PIL import Image
 from serving import Service
 
 import hvt
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-PATIENCE = 60  # seconds; a busy machine is slow
 
 
 @pytest.fixture(scope="module")
@@ -37,92 +23,6 @@ def address() -> Iterator[str]:
     find_browser()
     with Service("cifar100", "--drain", 0) as service:
         yield service.url
-
-
-def find_browser() -> tuple[str, str]:
-    """A Chromium and its driver, or the reason why there is none."""
-    pytest.importorskip("selenium", reason="selenium is not installed: pip install 'hvt[dev]'")
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    driver = shutil.which("chromedriver")
-    if browser is None or driver is None:
-        pytest.skip("there is no Chromium here: apt-get install chromium chromium-driver")
-    return browser, driver
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    browser, driver = find_browser()
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    profile = tmp_path_factory.mktemp("chromium")
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    try:
-        yield started
-    finally:
-        started.quit()
-
-
-class Page:
-    """The page in the browser, as a person meets it."""
-
-    def __init__(self, driver: Any, address: str) -> None:
-        self.driver, self.address = driver, address
-
-    def open(self, width: int = 1100, height: int = 900, scheme: str = "light") -> "Page":
-        phone = width < 500
-        self.cdp("Emulation.setTouchEmulationEnabled", enabled=phone)
-        features = [
-            {"name": "prefers-color-scheme", "value": scheme},
-            {"name": "prefers-reduced-motion", "value": "reduce"},
-        ]
-        self.cdp("Emulation.setEmulatedMedia", features=features)
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
-        self.cdp("Emulation.setDeviceMetricsOverride", **size)
-        self.driver.get(self.address)
-        self.until(lambda: "classes" in self.text("model"))
-        return self
-
-    def cdp(self, command: str, **parameters: Any) -> Any:
-        return self.driver.execute_cdp_cmd(command, parameters)
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def one(self, selector: str) -> Any:
-        return self.driver.find_element("css selector", selector)
-
-    def all(self, selector: str) -> list[Any]:
-        return self.driver.find_elements("css selector", selector)
-
-    def text(self, name: str) -> str:
-        return self.one(f"#{name}").text
-
-    def shown(self, name: str) -> bool:
-        return self.one(f"#{name}").is_displayed()
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        from selenium.webdriver.support.ui import WebDriverWait
-
-        WebDriverWait(self.driver, PATIENCE, 0.05).until(lambda _: condition())
-
-    def sample(self, name: str) -> "Page":
-        self.one(f"[data-sample={name}]").click()
-        return self.answered()
-
-    def answered(self) -> "Page":
-        self.until(lambda: self.shown("costs") or self.shown("problem"))
-        assert not self.shown("problem"), self.text("problem")
-        return self
-
-    def keys(self, *keys: str) -> None:
-        from selenium.webdriver import ActionChains
-
-        ActionChains(self.driver).send_keys(*keys).perform()
 
 
 @pytest.fixture
@@ -293,10 +193,12 @@ def test_keyboard_alone(page: Page) -> None:
         )
 
     way = []
-    for _ in range(6):
+    for _ in range(7):
         page.keys(Keys.TAB)
         way.append(focused())
-    assert [name for name in way if name] == ["file", "apple", "sunflower", "rocket", "clock"]
+    assert [name for name in way if name] == [
+        "file", "live", "apple", "sunflower", "rocket", "clock",
+    ]  # fmt: skip
     page.keys(Keys.ENTER)
     page.answered()
     assert page.text("status").startswith("clock")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ def register(commands: Any) -> None:
         "hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
         "hvt export model.safetensors model.pt2 --to torch\n"
         "hvt export elastic.safetensors small.onnx --gflops 0.7\n"
-        "hvt export folder/ --hf                   for transformers.js and optimum",
+        "hvt export folder/ --hf                   for transformers.js and optimum\n"
+        "hvt export page/ --web                    a page that runs the model in the browser",
     )  # fmt: skip
     parser.add_argument(
         "words",
@@ -32,12 +34,23 @@ def register(commands: Any) -> None:
         metavar="[MODEL] OUT",
         help="what to write: a checkpoint in any format that hvt.load reads, a built-in one or a "
         f"model's name (default: the built-in {DEFAULT}); and the file: OUT.onnx, or OUT.pt2; "
-        "with --hf a new folder",
+        "with --hf and --web a new folder",
     )
     parser.add_argument(
         "--to", choices=("onnx", "torch"), help="the format (default: by the file's suffix)"
     )
     add_flag(parser, "--hf", "write the folder that transformers.js and optimum open", bool)
+    add_flag(
+        parser, "--web", "the same folder with a page that runs the model in the browser", bool
+    )
+    add_flag(
+        parser,
+        "--runtime",
+        "the npm package onnxruntime-web, to copy beside the page of --web; without it the page "
+        "fetches the runtime from cdn.jsdelivr.net",
+        Path,
+        metavar="FOLDER",
+    )
     add_flag(parser, "--int8", "weights and activations in 8 bits (ONNX only; needs --data)", bool)
     parser.add_argument(
         "--data",
@@ -73,7 +86,8 @@ def run_export(args: argparse.Namespace) -> None:
     from ..deploy.export import MAX_ERROR, check_name, export
     from ..deploy.hf import FILES, export_hf
 
-    check_empty(out) if args.hf else check_name(out, form)
+    folder = args.hf or args.web
+    check_empty(out) if folder else check_name(out, form)
     model = open_weights(source, args.pretrained)
     if args.gflops is not None:
         model = model.at(args.gflops)
@@ -83,15 +97,20 @@ def run_export(args: argparse.Namespace) -> None:
         count = 2 * IMAGES if args.int8 else IMAGES
         images = sample_images(args.data, transform, count, root=args.root, in_chans=channels)
     max_error = args.max_error or MAX_ERROR
-    if args.hf:
+    if args.web:
+        from ..serve.web import export_web
+
+        label = Path(source).name
+        comparisons = export_web(model, out, images, args.int8, max_error, label, args.runtime)
+    elif args.hf:
         comparisons = export_hf(model, out, images, args.int8, max_error)
     else:
         comparisons = [export(model, out, form, images, max_error)]
     described = []
     for found in comparisons:
-        path = out / FILES[found.form] if args.hf else out
+        path = out / FILES[found.form] if folder else out
         described.append(found.to_dict() | compare_speed(model, path, found.form))
-    if args.json and args.hf:
+    if args.json and folder:
         print_json({"checkpoint": source, "out": name, "files": described})
     elif args.json:
         print_json({"checkpoint": source, "out": name, **described[0]})
@@ -101,9 +120,13 @@ def run_export(args: argparse.Namespace) -> None:
 
 def _form(args: argparse.Namespace, out: Path) -> str:
     """The form to export to; raises an error for flags that do not go together."""
-    if args.hf and args.to:
-        raise HVTError("--hf writes a folder with ONNX files: leave --to out")
-    form: str = args.to or ("torch" if out.suffix.lower() == ".pt2" and not args.hf else "onnx")
+    if args.runtime and not args.web:
+        raise HVTError("--runtime is for --web: leave it out, or write a page")
+    if args.web and find_spec("pydantic") is None:
+        raise HVTError("--web needs pydantic: pip install 'hvt[serve]'")
+    if args.to and (args.hf or args.web):
+        raise HVTError("--hf and --web write a folder with ONNX files: leave --to out")
+    form: str = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")
     if not args.int8:
         if args.max_error is not None:
             raise HVTError("--max-error is for --int8: float32 has a fixed tolerance")

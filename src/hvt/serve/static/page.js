@@ -1,7 +1,8 @@
-// The page: one image to /predict and /explain, and what they say drawn here. Nothing is fetched
-// from elsewhere, and no markup is built from text: names of classes and files come from outside.
+// The page: one image to the engine, and what it says drawn here. Nothing is fetched from elsewhere,
+// and no markup is built from text: names of classes and files come from outside.
 
-const LARGEST = 1280; // pixels of a longer side; a larger photograph is made smaller before it is sent
+import { explain, model, predict, prepare, Refused, WORDS } from "./engine.js";
+
 const DIM = "8, 12, 20";
 
 const at = (id) => document.getElementById(id);
@@ -37,9 +38,10 @@ function amount(macs) {
   return `${digits(macs / size)} ${unit}`.trim();
 }
 
-// ── an image and its way to the service ───────────────────────────────────────────────────────
+// ── an image and its way to the engine ────────────────────────────────────────────────────────
 
 async function look(blob, name) {
+  stopCamera();
   turn?.abort();
   turn = new AbortController();
   const { signal } = turn;
@@ -49,12 +51,12 @@ async function look(blob, name) {
     const bitmap = await decoded(blob);
     if (signal.aborted) return;
     showImage(bitmap, name);
-    const sent = await lighter(blob, bitmap);
+    const sent = await prepare(blob, bitmap);
     const start = performance.now();
-    const predicted = await ask("predict", sent, signal);
+    const predicted = await predict(sent, signal);
     if (signal.aborted) return; // while the body was read, which is then empty
     showAnswer(predicted, performance.now() - start);
-    const explanation = await ask("explain", sent, signal);
+    const explanation = await explain(sent, signal);
     if (signal.aborted) return;
     drawn = { explanation, bitmap, name };
     showSeen();
@@ -65,51 +67,13 @@ async function look(blob, name) {
   }
 }
 
-// The image upright, or null where this browser cannot show it; the service may still read it.
+// The image upright, or null where this browser cannot show it; the engine may still read it.
 async function decoded(blob) {
   try {
     return await createImageBitmap(blob, { imageOrientation: "from-image" });
   } catch {
     return null;
   }
-}
-
-// A phone's photograph has 12 million pixels, of which the model wants few. It is sent as it is
-// where it is small, and otherwise as a JPEG, upright, white where it was transparent.
-async function lighter(blob, bitmap) {
-  const longer = bitmap ? Math.max(bitmap.width, bitmap.height) : 0;
-  if (longer <= LARGEST) return blob;
-  const scale = LARGEST / longer;
-  const canvas = element("canvas");
-  canvas.width = Math.max(1, Math.round(bitmap.width * scale));
-  canvas.height = Math.max(1, Math.round(bitmap.height * scale));
-  const context = canvas.getContext("2d");
-  context.fillStyle = "#fff";
-  context.fillRect(0, 0, canvas.width, canvas.height);
-  context.imageSmoothingQuality = "high";
-  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  const small = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
-  return small ?? blob;
-}
-
-class Refused extends Error {
-  constructor(status, detail) {
-    super(detail);
-    this.status = status;
-  }
-}
-
-async function ask(path, blob, signal) {
-  const type = blob.type.startsWith("image/") ? blob.type : "application/octet-stream";
-  let response;
-  try {
-    response = await fetch(path, { method: "POST", body: blob, headers: { "Content-Type": type }, signal });
-  } catch (error) {
-    throw signal.aborted ? error : new Refused(0, "");
-  }
-  const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Refused(response.status, body.detail ?? "");
-  return body;
 }
 
 // ── the answer ─────────────────────────────────────────────────────────────────────────────────
@@ -124,15 +88,6 @@ function clear() {
   for (const id of ["intro", "problem", "times", "view", "stages", "costs"]) at(id).hidden = true;
   at("top").replaceChildren();
 }
-
-const WORDS = {
-  0: "The service does not answer. Check the connection and try again.",
-  413: "That image is too large.",
-  415: "That file is not an image of a kind the service knows.",
-  422: "That image is damaged.",
-  503: "The service is busy. Wait a moment and try again.",
-  504: "The service took too long. Wait a moment and try again.",
-};
 
 function showProblem(error) {
   const refused = error instanceof Refused;
@@ -548,6 +503,40 @@ function take(files) {
   look(file, file.name || "image");
 }
 
+// A phone takes photographs itself; elsewhere there may be a camera to look through.
+const live = at("live");
+const video = at("video");
+live.hidden = !navigator.mediaDevices || matchMedia("(any-pointer: coarse)").matches;
+
+function stopCamera() {
+  for (const track of video.srcObject?.getTracks() ?? []) track.stop();
+  video.srcObject = null;
+  video.hidden = true;
+  live.textContent = "Use the camera";
+}
+
+live.addEventListener("click", async () => {
+  if (video.srcObject) {
+    const canvas = element("canvas");
+    [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
+    canvas.getContext("2d").drawImage(video, 0, 0);
+    canvas.toBlob((blob) => take([new File([blob], "camera", { type: "image/png" })]), "image/png");
+    return;
+  }
+  try {
+    video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    await video.play();
+  } catch (error) {
+    stopCamera();
+    clear();
+    showProblem(new Refused(-1, `The camera cannot be used: ${error.message}`));
+    return;
+  }
+  at("image").hidden = at("invite").hidden = true;
+  video.hidden = false;
+  live.textContent = "Take the photo";
+});
+
 for (const input of [at("file"), at("camera")]) {
   input.addEventListener("change", () => {
     take(input.files);
@@ -591,8 +580,7 @@ addEventListener("resize", () => {
   drawChart();
 });
 
-fetch("model")
-  .then((response) => response.json())
+model()
   .then(({ name, params_m: params, class_names: classes, precision }) => {
     at("model").textContent =
       `${name}, ${precision}, ${params.toPrecision(3)} M parameters, knows ${classes.length} classes`;
