@@ -17,7 +17,7 @@ STAMP := $(VENV)/.hvt-dev-installed
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-quickstart: $(RUN_STAMP) ## Train an HVT and a DeiT of equal cost on digits, compare, predict
+quickstart: $(RUN_STAMP) ## Train three models of equal cost on digits, compare, predict
 	@$(BIN)/python examples/quickstart.py
 
 # Hours on two CPU cores; an interrupted one resumes. DATA is the folder that has CIFAR-100 in it.
