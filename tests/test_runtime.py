@@ -25,11 +25,11 @@ def written(path: Path, change: Change | None = None) -> Path:
     weight = numpy_helper.from_array(np.ones((3, 3), np.float32), "weight")
     made = helper.make_graph(
         [
-            helper.make_node("ReduceMean", ["images", "axes"], ["means"], keepdims=0),
+            helper.make_node("ReduceMean", ["pixel_values", "axes"], ["means"], keepdims=0),
             helper.make_node("MatMul", ["means", "weight"], ["logits"]),
         ],
         "g",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["b", 3, 8, 8])],
+        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["b", 3, 8, 8])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", 3])],
         [weight, numpy_helper.from_array(np.array([2, 3]), "axes")],
     )
