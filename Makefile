@@ -12,7 +12,7 @@ RUN_STAMP := $(VENV)/.hvt-train-installed
 STAMP := $(VENV)/.hvt-dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart reproduce test tests test-lowest test-slow test-npm lint format types clean
+.PHONY: help quickstart reproduce docs test tests test-lowest test-slow test-npm lint format types clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +26,9 @@ reproduce: $(RUN_STAMP) ## Train the rows of the paper's tables at 32 pixels and
 	@$(BIN)/python -m reproduction run all --root $(DATA) --download
 	@$(BIN)/python -m reproduction run long --root $(DATA)
 	@$(BIN)/python -m reproduction report
+
+docs: $(STAMP) ## Build the documentation into site/
+	@$(BIN)/python -m mkdocs build --strict --quiet
 
 test: lint ## Everything that must pass: lint, types, tests
 	@$(MAKE) --no-print-directory -j2 types tests
@@ -60,7 +63,7 @@ types: $(STAMP) ## Check the types
 	@$(BIN)/python -m mypy
 
 clean: ## Remove build output and caches, and keep the environment
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp goes first and comes back last, so an install that stopped half-way is done again.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .costs import cost as cost
     from .deploy.embed import Embedder as Embedder
     from .deploy.evaluate import evaluate as evaluate
+    from .deploy.export import export as export
     from .deploy.predict import Predictor as Predictor
     from .errors import CheckpointError as CheckpointError
     from .errors import HVTError as HVTError
@@ -52,6 +53,7 @@ _HOMES = {
     "cost": "costs",
     "create_model": "registry",
     "evaluate": "deploy.evaluate",
+    "export": "deploy.export",
     "fit": "fitting.run",
     "from_pretrained": "checkpoint.hub",
     "get_config": "zoo",

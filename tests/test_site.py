@@ -1,0 +1,48 @@
+"""The documentation builds without a warning, and its notebooks run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+if not (ROOT / "mkdocs.yml").exists():
+    pytest.skip("the site is built in a clone", allow_module_level=True)
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "--minutes" in (tmp_path / "reference/cli.html").read_text(encoding="utf-8")
+    assert "Embedder" in (tmp_path / "reference/python.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(path: Path, tmp_path: Path) -> None:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    environment = {**os.environ, "HVT_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_pages_are_short() -> None:
+    """But those that are made from results."""
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in (ROOT / "docs").rglob("*.md")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 250
+    }
+    assert long.keys() <= {"docs/reproduction.md", "docs/scaling.md"} | {
+        f"docs/{name}.md" for name in ("serve", "training", "export")
+    }, long
