@@ -1,7 +1,6 @@
 """Models are timed in turns, each as what it is, and the figures are those of its own cost."""
 
 import csv
-import dataclasses
 import io
 import json
 import sys
@@ -16,20 +15,17 @@ import pytest
 import timm
 import torch
 from conftest import SMALL, Command, stir
-from PIL import Image
 
 import hvt
-from hvt.bench.measure import calls_in_turns, describe, interleaved
+from hvt.bench.measure import calls_in_turns, interleaved
 from hvt.bench.models import BenchModel, bench_model, modes_of, open_bench_model
 from hvt.bench.peak import in_new_process, peak_memory
-from hvt.bench.plot import draw
-from hvt.bench.run import BenchRow, busy, measure
+from hvt.bench.run import measure
 from hvt.errors import HVTError
 from hvt.zoo import write_config
 
 Build = Callable[..., hvt.HVT]
 CPU = torch.device("cpu")
-ROW = BenchRow("deit_s", "hvt", "eager", 16, "224", 4.6, 22.0, 15.0, 10, 12, 90, 9, 1, 1, 1, None)
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +75,6 @@ def test_what_another_model_left_is_not_counted(monkeypatch: pytest.MonkeyPatch)
     calls_in_turns({0: run}, CPU, 0, 0.08, each)
     assert len(each[0]) >= 80
     assert max(each[0]) == pytest.approx(0.001)
-
-
-def test_the_machine_is_named() -> None:
-    machine = describe(CPU)
-    assert machine["torch"] == torch.__version__
-    assert machine["hvt"] == hvt.__version__
-    assert machine["threads"] == torch.get_num_threads()
-    assert all(machine[key] for key in ("cpu", "cores", "timm", "onnxruntime", "date", "dtype"))
 
 
 # Models
@@ -268,25 +256,6 @@ def test_the_command_as_a_table_and_as_csv(
     (row,) = csv.DictReader(io.StringIO(command("bench", "deit_ti", *words, "--csv")[1]))
     assert (row["mode"], row["torch"]) == ("eager", torch.__version__)
     assert float(row["images_per_s"]) > 0
-
-
-def test_the_image(tmp_path: Path) -> None:
-    other = dataclasses.replace(ROW, model="runs/$a_$b.onnx", mode="int8", batch=1, gflops=1.4)
-    draw(
-        [ROW, dataclasses.replace(other, images_per_s=70.0)], describe(CPU), tmp_path / "speed.png"
-    )
-    with Image.open(tmp_path / "speed.png") as image:
-        assert image.format == "PNG"
-        assert image.width > 1.5 * image.height  # a panel for each batch size
-
-
-def test_a_busy_machine_is_reported() -> None:
-    assert busy([ROW]) is None
-    other = dataclasses.replace(ROW, model="b", p90_ms=31.0)
-    assert busy([ROW, other]) == (
-        "the machine was busy: p90 is 3.1 times p50 for b at batch 16, so measure again when "
-        "nothing else runs"
-    )
 
 
 def test_modes_that_a_model_has() -> None:

@@ -1,6 +1,5 @@
 """An exported file gives the model's logits, wherever a checkpoint is taken, and runs no code."""
 
-import concurrent.futures
 import json
 import pickle
 import re
@@ -210,15 +209,6 @@ def test_eval(command: Command, trained: Path, form: str) -> None:
         assert got["top1"] == expected["top1"]
         assert got["loss"] == pytest.approx(expected["loss"], rel=1e-4)
         assert got["per_class"] == expected["per_class"]
-
-
-def test_many_threads_at_once(trained: Path) -> None:
-    model = OnnxModel(trained / "model.onnx", threads=1)
-    batches = [torch.randn(n, 3, 8, 8) for n in (1, 2, 3, 5, 8, 13)] * 3
-    expected = [model(batch) for batch in batches]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for got, one in zip(pool.map(model, batches), expected, strict=True):
-            torch.testing.assert_close(got, one)
 
 
 # int8
@@ -587,14 +577,6 @@ def test_programs_that_are_not_ours_or_damaged_are_an_error(trained: Path, tmp_p
 
 
 # Images to try a model on
-
-
-def test_sampled_images_are_spread_over_the_training_part(build: Build) -> None:
-    model = build("hvt_ti_1", img_size=8, patch_size=1)
-    images = sample_images("digits", eval_transform(model), 20)
-    assert images.shape == (20, 3, 8, 8)
-    assert len({tuple(image.flatten().tolist()) for image in images}) == 20
-    torch.testing.assert_close(images, sample_images("digits", eval_transform(model), 20))
 
 
 @pytest.mark.parametrize("count", [3, 7, 20])

@@ -1,6 +1,5 @@
 """The page's files and headers, its explanation against `hvt.see`, and its sample images."""
 
-import concurrent.futures
 import io
 import math
 import re
@@ -91,13 +90,6 @@ def test_files_are_sent(client: TestClient, name: str) -> None:
     head = client.head(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(response.content))
-
-
-def test_policy_forbids_what_is_not_ours() -> None:
-    policy = dict(rule.split(" ", 1) for rule in HEADERS["Content-Security-Policy"].split("; "))
-    assert policy["default-src"] == "'self'"
-    assert {policy[k] for k in ("object-src", "base-uri", "frame-ancestors")} == {"'none'"}
-    assert "unsafe" not in HEADERS["Content-Security-Policy"]
 
 
 def test_no_file_asks_for_anything_from_elsewhere() -> None:
@@ -234,22 +226,6 @@ def test_seen_part_is_where_the_transform_looks(
         assert torch.allclose(channel[inner], 55 + 200 * place.float(), atol=4)
 
 
-def test_tracing_watches_its_own_run_alone(build: Callable[..., hvt.HVT]) -> None:
-    model = build("hvt_ti_2")
-    images = torch.randn(6, 3, 64, 64)
-    alone = [token_sources(model, image)[-1].origins for image in images]
-    with torch.inference_mode():
-        answers = model(images)
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        traces = [pool.submit(token_sources, model, image) for image in images]
-        runs = [pool.submit(torch.inference_mode()(model), images) for _ in range(6)]
-        together = [trace.result() for trace in traces]
-        assert all(torch.allclose(run.result(), answers) for run in runs)
-    assert [len(trace) for trace in together] == [2] * 6
-    assert all(torch.equal(t[-1].origins, a) for t, a in zip(together, alone, strict=True))
-    assert not model.training
-
-
 # The route
 
 
@@ -323,14 +299,3 @@ def test_every_sample_is_offered() -> None:
     assert sorted(files) == sorted(name for listed in SAMPLES.values() for name in listed)
     assert sorted(STATIC.glob("sample-*")) == sorted(files.values())
     assert max(path.stat().st_size for path in files.values()) <= 15_000
-
-
-def test_samples_wait_for_a_model_that_knows_them() -> None:
-    assert re.search(r'id="samples"[^>]* hidden', (STATIC / "page.html").read_text())
-    assert "offerSamples(new Set(classes))" in (STATIC / "page.js").read_text()
-
-
-def test_the_empty_page_promises_no_number_of_classes() -> None:
-    intro = (STATIC / "page.html").read_text().partition('id="intro"')[2].partition("</p>")[0]
-    assert "top classes" in intro
-    assert not re.search(r"\b(five|\d+)\b", intro.partition(">")[2])

@@ -67,24 +67,6 @@ def test_a_sample_is_answered_and_explained(page: Page) -> None:
     assert len(page.all("#chart rect.ghost")) == 5
 
 
-def test_stages_are_drawn_from_the_image(page: Page) -> None:
-    """The first stage is the image itself; later ones are darker where less is kept."""
-    page.sample("sea")
-    light = page.run(
-        """return [...document.querySelectorAll('#strip canvas')].map(canvas => {
-             const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-             let sum = 0;
-             for (let i = 0; i < data.length; i += 4) sum += data[i] + data[i + 1] + data[i + 2];
-             return sum / (data.length / 4 * 3);
-           })"""
-    )
-    path = Path(hvt.__file__).parent / "serve/static/sample-sea.jpg"
-    with Image.open(path) as image:
-        assert light[0] == pytest.approx(np.asarray(image).mean(), abs=12)  # with lines over it
-    assert light[1] < light[0] - 10
-    assert light[2] < light[0] - 10
-
-
 @pytest.mark.slow
 def test_averaged_tokens_have_their_patches_average_colour(chromium: Any, tmp_path: Path) -> None:
     tall = {"pool": "avg", "pool_dims": 2, "pool_kernel": (2, 1), "pool_stride": (2, 1)}
@@ -117,20 +99,6 @@ def test_averaged_tokens_have_their_patches_average_colour(chromium: Any, tmp_pa
         assert second == pytest.approx([96, 159, 96, 159], abs=8)
         page.one("#strip figure:last-child canvas").send_keys(" ", "\ue014")  # the right arrow
         assert "token 1 of 8 is the average of 2 patches" in page.text("detail").lower()
-
-
-@pytest.mark.slow
-def test_a_class_token_that_ends_alone_has_dropped_nothing(chromium: Any, tmp_path: Path) -> None:
-    small = {"img_size": 32, "patch_size": 8, "num_heads": 1, "head_dim": 8, "depth": 2}
-    model = hvt.create_model("deit_ti", retention=(17, 1), num_classes=2, **small)
-    hvt.save(model, tmp_path / "small.safetensors", ["daisy", "volcano"])
-    with Service(tmp_path / "small.safetensors", "--drain", 0) as service:
-        page = Page(chromium, service.url).open()
-        page.one("#file").send_keys(str(jpeg(tmp_path / "any.jpg", 300, 200)))
-        page.answered()
-        assert page.text("stages-title") == "17 → 1 tokens"
-        assert "All of them go through all blocks" in page.text("stages-note")
-        assert len(page.all("#strip figure")) == 1
 
 
 def test_a_file_from_the_disk(page: Page, tmp_path: Path) -> None:
@@ -225,17 +193,6 @@ def test_keyboard_alone(page: Page) -> None:
         "29.9 M",
         "29.9 M",
     ]
-
-
-def test_pointing_at_a_token(page: Page) -> None:
-    from selenium.webdriver import ActionChains
-
-    page.sample("apple")
-    canvas = page.all("#strip canvas")[0]
-    page.run("arguments[0].scrollIntoView({block: 'center'})", canvas)
-    # Right and below its middle, which is a corner of four patches.
-    ActionChains(page.driver).move_to_element_with_offset(canvas, 5, 5).perform()
-    assert page.text("detail") == "Token 37 of 64 is the patch at row 5, column 5, at first."
 
 
 def test_a_broken_file_is_answered_in_words(page: Page, tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ from hvt.errors import HVTError
 from hvt.serve import decoding
 from hvt.serve.app import create_app
 from hvt.serve.batcher import Batcher
-from hvt.serve.decoding import decode_light
 from hvt.serve.engine import Engine, Scores, steps_of
 from hvt.serve.middleware import HEADERS
 from hvt.serve.settings import Settings
@@ -129,21 +128,6 @@ def test_images_are_prepared_bit_for_bit_as_by_predict(
     assert engine._as_is in (None, (32, 32))
     image = drawn(random.Random(1), size).convert("L" if channels == 1 else "RGB")
     assert torch.equal(engine.inputs([engine.pixels(image)])[0], transform(image))
-
-
-def test_a_checkpoint_is_served_with_its_model(checkpoint: Path, onnx: Path) -> None:
-    engine = Engine(checkpoint, Settings(concurrent_batches=1), exported=onnx)
-    assert isinstance(engine.model, hvt.HVT)
-    assert engine.config == engine.model.config
-    assert engine.class_names == tuple(NAMES)
-    image = decode_light(encoded_image(), engine.limits)
-    assert image is not None
-    with torch.inference_mode():
-        expected = engine.model(engine.inputs([engine.pixels(image)])).softmax(dim=1).topk(4)
-    ((values, places),) = engine.predict([engine.pixels(image)], 4)
-    assert places == expected.indices[0].tolist()
-    assert values == pytest.approx(expected.values[0].tolist(), abs=1e-5)
-    assert Engine(onnx).model is None
 
 
 def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -> None:
@@ -398,15 +382,6 @@ def test_an_answer_that_is_not_a_number_is_an_error(
     assert_same(answered.json()["predictions"][0], dark, predictor)
 
 
-def test_a_model_without_any_answer_is_not_served(
-    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing = torch.full((1, 10), np.nan)
-    monkeypatch.setattr(OnnxModel, "logits", lambda self, images: nothing)
-    with pytest.raises(HVTError, match=r"model\.onnx gives NaN or infinity for 1 images: exp"):
-        engine()
-
-
 def test_a_model_that_cannot_be_run_is_an_error_in_json(
     engine: Callable[..., Engine],
     monkeypatch: pytest.MonkeyPatch,
@@ -419,15 +394,6 @@ def test_a_model_that_cannot_be_run_is_an_error_in_json(
     assert response.status_code == 500
     assert response.json()["detail"] == "the model cannot be run: the service's log says why"
     assert str(broken.session.path) in caplog.text
-
-
-def test_a_model_that_names_tokens_is_not_served(tmp_path: Path) -> None:
-    model = hvt.create_model("hvt_ti_1", **SMALL | FEW | {"global_pool": ""})
-    hvt.save(model, tmp_path / "tokens.safetensors")
-    with pytest.raises(
-        HVTError, match=r"tokens\.safetensors has global_pool='', so it classifies each token"
-    ):
-        Engine(tmp_path / "tokens.safetensors", Settings(concurrent_batches=1))
 
 
 def test_class_names_that_are_not_text_are_written_out(
