@@ -1,6 +1,8 @@
 """Untrusted images are decoded within limits of time and memory."""
 
+import os
 import random
+import subprocess
 import sys
 
 import numpy as np
@@ -78,6 +80,12 @@ def test_no_process_is_started_for_what_is_not_an_image(monkeypatch: pytest.Monk
     monkeypatch.setattr(decoding.sys, "executable", "/nowhere")
     with pytest.raises(UnidentifiedImageError):
         decode(b"words" * 100, LIMITS)
+
+
+def test_a_process_does_not_import_torch() -> None:
+    """It would take a second for each image."""
+    code = "import sys, hvt.serve.decoding; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
 
 
 def test_a_process_that_crashes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

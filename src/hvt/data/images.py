@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
-from torch.utils.data import Dataset
 
 from ..errors import HVTError
 from ..files import encodable
 
 if TYPE_CHECKING:
+    from torch.utils.data import Dataset
     from typing_extensions import Self
+
+    _Images = Dataset[tuple[Image.Image, int]]
+else:  # a process that decodes for `hvt serve` would take a second to import torch
+    _Images = object
 
 # The formats that are opened, the common ones first. Pillow knows more: rare ones, some decoded by
 # a program or not at all, and PostScript, which is executed.
@@ -109,7 +113,7 @@ def finish(image: Image.Image, in_chans: int = 3) -> Image.Image:
     return to_channels(image, in_chans)
 
 
-class IndexedImages(Dataset[tuple[Image.Image, int]]):
+class IndexedImages(_Images):
     """Images with random access, each read when it is asked for, and their labels."""
 
     def __init__(self, items: np.ndarray, labels: Sequence[int], in_chans: int) -> None:
