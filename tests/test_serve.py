@@ -205,15 +205,19 @@ def test_bad_requests_are_answered_with_one_sentence(
     assert app.state.admission.images == 0
 
 
-HANGS = "import sys, time\nif sys.stdin.buffer.peek(2)[:2] == b'P6': time.sleep(600)\n"
-"""What makes the decoding process hang on a PPM file, however fast the machine is."""
-
-
 def test_an_image_that_takes_too_long_is_given_up_and_others_are_answered(
     engine: Callable[..., Engine], predictor: hvt.Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "_MAIN", HANGS + decoding._MAIN)
-    app = create_app(engine=engine(decoders=2, decode_timeout=4, timeout=60))
+    run, others = subprocess.run, threading.Event()
+
+    def hang(command: list[str], **options: Any) -> Any:
+        if not options["input"].startswith(b"P6"):
+            return run(command, **options)
+        others.wait()
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(decoding.subprocess, "run", hang)
+    app = create_app(engine=engine(decoders=2, decode_timeout=60, timeout=300))
     light, heavy = encoded_image(5, size=(300, 200)), encoded_image(6, "TIFF")
 
     async def call() -> None:
@@ -223,8 +227,9 @@ def test_an_image_that_takes_too_long_is_given_up_and_others_are_answered(
                 answered = await to.post("/predict", content=content)
                 assert_same(answered.json()["predictions"][0], content, predictor)
                 assert not slow.done()
+            others.set()
             assert (await slow).status_code == 413
-            assert "more than the 4 seconds allowed" in (await slow).json()["detail"]
+            assert "more than the 60 seconds allowed" in (await slow).json()["detail"]
 
     asyncio.run(call())
     assert app.state.admission.images == 0
