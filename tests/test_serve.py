@@ -156,6 +156,7 @@ def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -
 # What `curl --data-binary` says of any file.
 CURL = {"content-type": "application/x-www-form-urlencoded"}
 FORM = {"content-type": "multipart/form-data; boundary=b"}
+CUT = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\nGIF'
 
 
 @pytest.mark.parametrize(
@@ -179,6 +180,7 @@ FORM = {"content-type": "multipart/form-data; boundary=b"}
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 422, "boundary"),
         ({"content": b"nonsense", "headers": FORM}, 422, "multipart body is damaged"),
         ({"content": b"--b--\r\n", "headers": FORM}, 422, "no image"),
+        ({"content": CUT, "headers": FORM}, 422, "its last boundary is missing"),
         ({"content": encoded_image(), "params": {"top": 0}}, 422, "top"),
         ({"content": encoded_image(), "params": {"top": 11}}, 422, "top"),
         ({"content": encoded_image(), "params": {"top": "x"}}, 422, "top"),

@@ -127,6 +127,10 @@ class _Form(MultiPartParser):
     """Starlette's parser, without a file on disk; an image needs no file's name."""
 
     spool_max_size = sys.maxsize
+    complete = False
+
+    def on_end(self) -> None:
+        self.complete = True
 
     def on_headers_finished(self) -> None:
         named = self._current_part.content_disposition or b""
@@ -138,12 +142,15 @@ class _Form(MultiPartParser):
 async def _files(request: Request, body: _Body) -> list[tuple[str | None, bytes]]:
     most = request.app.state.settings.max_images
     try:
-        form = await _Form(request.headers, body.chunks(), max_files=most).parse()
+        parser = _Form(request.headers, body.chunks(), max_files=most)
+        form = await parser.parse()
     except MultiPartException as error:
         if error.message.startswith("Too many files"):
             detail = f"the request has more than the {most} images allowed"
             raise HTTPException(413, detail) from error
         raise HTTPException(422, f"the multipart body is damaged: {error.message}") from error
+    if not parser.complete:  # Starlette drops a part that is cut short
+        raise HTTPException(422, "the multipart body is damaged: its last boundary is missing")
     files = [part for part in form.getlist(FIELD) if isinstance(part, UploadFile)]
     if not files:
         raise HTTPException(422, f"the request has no image: send files in the field {FIELD!r}")

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -307,10 +308,15 @@ def reading_processes(workers: int, processes: DistributedContext, device: torch
     return max(1, min(8, spare))
 
 
+_RAND_AUGMENT = re.compile(r"rand(-((m|mmax|n|inc)\d+|(mstd|p)\d+(\.\d*)?|t\w+))*")
+
+
 def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
     """timm's; small images, of `side` pixels, get padded crops instead of resized ones."""
     cfg, config, policy = model.pretrained_cfg, model.config, recipe.rand_augment
     try:
+        if policy.startswith("rand") and not _RAND_AUGMENT.fullmatch(policy):
+            raise ValueError  # timm ignores what it does not understand
         crop, colours, tensor = create_transform(
             (config.in_chans, *config.image),
             is_training=True,
