@@ -204,8 +204,9 @@ def test_small_images_are_resized_as_the_recipe_says() -> None:
 
 
 def test_a_policy_that_timm_does_not_know_is_an_error() -> None:
-    with pytest.raises(HVTError, match="rand_augment='foo' is not one of timm's"):
-        batches(rand_augment="foo")
+    for policy in ("foo", "rand-mfoo"):
+        with pytest.raises(HVTError, match=f"rand_augment='{policy}' is not one of timm's"):
+            batches(rand_augment=policy)
 
 
 # ── evaluation ──────────────────────────────────────────────────────────────────────────────────

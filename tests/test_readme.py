@@ -4,7 +4,9 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from hvt.cli import build_parser
 from hvt.cli.flags import given_fields
@@ -21,6 +23,12 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.M | r
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HVT_CACHE", str(tmp_path / "cache"))
+    draw = np.random.default_rng(0)
+    for name in ("cat", *(f"IMAGES/{kind}/{n}" for kind in "ab" for n in range(6))):
+        path = tmp_path / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(path)
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
@@ -47,7 +55,8 @@ def test_paths_exist() -> None:
     if not (ROOT / "benchmarks").is_dir():
         pytest.skip("a source distribution has no benchmarks/ and docs/")
     linked = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
-    toured = re.findall(r"^\| `([^`]+)` \| ", text.split("## The files")[1], flags=re.M)
+    tour = (ROOT / "CONTRIBUTING.md").read_text().split("## The files")[1]
+    toured = re.findall(r"^\| `([^`]+)` \| ", tour, flags=re.M)
     assert linked
     assert toured
     assert [path for path in linked + toured if not (ROOT / path).exists()] == []
