@@ -93,7 +93,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         settings.max_wait_ms / 1e3,
         settings.batch_threads,
         state.metrics.batches.observe,
-        setting_of,
+        setting_of if settings.elastic else lambda pixels: 0,
     )
     if isinstance(state.engine, ElasticEngine):
         state.engine.waiting = lambda: state.admission.images
