@@ -48,4 +48,4 @@ def test_an_index_shows_no_link_that_leads_nowhere(
     links = re.findall(r"\]\(([^)]+)\)", shown)
     assert all(link.startswith("https://") for link in links)
     assert ("https://example.org/hvt/blob/v1/CONTRIBUTING.md" in links) == bool(url)
-    assert ("docs/hierarchy.svg" in shown) == bool(url)
+    assert ("docs/tradeoff.svg" in shown) == bool(url)

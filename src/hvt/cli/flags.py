@@ -39,7 +39,8 @@ class Parser(argparse.ArgumentParser):
             if not flag.startswith("-"):
                 owner.error(f"{flag!r} is one argument too many")
             flags = [name for action in owner._actions for name in action.option_strings]
-            owner.error(f"unknown flag {flag!r}: {did_you_mean(flag, flags)}")
+            ending = [f"did you mean {name}?" for name in flags if name.endswith(flag[1:])]
+            owner.error(f"unknown flag {flag!r}: {(ending or [did_you_mean(flag, flags)])[0]}")
         return known
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
