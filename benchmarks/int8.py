@@ -3,9 +3,9 @@
     python benchmarks/int8.py --cifar100 data --deit WEIGHTS --imagenet FOLDER --train FOLDER
 
 Three parts: `choices` compares ways to quantise on training images, `speed` times two models in
-turns, `accuracy` is top-1 of two models on their test images. Whatever decides anything (which
-layers stay in float32, which way is best) has seen training images only. Each result is written
-when it is there, and one that the file has is not measured again; `--again` measures all anew.
+turns, and `accuracy` is the top-1 of two models on their test images. Every decision (which layers
+stay in float32, which way is best) is made on training images. What is not measured keeps its
+earlier results.
 """
 
 from __future__ import annotations
@@ -51,22 +51,14 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     logging.disable(logging.WARNING)  # the quantiser's advice to prepare graphs, as ours are
-    machine = describe(CPU)
-    report = kept(args.out, machine, args.limit)
-    if args.again:
-        report = {part: value for part, value in report.items() if part not in args.only}
-    report |= {"command": portable_command(sys.argv), "machine": machine, "limit": args.limit}
+    report = json.loads(args.out.read_text()) if args.out.exists() else {}
+    report |= {"command": portable_command(sys.argv), "machine": describe(CPU)}
     parts = {"choices": choices, "speed": speeds, "accuracy": accuracies}
     for part in args.only:
-        done = report.setdefault(part, {})
-        for name, make in parts[part](args).items():
-            if name in done:
-                print(f"{name}: measured before")
-                continue
-            done[name] = make()
-            if part != "choices":  # which tell each way as it comes
-                print(name, {k: shown(v) for k, v in done[name].items()}, flush=True)
-            save(report, args.out)
+        report[part] = report.get(part, {}) | parts[part](args)
+        print(json.dumps(report[part], indent=2), flush=True)
+        with atomic_write(args.out) as temporary:
+            temporary.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def parse() -> argparse.Namespace:
@@ -76,36 +68,14 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--only", nargs="+", default=list(PARTS), choices=PARTS, help="parts to measure")
-    add("--models", nargs="+", default=list(MODELS), help="models to time")
     add("--cifar100", type=Path, help="folder that has CIFAR-100 in it, for the built-in model")
     add("--deit", type=Path, help="weights of an ImageNet model")
     add("--imagenet", type=Path, help="ImageNet's validation images, a folder per class")
     add("--train", type=Path, help="training images of ImageNet, some folders of its classes")
-    add("--limit", type=int, help="images at most of each kind, for a try")
     add("--rounds", type=int, default=7, help="times that every model is timed")
     add("--threads", type=int, help="CPU threads; torch's own choice by default")
-    add("--again", action="store_true", help="measure what the results have already, too")
     add("--out", type=Path, default=HERE / "results/int8.json", help="the results' JSON file")
     return parser.parse_args()
-
-
-def kept(path: Path, machine: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    """The results of an earlier run on the same machine, with the same versions and images."""
-    if not path.exists():
-        return {}
-    result = json.loads(path.read_text())
-    same = {**result["machine"], "date": machine["date"]} == machine and result["limit"] == limit
-    return {part: result[part] for part in PARTS if part in result} if same else {}
-
-
-def save(report: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def shown(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) else value
 
 
 def images_per_second(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -132,11 +102,8 @@ def exported(model: hvt.HVT, images: Tensor, folder: Path) -> dict[str, Path]:
 # ── speed ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def speeds(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
-    def of(name: str) -> Callable[[], dict[str, Any]]:
-        return lambda: speed(hvt.create_model(name).eval(), args.rounds)
-
-    return {name: of(name) for name in args.models}
+def speeds(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: speed(hvt.create_model(name).eval(), args.rounds) for name in MODELS}
 
 
 def speed(model: hvt.HVT, rounds: int) -> dict[str, Any]:
@@ -159,29 +126,25 @@ def speed(model: hvt.HVT, rounds: int) -> dict[str, Any]:
 # ── accuracy ────────────────────────────────────────────────────────────────────────────────────
 
 
-def accuracies(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
-    result: dict[str, Callable[[], dict[str, Any]]] = {}
+def accuracies(args: argparse.Namespace) -> dict[str, Any]:
+    result: dict[str, Any] = {}
     if args.cifar100 is None:
-        print("left out: the built-in model on CIFAR-100 (needs --cifar100)")
+        print("skipped: the built-in model on CIFAR-100 (needs --cifar100)")
     else:
-        result["built-in model, CIFAR-100"] = lambda: accuracy(
-            hvt.load("cifar100").float(), ("cifar100", args.cifar100), "cifar100", args, False
+        result["built-in model, CIFAR-100"] = accuracy(
+            hvt.load("cifar100").float(), ("cifar100", args.cifar100), "cifar100", False
         )
     if None in (args.deit, args.imagenet, args.train):
-        print("left out: an ImageNet model (needs --deit, --imagenet and --train)")
+        print("skipped: an ImageNet model (needs --deit, --imagenet and --train)")
     else:
-        result[f"{args.deit.stem}, ImageNet"] = lambda: accuracy(
-            hvt.load(args.deit).float(), (args.train, None), str(args.imagenet), args, True
+        result[f"{args.deit.stem}, ImageNet"] = accuracy(
+            hvt.load(args.deit).float(), (args.train, None), str(args.imagenet), True
         )
     return result
 
 
 def accuracy(
-    model: hvt.HVT,
-    train: tuple[str | Path, Path | None],
-    test_data: str,
-    args: argparse.Namespace,
-    by_order: bool,
+    model: hvt.HVT, train: tuple[str | Path, Path | None], test_data: str, by_order: bool
 ) -> dict[str, Any]:
     """Top-1 in float32 and in int8 on the same test images.
 
@@ -196,8 +159,6 @@ def accuracy(
         num_classes=model.num_classes,
         match_by_order=by_order,
     ).val
-    if args.limit is not None and args.limit < len(test):
-        test = test.subset(range(0, len(test), len(test) // args.limit))  # type: ignore[union-attr]
     height, width = model.config.image
     small = hasattr(test, "images") and height == width <= SMALL
     result: dict[str, Any] = {"images": len(test)}
@@ -217,19 +178,14 @@ def accuracy(
 # ── choosing ────────────────────────────────────────────────────────────────────────────────────
 
 
-def choices(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
-    if args.deit is None or args.train is None:
-        print("left out: the ways to quantise (need --deit and --train)")
-        return {}
-    return {args.deit.stem: lambda: {"ways": choose(args)}}
-
-
-def choose(args: argparse.Namespace) -> list[dict[str, Any]]:
+def choices(args: argparse.Namespace) -> dict[str, Any]:
     """Ways to quantise, by speed and by what they do to the logits of training images."""
+    if args.deit is None or args.train is None:
+        print("skipped: the ways to quantise (need --deit and --train)")
+        return {}
     model = hvt.load(args.deit).float()
-    count = CALIBRATED + (args.limit or COMPARED)
-    images = sample_images(args.train, eval_transform(model), count)
-    # Those that int8 is calibrated on are not those that are compared on.
+    images = sample_images(args.train, eval_transform(model), CALIBRATED + COMPARED)
+    # The images for calibration are not those of the comparison.
     apart = torch.arange(len(images)) % max(2, len(images) // CALIBRATED) == 0
     deciding, images = images[apart][:CALIBRATED], images[~apart]
     graph = to_onnx(model)
@@ -256,8 +212,7 @@ def choose(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "images": len(images),
             }
         )
-        print({key: shown(value) for key, value in rows[-1].items()}, flush=True)
-    return rows
+    return {args.deit.stem: {"ways": rows}}
 
 
 def variants(model: hvt.HVT, graph: Any, deciding: Tensor) -> dict[str, Callable[[], Any]]:

@@ -2,8 +2,8 @@
 
     python benchmarks/throughput.py
 
-All models stand in one process and take turns, round after round, so that a busy moment of the
-machine falls on all of them alike. Every figure is a median over the rounds.
+All models run in one process and take turns, round after round, so that other load on the machine
+affects all of them equally. Every figure is a median over the rounds.
 """
 
 from __future__ import annotations
@@ -66,10 +66,9 @@ def main() -> None:
     described = describe(device) | {"command": portable_command(sys.argv)}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_csv([row | described for row in rows], args.out)
-    plot([row | described for row in rows], args.out.with_suffix(".png"))
     show(rows)
     minutes = (time.perf_counter() - began) / 60
-    note(f"{args.out} and {args.out.with_suffix('.png').name} written, {minutes:.1f} minutes")
+    note(f"{args.out} written, {minutes:.1f} minutes")
 
 
 def parse() -> argparse.Namespace:
@@ -210,59 +209,6 @@ def show(rows: list[dict[str, object]]) -> None:
     for r in rows:
         figures = "".join(f"{r[c]!s:>10}" for c in columns)
         print(f"{r['mode']:10}{r['batch']:>6}  {r['model']:30}{figures}")
-
-
-def plot(rows: list[dict[str, object]], path: Path) -> None:
-    """Bars of the ratio to timm's DeiT-S; a tick shows what the multiply-adds alone would give."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    trained = [str(m) for m in dict.fromkeys(r["model"] for r in rows if r["mode"] == "train")]
-    batches = sorted({int(str(r["batch"])) for r in rows}, reverse=True)
-    value = {
-        Case(str(r["model"]), str(r["mode"]), int(str(r["batch"]))): float(
-            str(r["ratio_to_timm_deit_s"])
-        )
-        for r in rows
-    }
-    price = {str(r["model"]): float(str(r["gflops"])) for r in rows}
-    trained.sort(key=lambda m: price[m])
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 1.2 + 0.55 * len(trained)), sharey=True)
-    height = 0.8 / len(batches)
-    for axis, (mode, title) in zip(
-        axes, (("inference", "Inference"), ("train", "Training step")), strict=True
-    ):
-        for i, batch in enumerate(batches):
-            for y, name in enumerate(trained):
-                ours = library(name) == "hvt"
-                at, ratio = y - 0.4 + height * (i + 0.5), value[Case(name, mode, batch)]
-                axis.barh(at, ratio, height, color="#0969da" if ours else "#8c959f", alpha=1 / 2**i)
-                ink = "black" if i else "white"
-                axis.text(0.05, at, f"{ratio:.2f}", va="center", fontsize=8, color=ink)
-        for y, name in enumerate(trained):
-            promised = price[BASELINE] / price[name]
-            axis.plot([promised, promised], [y - 0.45, y + 0.45], color="black", linewidth=1.5)
-        axis.axvline(1, color="black", linewidth=0.8, linestyle=":")
-        axis.set_title(title)
-        axis.set_xlabel("images/s, timm's DeiT-S = 1")
-        axis.margins(x=0.1)
-        axis.spines[["top", "right"]].set_visible(False)
-    labels = [f"{n} ({library(n)}, {price[n]:.2f} G)" for n in trained]
-    axes[0].set_yticks(range(len(trained)), labels)
-    axes[0].invert_yaxis()
-    machine = rows[0]
-    order = " then ".join(map(str, batches))
-    figure.suptitle(
-        f"Blue: hvt, grey: timm; batch {order}. Black tick: ratio of multiply-adds.\n"
-        f"{machine['cpu']}, {machine['threads']} threads, {machine['device']}, "
-        f"{machine['dtype']}, torch {machine['torch']}, {machine['date']}",
-        fontsize=9,
-    )
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 def note(text: str) -> None:

@@ -7,13 +7,10 @@
         --run pooled=runs/pooled --run 160px=runs/160 --speed
 
 Rows: the source; the source on smaller images; ToMe at several r; PoWER's extraction at the
-budget; and each run untrained, after its tail and after all. The rivals without a run are not
-trained. FOLDER has one folder per class, sorted as the logits are. Predictions are kept in the
-work folder, a file for each row, so that the script can be resumed, and rows be added.
-Confidence intervals are of the paired difference to the source. Timings, in turns, are made with
-`--speed` for all rows at once and kept until the next time. With `--update` only the source and the
-runs that are named are measured, and other rows of the results stay; a row keeps its timings, which
-do not depend on weights.
+budget; and each run, untrained and distilled. FOLDER contains one folder per class, in the order of
+the logits. Predictions are cached in the work folder, a file per row, so that the script can be
+resumed and rows can be added. Confidence intervals are of the paired difference to the source.
+`--speed` times all rows in turns; the timings are kept until the next time.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from pages import fill, table, write
 import hvt
 from hvt.bench.measure import describe, portable_command
 from hvt.bench.models import open_bench_model
-from hvt.bench.run import measure, write_csv
+from hvt.bench.run import measure
 from hvt.data.evaluation import eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sources import open_eval
@@ -66,9 +63,6 @@ def main() -> int:
     rows = [row(name, model, hits, speed) for name, model in models.items()]
     machine, command = describe(device), portable_command(sys.argv)
     report: dict[str, Any] = {"command": command, "rows": rows, "machine": machine}
-    if args.update:
-        report = updated(json.loads(args.out.with_suffix(".json").read_text()), report)
-        rows = report["rows"]
     for one in rows:
         print(
             f"{one['model']:24} {one['gflops']:.3f} G  top-1 {one['top1']:.2f} %  "
@@ -76,7 +70,6 @@ def main() -> int:
             + "  ".join(f"{one[f'{m}_{b}']:.1f}" for m, b in SPEEDS if f"{m}_{b}" in one)
         )
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_csv(rows, args.out.with_suffix(".csv"))
     with atomic_write(args.out.with_suffix(".json")) as temporary:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
     draw(rows, report["machine"], args.out.with_suffix(".png"))
@@ -95,20 +88,13 @@ def parse() -> argparse.Namespace:
     add("--run", action="append", default=[], metavar="NAME=FOLDER", help="runs of hvt upcycle")
     add("--sizes", default="160,176,192", help="images of the untrained source, in pixels")
     add("--merge", default="8,12,16", help="ToMe's r")
-    add("--limit", type=int, help="so many images, spread evenly, for a trial")
     add("--speed", action="store_true", help="time all rows, in turns")
     add("--rounds", type=int, default=5, help="turns of each")
     add("--threads", type=int, help="CPU threads")
     add("--workers", type=int, default=1, help="processes that read")
     add("--device", default="auto", help="auto, cpu, cuda, …")
-    add(
-        "--work",
-        type=Path,
-        default=Path("runs/upcycle-benchmark"),
-        help="where predictions are kept",
-    )
-    add("--out", type=Path, default=RESULTS, help="CSV, JSON and PNG")
-    add("--update", action="store_true", help="measure only the named runs, keep other rows")
+    add("--work", type=Path, default=Path("runs/upcycle-benchmark"), help="cached predictions")
+    add("--out", type=Path, default=RESULTS, help="JSON and PNG")
     add("--table", action="store_true", help="only write the tables of docs/upcycle.md")
     add("--check", action="store_true", help="with --table: only check that they are current")
     return parser.parse_args()
@@ -119,14 +105,13 @@ def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
     source = open_source(args.source)
     config = source.config
     models = {"source": source}
-    if not args.update:
-        for size in map(int, args.sizes.split(",")):
-            models[f"{size} px"] = resized(source, (size, size))
-        for merged in map(int, args.merge.split(",")):
-            merging = config.replace(merge=merged, proportional_attention=True)
-            models[f"ToMe r={merged}"] = pooled(source, merging)
-        retained = config.replace(retention=retention_for(config, args.gflops))
-        models["PoWER"] = pooled(source, retained)
+    for size in map(int, args.sizes.split(",")):
+        models[f"{size} px"] = resized(source, (size, size))
+    for merged in map(int, args.merge.split(",")):
+        merging = config.replace(merge=merged, proportional_attention=True)
+        models[f"ToMe r={merged}"] = pooled(source, merging)
+    retained = config.replace(retention=retention_for(config, args.gflops))
+    models["PoWER"] = pooled(source, retained)
     for text in args.run:
         name, sign, folder = text.partition("=")
         if not sign:
@@ -147,19 +132,16 @@ def correct(
 ) -> np.ndarray:
     """Whether the top-1 class and any of the top five is right: `(images, 2)`."""
     path = args.work / f"{name.replace(' ', '_')}.npz"
-    key = f"{args.labelled} {args.limit} {weights_digest(model)}"
+    key = f"{args.labelled} {weights_digest(model)}"
     if path.exists():
         kept = np.load(path, allow_pickle=False)
         if str(kept["key"]) == key:
             return kept["hits"]
     print(f"measuring {name}", file=sys.stderr, flush=True)
     data = open_eval(args.labelled, num_classes=model.num_classes, match_by_order=True)
-    images: Any = data.val
-    if args.limit:
-        images = images.subset(np.linspace(0, len(images) - 1, args.limit, dtype=int).tolist())
     model = model.to(device).eval()
     results = []
-    for batch in EvalBatches(images, eval_transform(model), batch_size=25, workers=args.workers):
+    for batch in EvalBatches(data.val, eval_transform(model), batch_size=25, workers=args.workers):
         best = model(batch.images.to(device)).float().topk(5, dim=1).indices.cpu()
         right = best.eq(batch.labels[:, None])
         results.append(torch.stack((right[:, 0], right.any(dim=1)), dim=1))
@@ -208,10 +190,7 @@ def timings(
 
 
 def row(
-    name: str,
-    model: hvt.HVT,
-    hits: dict[str, np.ndarray],
-    speed: dict[str, dict[str, float]],
+    name: str, model: hvt.HVT, hits: dict[str, np.ndarray], speed: dict[str, dict[str, float]]
 ) -> dict[str, Any]:
     own, price = hits[name].astype(float), hvt.cost(model)
     paired = 100 * (own[:, 0] - hits["source"][:, 0])
@@ -231,19 +210,6 @@ def row(
     }
 
 
-def updated(report: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
-    """A report with some rows measured anew, and a note of which and how."""
-    rows = {one["model"]: one for one in report["rows"]}
-    before, now = rows["source"], newer["rows"][0]
-    if any(before[key] != now[key] for key in ("images", "top1", "top5")):
-        raise SystemExit("the source has another accuracy here: these are not the same images")
-    for one in newer["rows"][1:]:
-        rows[one["model"]] = rows.get(one["model"], {}) | one
-    note = {"rows": [one["model"] for one in newer["rows"][1:]]}
-    note |= {key: newer[key] for key in ("command", "machine")}
-    return report | {"rows": list(rows.values()), "updates": [*report.get("updates", []), note]}
-
-
 def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> None:
     """Top-1 against MACs, and against images/s in each way of running that was timed."""
     panels = [("gflops", "GMACs per image")]
@@ -260,7 +226,7 @@ def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> Non
         for one in rows:
             bars = [[one["difference"] - one["low"]], [one["high"] - one["difference"]]]
             plain = one["model"] == "source"
-            trained = plain or one["model"].endswith((", tail", ", all"))
+            trained = plain or one["model"].endswith(", distilled")
             axes.errorbar(
                 one[key], one["top1"], None if plain else bars, fmt="o", ms=5, lw=0.6,
                 color="C3" if trained else "0.45", mfc="C3" if trained else "white",
@@ -287,11 +253,9 @@ def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> Non
 
 
 def page(out: Path) -> str:
-    """docs/upcycle.md with its tables made anew, where there are results."""
-    text = PAGE.read_text(encoding="utf-8")
-    if out.with_suffix(".json").exists():
-        text = fill(text, "upcycle", rivals(json.loads(out.with_suffix(".json").read_text())))
-    return text
+    """The text of docs/upcycle.md with a new table."""
+    report = json.loads(out.with_suffix(".json").read_text())
+    return fill(PAGE.read_text(encoding="utf-8"), "upcycle", rivals(report))
 
 
 def rivals(report: dict[str, Any]) -> str:
@@ -312,20 +276,12 @@ def rivals(report: dict[str, Any]) -> str:
     ]
     return (
         f"{table(headings, cells)}\n\n"
-        "![Top-1 against multiply-adds and against images/s of all models in the table]"
+        "![Top-1 against MACs and against images/s of all models in the table]"
         "(../benchmarks/results/upcycle/rivals.png)\n\n"
         f"On {rows[0]['images']} labelled images. *To the source* is the paired difference in "
-        "points with its 95 % interval; the last columns are images/s, in turns. By\n"
+        "points with its 95 % interval; the last columns are images/s, timed in turns. By\n"
         f"`{report['command']}`\non {machine['cpu']}, {machine['threads']} threads, torch "
-        f"{machine['torch']}, {machine['date']}." + "".join(map(update, report.get("updates", [])))
-    )
-
-
-def update(note: dict[str, Any]) -> str:
-    machine = note["machine"]
-    return (
-        f" Top-1 and top-5 of *{'*, *'.join(note['rows'])}* are newer, by\n`{note['command']}`\n"
-        f"on {machine['cpu']}, {machine['date']}."
+        f"{machine['torch']}, {machine['date']}."
     )
 
 
