@@ -116,8 +116,8 @@ def rows_of(args: argparse.Namespace) -> dict[str, hvt.HVT]:
         name, sign, folder = text.partition("=")
         if not sign:
             raise SystemExit(f"--run {text} should be NAME=FOLDER")
-        result = json.loads((Path(folder) / "placement.json").read_text())["chosen"]
-        placed = hvt.HVTConfig.from_dict(result)
+        (result,) = json.loads((Path(folder) / "placement.json").read_text())
+        placed = hvt.HVTConfig.from_dict(result["chosen"])
         if placed.pool_blocks:  # else it is the source on smaller images, a row already
             models[f"{name}, untrained"] = pooled(resized(source, placed.image), placed)
         path = Path(folder) / "distilled" / "best.safetensors"

@@ -1,7 +1,6 @@
-"""PoWER on DeiT, the paper's other baseline: search a retention, retrain with it, look at it."""
+"""PoWER on DeiT, the paper's other baseline: search a retention, retrain with it."""
 
 from .retention import budget_range, retention_for
 from .search import SearchResult, search
-from .survivors import survivors
 
-__all__ = ["SearchResult", "budget_range", "retention_for", "search", "survivors"]
+__all__ = ["SearchResult", "budget_range", "retention_for", "search"]

@@ -18,7 +18,7 @@ Retention = tuple[int, ...]
 Mass = Sequence[float]
 
 
-def check_deit(config: HVTConfig, what: str = "the model") -> None:
+def check_deit(config: HVTConfig) -> None:
     """Raise an error if PoWER cannot be applied to a model."""
     reasons = {
         "pools its tokens": bool(config.pool_blocks),
@@ -28,7 +28,7 @@ def check_deit(config: HVTConfig, what: str = "the model") -> None:
     }
     for reason, applies in reasons.items():
         if applies:
-            raise HVTError(f"PoWER needs a DeiT, and {what} {reason}: use a deit_* model")
+            raise HVTError(f"PoWER needs a DeiT, and the model {reason}: use a deit_* model")
 
 
 def budget_range(config: HVTConfig) -> tuple[float, float]:

@@ -34,14 +34,7 @@ from ..training.learner import Flags, Learner, Step
 from ..training.optimize import seed_all
 from ..training.pipeline import build_model, open_batches
 from ..training.recipe import Recipe
-from .retention import (
-    Retention,
-    check_budget,
-    check_deit,
-    fit_retention,
-    min_tokens,
-    retention_of,
-)
+from .retention import Retention, check_budget, fit_retention, min_tokens, retention_of
 from .soft import SoftDeiT, clip, harden, mass, penalty, soften
 
 EPOCHS = 5
@@ -128,7 +121,6 @@ def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Dat
     path = str(recipe.init)
     checkpoint = read(path)
     config = checkpoint.config
-    check_deit(config, path)
     if config.retention is not None:
         raise HVTError(f"{path} has a retention already: search from the DeiT it was made of")
     check_budget(config, gflops)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..data.loader import Batch, TrainBatches
 from ..distributed import DistributedContext, collective_device
+from ..elastic import configs_of, label, plain
 from ..model import HVT
 from ..training.learner import Learner
 from ..training.optimize import seed_all, seed_dropout
@@ -131,45 +132,62 @@ class Agreement(NamedTuple):
 class HoldoutAgreement:
     """Held-out photos with the source's outputs, on which models are compared with it.
 
-    This process's part: with several, `measure` adds up.
+    `views` are this process's photos as the source sees them, then as each setting of the models
+    does; the dearest setting counts `weight` times.
     """
 
     def __init__(
         self,
         source: HVT,
-        theirs: Tensor,
-        ours: Tensor,
+        views: Sequence[Tensor],
         processes: DistributedContext,
         device: torch.device,
-    ):
-        self.processes, self.device, self.images = processes, device, ours
+        weight: float = 1.0,
+    ) -> None:
+        self.processes, self.device, self.weight = processes, device, weight
         self.normalise = Normalise(source, device)
         self.head = source.num_classes > 0
         self.names = ("kl", "agreement") if self.head else ("distance", "cosine")
+        theirs, *self.views = views
         self.outputs = self._outputs(source, theirs)
 
     @torch.inference_mode()
     def _outputs(self, model: HVT, images: Tensor) -> Tensor:
         """Logits, or features where there is no head."""
+        training = model.training
         model.eval()
         pieces = [model(self.normalise(piece)).float().cpu() for piece in images.split(32)]
+        model.train(training)
         return torch.cat(pieces)
 
-    def measure(self, model: HVT) -> Agreement:
-        """How close a model is to the source, over the photos of all processes."""
-        training = model.training
-        outputs = self._outputs(model, self.images)
-        model.train(training)
-        rows = compare(outputs, self.outputs, self.head).double()
+    def scores(self, model: HVT) -> dict[str, Agreement]:
+        """How close each setting is to the source, over the photos of all processes."""
+        configs = configs_of(model)
+        models = [model] if len(configs) == 1 else [plain(model, i) for i in range(len(configs))]
+        parts = zip(configs, models, self.views, strict=True)
+        return {label(config): self._measure(one, images) for config, one, images in parts}
+
+    def _measure(self, model: HVT, images: Tensor) -> Agreement:
+        rows = compare(self._outputs(model, images), self.outputs, self.head).double()
         sums = torch.cat((rows.sum(dim=0), rows.new_tensor([len(rows)])))
         total = self.processes.all_reduce(sums.to(collective_device(self.device)))
         same, kl, photos = total.tolist()
         return Agreement(100 * same / photos, kl / photos, int(photos))
 
     def figures(self, model: HVT) -> dict[str, float]:
-        """The same by name, as a training notes it."""
-        score = self.measure(model)
-        return dict(zip(self.names, (score.kl, score.agreement), strict=True))
+        """What a training notes: see `means`."""
+        return self.means(self.scores(model))
+
+    def means(self, scores: dict[str, Agreement]) -> dict[str, float]:
+        """The means over the settings by name; where there are several, each one's too."""
+        weights = [self.weight] + [1.0] * (len(scores) - 1)
+        found: dict[str, float] = {}
+        for name, field in zip(self.names, ("kl", "agreement"), strict=True):
+            values = {key: getattr(score, field) for key, score in scores.items()}
+            found[name] = sum(map(float.__mul__, weights, values.values())) / sum(weights)
+            if len(scores) > 1:
+                found |= {f"{name}_{key}": value for key, value in values.items()}
+        return found
 
 
 def compare(outputs: Tensor, target: Tensor, head: bool) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from ..config import HVTConfig
@@ -27,6 +28,8 @@ ROUNDS = (16, 64)
 """Photos of the first rounds; the last has as many as are asked for."""
 KEPT = (24, 12)
 """Placements that stay after each of these rounds; their variants enter after the first."""
+SHOWN = 12
+"""Rows of the printed ranking."""
 STRIDES: tuple[tuple[int, int] | int, ...] = ((2, 2), (2, 1), (1, 2), 2)
 """Rows and columns of the grid, or a stride of the sequence."""
 
@@ -314,3 +317,17 @@ def rank(
     note(f"{len(final)} candidates on {photos} photos")
     evaluator.measure(final, photos)
     return evaluator.ranked(dict.fromkeys([*entered, *current]))
+
+
+def ranking_table(ranked: Sequence[Ranked]) -> Table:
+    """The best candidates, and the unpooled ones wherever they stand."""
+    table = Table("candidate, untrained", box=None, header_style="bold")
+    for heading in ("GFLOPs", "agreement", "KL", "photos"):
+        table.add_column(heading, justify="right")
+    for place, row in enumerate(ranked):
+        if place < SHOWN or not row.config.pool_blocks:
+            table.add_row(
+                describe(row.config), f"{row.gflops:.3f}", f"{row.agreement:.1f} %",
+                f"{row.kl:.4f}", str(row.photos),
+            )  # fmt: skip
+    return table

@@ -13,6 +13,7 @@ import json
 import math
 import random
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,23 +26,36 @@ from .. import distributed
 from ..checkpoint.save_load import load, save
 from ..config import HVTConfig
 from ..costs import arrow, cost
-from ..data.images import FileImages
 from ..data.sample import evenly
+from ..elastic import configs_of, label, plain
 from ..errors import HVTError, did_you_mean
 from ..files import atomic_write, check_new, check_writable, expanded
 from ..model import HVT
 from ..terminal import print_line
+from ..training.learner import Learner
 from ..training.pipeline import reading_processes
 from ..training.run_lock import locked
 from ..training.state import weights_digest
-from . import elastic, report
-from .distil import Agreement, Distiller, HoldoutAgreement
+from .distil import Distiller, HoldoutAgreement
+from .elastic import ElasticDistiller, make_student
+from .elastic import options as elastic_options
 from .photos import Photos, open_photos, read_views
-from .placement import Evaluator, Ranked, candidates, describe, rank
+from .placement import SHOWN, Evaluator, Ranked, candidates, describe, rank, ranking_table
 from .settings import Settings, from_dict
 from .source import open_source
 from .student import Target, pooled, resized
 from .train import distil, resume_command, started_by
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model of the report, how close it is to the source, and what it costs."""
+
+    name: str
+    gflops: float
+    params_m: float
+    agreement: float
+    kl: float
 
 
 @dataclass
@@ -53,8 +67,8 @@ class Upcycled:
     path: Path
     folder: Path
     ranked: list[dict[str, Any]]
-    """The candidates, best first; empty where the placement was fixed by hand."""
-    rows: list[report.Row]
+    """The candidates of the dearest budget, best first; empty where there was only one."""
+    rows: list[Row]
 
 
 def upcycle(
@@ -150,7 +164,7 @@ class Upcycling:
         if self.settings.license:
             origin["license"] = self.settings.license
         self._open_photos()
-        self._candidates()  # raises before anything is written
+        self._options()  # raises before anything is written
         asked = json.loads(json.dumps(self._asked()))
         there = self.processes.broadcast(json.loads(path.read_text()) if path.exists() else asked)
         if there != asked:
@@ -195,58 +209,61 @@ class Upcycling:
 
     def run(self) -> Upcycled:
         """Do everything that is not done yet."""
-        if self.settings.elastic:
-            return self._finish(*elastic.run(self), [])
-        source, photos = self.source.to(self.device), self.photos
-        config = source.config
+        source, photos, settings = self.source.to(self.device), self.photos, self.settings
+        image = source.config.image
         self.log(
-            f"{source.pretrained_cfg['origin']['source']}: {config.image[0]}×{config.image[1]}, "
-            f"{cost(config).gflops:.3g} GFLOPs; {photos.name}: {len(photos.train)} photos to train "
+            f"{source.pretrained_cfg['origin']['source']}: {image[0]}×{image[1]}, "
+            f"{cost(source).gflops:.3g} GFLOPs; {photos.name}: {len(photos.train)} photos to train "
             f"on, {len(photos.val)} held out"
         )
-        chosen, table = self._place()
-        student = pooled(resized(source, chosen.image), chosen)
-        self.log(
-            f"{describe(chosen)}: {cost(chosen).gflops:.3g} GFLOPs, tokens "
-            f"{arrow(list(chosen.tokens))}"
-        )
-        holdout = self._open_holdout(student)
-        # A copy shares no weight with the source.
-        models = {"untrained": copy.deepcopy(student)}
-        scores = {"untrained": holdout.measure(models["untrained"])}
-        self._log_score("untrained", scores["untrained"])
-        sizes = tuple(dict.fromkeys((config.image, chosen.image)))
-        learner = functools.partial(
-            Distiller, target=Target(source, chosen), sizes=sizes, settings=self.settings
-        )
-        student = copy.deepcopy(student)
-        path = distil(self, student, learner, sizes, holdout.figures, holdout.names[0])
+        chosen, tables = self._place()
+        for config in chosen:
+            self.log(
+                f"{describe(config)}: {cost(config).gflops:.3g} GFLOPs, tokens "
+                f"{arrow(list(config.tokens))}"
+            )
+        sizes = tuple(dict.fromkeys((image, *(config.image for config in chosen))))
+        learner: Callable[..., Learner]
+        if settings.elastic:
+            untrained = make_student(source, chosen, settings.own).to(self.device)
+            learner = functools.partial(ElasticDistiller, source=source)
+        else:
+            shared = pooled(resized(source, chosen[0].image), chosen[0])
+            untrained = copy.deepcopy(shared)  # which shares no weight with the source
+            learner = functools.partial(Distiller, target=Target(source, chosen[0]))
+        learner = functools.partial(learner, sizes=sizes, settings=settings)
+        holdout = self._open_holdout(untrained)
+        models, measure = {"untrained": untrained}, holdout.names[0]
+        rows = [Row("source", cost(source).gflops, cost(source).params_m, 100.0, 0.0)]
+        kl = {"untrained": self._measure("untrained", untrained, holdout, rows)}
+        path = distil(self, copy.deepcopy(untrained), learner, sizes, holdout.figures, measure)
         if path is not None:
             models["distilled"] = load(path, self.device).float()
-            scores["distilled"] = holdout.measure(models["distilled"])
-            self._log_score("distilled", scores["distilled"])
-        best = _best(scores)
-        return self._finish(models[best], models, scores, best, table)
+            kl["distilled"] = self._measure("distilled", models["distilled"], holdout, rows)
+        best = min(kl, key=lambda name: kl[name] if kl[name] < math.inf else math.inf)
+        return self._finish(models[best], best, rows, tables)
 
     # ── where to pool ───────────────────────────────────────────────────────────────────────────
 
-    def _candidates(self) -> list[HVTConfig]:
-        """What to choose from; raises where there is nothing."""
-        if self.settings.elastic:
-            return next(iter(elastic.options(self.source.config, self.settings).values()))
-        return candidates(self.source.config, self.settings.gflops, self.settings.fixed)
+    def _options(self) -> list[list[HVTConfig]]:
+        """What to choose from for each budget, dearest first; raises where there is nothing."""
+        config, settings = self.source.config, self.settings
+        if settings.elastic:
+            return elastic_options(config, settings)
+        return [candidates(config, settings.gflops, settings.fixed)]
 
-    def _place(self) -> tuple[HVTConfig, list[dict[str, Any]]]:
-        """The best candidate, and the table it was chosen from; ranked by the main process."""
+    def _place(self) -> tuple[list[HVTConfig], list[list[dict[str, Any]]]]:
+        """The best candidates, and the tables they were chosen from; ranked by the main process."""
         path = self.folder / "placement.json"
         if not path.exists() and self.processes.is_main_process:
-            chosen, table = self.choose(self._candidates())
-            self.write("placement.json", {"chosen": chosen.to_dict(), "ranked": table})
+            found = [self._choose(configs) for configs in self._options()]
+            self.write("placement.json", [{"chosen": c.to_dict(), "ranked": t} for c, t in found])
         self.processes.barrier()
-        placement = json.loads(path.read_text())
-        return HVTConfig.from_dict(placement["chosen"]), placement["ranked"]
+        placed = json.loads(path.read_text())
+        configs = [HVTConfig.from_dict(one["chosen"]) for one in placed]
+        return configs, [one["ranked"] for one in placed]
 
-    def choose(self, configs: list[HVTConfig]) -> tuple[HVTConfig, list[dict[str, Any]]]:
+    def _choose(self, configs: list[HVTConfig]) -> tuple[HVTConfig, list[dict[str, Any]]]:
         """The best of some candidates, or the best pooled one if that was asked for; logs why.
 
         With the table of their ranking, which is empty where there is only one.
@@ -276,37 +293,43 @@ class Upcycling:
             settings.skip_broken,
         )  # fmt: skip
         table = rank(evaluator, configs, settings.fixed, count, self.log)
-        self.console.print(report.ranking_table(table))
-        if len(table) > report.SHOWN:
+        self.console.print(ranking_table(table))
+        if len(table) > SHOWN:
             self.log(f"all {len(table)} are in {self.folder / 'placement.json'}")
         return table
 
     # ── end ─────────────────────────────────────────────────────────────────────────────────────
 
-    def holdout_shard(self) -> FileImages:
-        """This process's part of the held-out photos."""
-        rank, world_size = self.processes.rank, self.processes.world_size
-        return self.photos.val.subset(range(rank, len(self.photos.val), world_size))
-
     def _open_holdout(self, student: HVT) -> HoldoutAgreement:
-        shard, models = self.holdout_shard(), [self.source, student]
+        """This process's part of the held-out photos, as the source and each setting see them."""
+        rank, world_size = self.processes.rank, self.processes.world_size
+        shard = self.photos.val.subset(range(rank, len(self.photos.val), world_size))
+        models = [self.source, *(plain(student, i) for i in range(len(configs_of(student))))]
         views = read_views(shard, models, self.workers, self.settings.skip_broken)
-        return HoldoutAgreement(self.source, views[0], views[1], self.processes, self.device)
+        weight = self.settings.dearest_weight
+        return HoldoutAgreement(self.source, views, self.processes, self.device, weight)
+
+    def _measure(self, name: str, model: HVT, holdout: HoldoutAgreement, rows: list[Row]) -> float:
+        """Log and append a row for each setting of a model; their mean KL."""
+        configs, scores = configs_of(model), holdout.scores(model)
+        closeness = "agreement" if self.source.num_classes else "cosine similarity"
+        for config, score in zip(configs, scores.values(), strict=True):
+            full = name if len(configs) == 1 else f"{name} {label(config)}"
+            self.log(
+                f"{full}: {closeness} {score.agreement:.1f} %, KL {score.kl:.4f} on "
+                f"{score.photos} photos"
+            )
+            price = cost(config)
+            rows.append(Row(full, price.gflops, price.params_m, score.agreement, score.kl))
+        return holdout.means(scores)[holdout.names[0]]
 
     def _finish(
-        self,
-        model: HVT,
-        models: dict[str, HVT],
-        scores: dict[str, Agreement],
-        best: str,
-        table: list[dict[str, Any]],
+        self, model: HVT, best: str, rows: list[Row], tables: list[list[dict[str, Any]]]
     ) -> Upcycled:
         """Write the model, and a report on it and others; `best` is its name among them."""
         model.eval().pretrained_cfg["origin"] = self.source.pretrained_cfg["origin"]
-        rows: list[report.Row] = []
         if self.processes.is_main_process:
             save(model, self.output)
-            rows = report.rows_of(self.source, models, scores)
             listed = [asdict(row) for row in rows]
             self.write("report.json", {"output": str(self.output), "best": best, "rows": listed})
             paths = [str(self.folder / "source.safetensors"), str(self.output)]
@@ -315,23 +338,12 @@ class Upcycling:
                 f"{shlex.join(['hvt', 'bench', *paths])} its speed"
             )
         self.processes.barrier()
-        return Upcycled(model, self.output, self.folder, table, rows)
-
-    def _log_score(self, name: str, score: Agreement) -> None:
-        agreement, kl, photos = score
-        closeness = "agreement" if self.source.num_classes else "cosine similarity"
-        self.log(f"{name}: {closeness} {agreement:.1f} %, KL {kl:.4f} on {photos} photos")
+        return Upcycled(model, self.output, self.folder, tables[0], rows)
 
     def log(self, text: str) -> None:
         """Print a line, in the main process."""
         print_line(self.console, text)
 
-    def write(self, name: str, values: dict[str, Any]) -> None:
+    def write(self, name: str, values: Any) -> None:
         with atomic_write(self.folder / name) as temporary:
             temporary.write_text(json.dumps(values, indent=2) + "\n")
-
-
-def _best(scores: dict[str, Agreement]) -> str:
-    """The name with the lowest KL that is finite."""
-    kl = {name: score.kl if score.kl < math.inf else math.inf for name, score in scores.items()}
-    return min(kl, key=kl.__getitem__)

@@ -36,20 +36,10 @@ class Settings:
         False, "elastic: train only what the cheaper settings have of their own, by the source; "
         "the dearest stays the source",
     )  # fmt: skip
-    own_lr: float | None = field(
-        None, "elastic: learning rate of what settings have of their own (default: --lr)", gt=0
-    )
     every_setting: bool = field(
         False, "elastic: train all settings in each step, not dearest, cheapest and one between"
     )
-    teacher: str = field(
-        "dearest", "elastic: what teaches the cheaper settings", choices=("dearest", "source")
-    )
     dearest_weight: float = field(2.0, "elastic: weight of the dearest setting's loss", gt=0)
-    average: tuple[float, ...] = field(
-        (1.0,), "elastic: fractions of the trained weights, against the source's, to choose from",
-        gt=0, le=1,
-    )  # fmt: skip
 
     img_size: int | tuple[int, int] | None = field(None, "image size: N or HxW")
     pool_after: tuple[int, ...] | None = field(None, "blocks to pool after; () pools nowhere")
@@ -109,7 +99,6 @@ class Settings:
                 f"minutes={self.minutes:g} bounds the training instead of epochs={self.epochs:g}: "
                 "leave one of the two out"
             )
-
         if self.elastic is not None and self.gflops is not None:
             raise HVTError("elastic names the budgets itself: leave gflops out")
         if self.elastic is not None and len(set(self.elastic)) < 2:
