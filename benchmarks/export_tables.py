@@ -1,4 +1,4 @@
-"""Write the tables of int8 in docs/export.md from `results/int8.json`, or check them.
+"""Write the tables of int8 in docs/evidence/int8.md from `results/int8.json`, or check them.
 
 python benchmarks/export_tables.py [--check]
 """
@@ -13,12 +13,12 @@ from typing import Any
 from pages import fill, table, write
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/export.md"
+PAGE = ROOT / "docs/evidence/int8.md"
 INT8 = ROOT / "benchmarks/results/int8.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write the measured tables of docs/export.md.")
+    parser = argparse.ArgumentParser(description="Write the measured tables of docs/evidence/int8.md.")
     parser.add_argument("--check", action="store_true", help="only check; exit 1 if it is stale")
     args = parser.parse_args()
     text = filled(PAGE.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ images, and measures it on the test images. `check` trains configs that the fit 
 first choice, the paper's four even stages as wide as the budget allows, and some at random. Each
 training is a row of `results/scaling.csv`, and is not done again; `--shard 1/2` and `2/2` share
 them.
-`scaling_tables.py` makes the tables of docs/scaling.md of it.
+`scaling_tables.py` makes the tables of docs/evidence/search.md of it.
 """
 
 from __future__ import annotations

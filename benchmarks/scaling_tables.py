@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md: the study, its best, the rule of the fit, and how it holds.
+"""The tables of docs/evidence/search.md: the study, its best, the rule of the fit, and how it holds.
 
     python benchmarks/scaling_tables.py
 
@@ -34,7 +34,7 @@ from scipy.stats import spearmanr
 from hvt.config import HVTConfig
 from hvt.costs import arrow, cost
 
-PAGE = HERE.parent / "docs/scaling.md"
+PAGE = HERE.parent / "docs/evidence/search.md"
 PROTOCOLS = {1: "cpu", 10: "long"}
 """Of `reproduction`, by epochs."""
 ROWS = {"deit_w36_l6_m0_n65": "DeiT-Ti", "hvt_w72_l6_m4_n64": "Scale HVT-Ti-4"}
@@ -48,7 +48,7 @@ DRAWS, TOP = 1000, 20
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Make the tables of docs/scaling.md.")
+    parser = argparse.ArgumentParser(description="Make the tables of docs/evidence/search.md.")
     parser.add_argument("--check", action="store_true", help="exit 1 if the page is stale")
     args = parser.parse_args()
     text = PAGE.read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def mega(gflops: Any) -> str:
 
 
 def tables(rows: Sequence[dict[str, Any]], rule: bool = True) -> dict[str, str]:
-    """The parts of docs/scaling.md that are made of results; the rule takes half a minute."""
+    """The parts of docs/evidence/search.md that are made of results; the rule takes half a minute."""
     made = {
         "study": study_table(),
         "best": best_table([row for row in rows if row["what"] == "best"]),

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     """Find the best models within a budget, beside the paper's ways to scale up and DeiT.
 
     Every width, depth, image, patch and pooling is priced in closed form. Fields of the model that
-    are given are fixed. See docs/scaling.md.
+    are given are fixed. See docs/plan.md.
     """
     if args.choice is not None and not args.save:
         raise HVTError(

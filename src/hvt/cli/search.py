@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Search the space of hvt plan by Optuna, with real trainings.
 
     Short ones for all trials, longer ones for the best third (successive halving). Trials are
-    evaluated on held-out training images. An existing study is resumed. See docs/scaling.md.
+    evaluated on held-out training images. An existing study is resumed. See docs/search.md.
     """
     from ..searching.run import search
     from ..training.interrupt import Interrupted
