@@ -18,7 +18,7 @@ INT8 = ROOT / "benchmarks/results/int8.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write the measured tables of docs/evidence/int8.md.")
+    parser = argparse.ArgumentParser(description="Write the tables of docs/evidence/int8.md.")
     parser.add_argument("--check", action="store_true", help="only check; exit 1 if it is stale")
     args = parser.parse_args()
     text = filled(PAGE.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The tables of docs/evidence/search.md: the study, its best, the rule of the fit, and how it holds.
+"""The tables of docs/evidence/search.md: the study, its best, the rule and how it holds.
 
     python benchmarks/scaling_tables.py
 
@@ -62,7 +62,7 @@ def mega(gflops: Any) -> str:
 
 
 def tables(rows: Sequence[dict[str, Any]], rule: bool = True) -> dict[str, str]:
-    """The parts of docs/evidence/search.md that are made of results; the rule takes half a minute."""
+    """The generated parts of docs/evidence/search.md; the rule takes half a minute."""
     made = {
         "study": study_table(),
         "best": best_table([row for row in rows if row["what"] == "best"]),

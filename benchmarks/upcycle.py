@@ -42,7 +42,7 @@ from hvt.upcycling.source import open_source
 from hvt.upcycling.student import pooled, resized
 
 ROOT = Path(__file__).parents[1]
-PAGE, RESULTS = ROOT / "docs/upcycle.md", ROOT / "benchmarks/results/upcycle/rivals"
+PAGE, RESULTS = ROOT / "docs/evidence/upcycling.md", ROOT / "benchmarks/results/upcycle/rivals"
 SPEEDS = [(mode, batch) for mode in ("eager", "onnx") for batch in (1, 16)]
 WORDS = {"eager": "PyTorch", "onnx": "ONNX"}
 
@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
     add("--device", default="auto", help="auto, cpu, cuda, …")
     add("--work", type=Path, default=Path("runs/upcycle-benchmark"), help="cached predictions")
     add("--out", type=Path, default=RESULTS, help="JSON and PNG")
-    add("--table", action="store_true", help="only write the tables of docs/upcycle.md")
+    add("--table", action="store_true", help="only write the tables of docs/evidence/upcycling.md")
     add("--check", action="store_true", help="with --table: only check that they are current")
     return parser.parse_args()
 
@@ -253,7 +253,7 @@ def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> Non
 
 
 def page(out: Path) -> str:
-    """The text of docs/upcycle.md with a new table."""
+    """The text of docs/evidence/upcycling.md with a new table."""
     report = json.loads(out.with_suffix(".json").read_text())
     return fill(PAGE.read_text(encoding="utf-8"), "upcycle", rivals(report))
 
@@ -277,7 +277,7 @@ def rivals(report: dict[str, Any]) -> str:
     return (
         f"{table(headings, cells)}\n\n"
         "![Top-1 against MACs and against images/s of all models in the table]"
-        "(../benchmarks/results/upcycle/rivals.png)\n\n"
+        "(../../benchmarks/results/upcycle/rivals.png)\n\n"
         f"On {rows[0]['images']} labelled images. *To the source* is the paired difference in "
         "points with its 95 % interval; the last columns are images/s, timed in turns. By\n"
         f"`{report['command']}`\non {machine['cpu']}, {machine['threads']} threads, torch "

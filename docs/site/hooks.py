@@ -1,4 +1,4 @@
-"""What mkdocs adds to the pages: references from the code, and links that leave `docs`."""
+"""What the site generates: references from the code, and links that leave `docs`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import json
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +16,77 @@ from mkdocs.structure.files import File
 import hvt
 from hvt.cli import COMMANDS, build_parser
 from hvt.config import HVTConfig
-from hvt.costs import cost
-from hvt.fields import hints_of
+from hvt.costs import arrow, cost
+from hvt.fields import expected, hints_of
+from hvt.serve.settings import Settings
 from hvt.training.recipe import Recipe
-from hvt.zoo import get_config, list_models
+from hvt.zoo import NOTES, WEIGHT_URLS, get_config, list_models
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from readme_table import PAPER, SPEED, accuracy, fastest, machine_line, read, speed_of  # noqa: E402
+
 _OUTSIDE = re.compile(r"(!?)\[([^]]*)]\((\.\./[^)#\s]*)(?:#[^)]*)?\)")
+_AT_ROOT = re.compile(r"\[([^]]*)]\((?!\.\./|#|https?:)([^)]*)\)")
+_CODE_MAP = ("How the code is laid out", "The way of a", "The files")
+"""How the headings of CONTRIBUTING.md begin that make up the code map."""
+_PADDLEVIT = {
+    "hvt_ti_1": 69.45, "hvt_s_0": 80.30, "hvt_s_2": 77.41, "hvt_s_3": 76.30, "hvt_s_4": 75.21,
+}  # fmt: skip
+"""PaddleViT's evaluation of the HVT authors' weights."""
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are made from the code."""
+    """Add the generated pages, and images of results that pages show."""
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     pages = {
         "reference/cli.md": _commands(),
         "reference/fields.md": _fields(),
         "reference/models.md": _models(),
         "reference/python.md": _python(),
-        "reference/changelog.md": (ROOT / "CHANGELOG.md").read_text(),
-        "reference/contributing.md": (ROOT / "CONTRIBUTING.md").read_text(),
+        "reference/changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        "reference/contributing.md": _sections(contributing, code_map=False),
+        "reference/code.md": "# Code map\n\n" + _sections(contributing, code_map=True),
     }
     for path in sorted((ROOT / "docs/tutorials").glob("*.ipynb")):
         pages[f"tutorials/{path.stem}.md"] = _notebook(path)
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
+    for image in sorted((ROOT / "benchmarks/results").rglob("*.png")):
+        name = image.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(image)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Name files of the repository, which the site does not have, instead of linking to them."""
+    """Link to images of results where the site has them; name other files of the repository."""
     folder = posixpath.dirname(page.file.src_uri)
-    at_root = folder == "reference" and page.file.name in ("changelog", "contributing")
 
     def resolve(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join("docs", folder, match[3]))
-        return match[0] if target.startswith("docs/") else f"{match[2]} (`{target}`)"
+        if target.startswith("docs/"):
+            return match[0]
+        if match[1]:
+            return f"![{match[2]}]({posixpath.relpath(target, folder or '.')})"
+        return f"{match[2]} (`{target}`)"
 
     markdown = _OUTSIDE.sub(resolve, markdown)
-    if at_root:  # written for the repository's root
-        markdown = re.sub(r"]\(docs/", "](../", markdown)
-        markdown = re.sub(r"\[([^]]*)]\((?!\.\./|#|https?:)([^)]*)\)", r"\1 (`\2`)", markdown)
+    if page.file.src_uri in (f"reference/{n}.md" for n in ("changelog", "contributing", "code")):
+        markdown = re.sub(r"]\(docs/", "](../", markdown)  # written for the repository's root
+        markdown = _AT_ROOT.sub(r"\1 (`\2`)", markdown)
     return markdown
 
 
+def _sections(text: str, code_map: bool) -> str:
+    """Those sections of CONTRIBUTING.md that are the code map, or the others."""
+    first, *sections = re.split(r"(?m)^(?=## )", text)
+    chosen = [each for each in sections if each[3:].startswith(_CODE_MAP) == code_map]
+    return "".join(chosen if code_map else [first, *chosen])
+
+
 def _notebook(path: Path) -> str:
-    """A notebook as Markdown: text, code and what the code printed."""
+    """A notebook as Markdown: text, code and its printed output."""
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -80,7 +108,9 @@ def _commands() -> str:
         for words, sub in _subparsers(parser, ("hvt",)):
             if len(words) > 1 and words[1] == name:
                 usage = sub.format_help().replace("```", "'''")
-                parts.append(f"## {' '.join(words)}\n\n```text\n{usage.rstrip()}\n```")
+                parts.append(
+                    f"{'#' * len(words)} {' '.join(words)}\n\n```text\n{usage.rstrip()}\n```"
+                )
     return "\n\n".join(parts) + "\n"
 
 
@@ -95,41 +125,110 @@ def _subparsers(
     return found
 
 
+_GROUPS: tuple[tuple[type, str, str], ...] = (
+    (
+        Recipe,
+        "Recipe",
+        "Keys of a recipe's `.toml` file, flags of `hvt train` (with dashes, as `--batch-size`) "
+        "and keywords of `hvt.train`.",
+    ),
+    (
+        HVTConfig,
+        "HVTConfig",
+        "Keys under `[overrides]` of a recipe, flags of `hvt train`, `hvt cost` and `hvt plan`, "
+        "keywords of `hvt.create_model` and `hvt.load`.",
+    ),
+    (
+        Settings,
+        "Service",
+        "Flags of `hvt serve` and keywords of `hvt.serve.settings.Settings`.",
+    ),
+)
+
+
 def _fields() -> str:
-    parts = ["# Recipe and config fields", "Every field is a flag of `hvt train` and a keyword."]
-    for cls, title in ((Recipe, "Recipe"), (HVTConfig, "HVTConfig")):
-        rows = [
-            f"## {title}",
-            "",
-            "| field | type | default | meaning |",
-            "| --- | --- | --- | --- |",
-        ]
-        hints = hints_of(cls)
-        for field in dataclasses.fields(cls):
+    parts = ["# Recipe and config fields", "Generated from the dataclasses."]
+    for kind, title, about in _GROUPS:
+        rows = ["| field | values | default | meaning |", "| --- | --- | --- | --- |"]
+        for field in dataclasses.fields(kind):
+            limits = {k: v for k, v in field.metadata.items() if k not in ("help", "metavar")}
+            values = expected(hints_of(kind)[field.name], **limits)
             default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
-            kind = getattr(hints[field.name], "__name__", None)
-            shown = kind if kind and "[" not in str(hints[field.name]) else str(hints[field.name])
-            text = field.metadata.get("help", "")
-            cells = (f"`{field.name}`", f"`{shown}`", default, text)
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        parts.append("\n".join(rows))
+            cells = (f"`{field.name}`", values, default, field.metadata.get("help", ""))
+            rows.append(_row(*cells))
+        parts += [f"## {title}", about, "\n".join(rows)]
     return "\n\n".join(parts) + "\n"
 
 
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
 def _models() -> str:
-    rows = ["# Models", "", "Costs at 224 pixels and 1,000 classes, from `hvt models`.", ""]
-    rows += ["| model | tokens | GFLOPs | parameters (M) |", "| --- | --- | --: | --: |"]
+    """A table of all models and a card for each."""
+    paper, speed = read(PAPER), read(SPEED)
+    timed = {row["model"]: speed_of(row) for row in fastest(speed, "inference")}
+    rows = [
+        "| model | tokens | GFLOPs | params (M) | ImageNet top-1 (paper) | images/s | weights |",
+        "| --- | --- | --: | --: | --: | --: | --- |",
+    ]
+    cards = []
     for name in list_models():
-        price = cost(get_config(name))
-        tokens = " → ".join(str(n) for n in dict.fromkeys(price.tokens))
-        rows.append(f"| `{name}` | {tokens} | {price.gflops:.2f} | {price.params_m:.2f} |")
-    return "\n".join(rows) + "\n"
+        price, top1 = cost(get_config(name)), accuracy(paper, name, "imagenet_top1")
+        figures = (arrow(price.tokens), f"{price.gflops:.2f}", f"{price.params_m:.2f}", top1)
+        weights = "published" if _weights(name) else "none"
+        rows.append(_row(f"[`{name}`](#{name})", *figures, timed.get(name, ""), weights))
+        cards.append(_card(name, top1))
+    about = (
+        "Costs at 224 pixels and 1,000 classes, by `hvt.cost`. `hvt.create_model(NAME)` builds a "
+        "model with random weights, `pretrained=True` fetches the published ones. Nobody here has "
+        "run the HVT authors' weights; PaddleViT's evaluation of them is cited as theirs. Two "
+        "models with weights come with the package: [`imagenet` and `cifar100`](../built-in.md)."
+    )
+    parts = ["# Models", about, "\n".join(rows), machine_line(speed), "## Cards", *cards]
+    return "\n\n".join(parts) + "\n"
+
+
+def _card(name: str, top1: str) -> str:
+    config, price, weights = get_config(name), cost(get_config(name)), _weights(name)
+    head = "class token" if config.class_token else "average of the tokens"
+    facts = {
+        "Input": f"{config.image[0]} × {config.image[1]} pixels, patches of {config.patch_size}",
+        "Blocks": f"{config.depth} of width {config.width} with {config.num_heads} heads",
+        "Head": head,
+        "Pooling": _pooling(config),
+        "Tokens": arrow(price.tokens),
+        "Cost": f"{price.gflops:.2f} GFLOPs, {price.params_m:.2f} M parameters",
+        "ImageNet top-1": f"{top1} % (paper)" if top1 else "not published",
+        "Weights": f"<{weights}>" if weights else "none published: train it",
+    }
+    if name in _PADDLEVIT:
+        facts["ImageNet top-1"] += f"; {_PADDLEVIT[name]:.2f} % (PaddleViT's evaluation)"
+    if name in NOTES:
+        facts["Note"] = NOTES[name]
+    lines = ["| | |", "| --- | --- |", *(_row(key, value) for key, value in facts.items())]
+    return f"### {name}\n\n" + "\n".join(lines)
+
+
+def _weights(name: str) -> str | None:
+    """Where published weights of a model are; several names may stand for one architecture."""
+    alike = (one for one in list_models() if get_config(one) == get_config(name))
+    return next((WEIGHT_URLS[one] for one in (name, *alike) if one in WEIGHT_URLS), None)
+
+
+def _pooling(config: HVTConfig) -> str:
+    if config.retention:
+        return "PoWER drops tokens in every block"
+    if not config.pool_blocks:
+        return "none"
+    window = f"kernel {config.pool_kernel}, stride {config.pool_stride}"
+    blocks = ", ".join(map(str, config.pool_blocks))
+    return f"{config.pool_dims}D {config.pool}, {window}, after blocks {blocks}"
 
 
 def _python() -> str:
-    names = [name for name in sorted(hvt._HOMES) if not name.startswith("_")]
-    parts = ["# Python", "What `import hvt` offers."]
-    for name in names:
+    parts = ["# Python", "The public names of `import hvt`."]
+    for name in sorted(hvt._HOMES):
         value = getattr(hvt, name)
         home = getattr(value, "__module__", None)
         if home and hasattr(value, "__qualname__"):

@@ -13,7 +13,7 @@ def wait_briefly() -> None:
     """Let waiting threads spin for a moment and then sleep, unless the environment says how.
 
     Threads that spin on collapse beside another busy process: they use up the time that the thread
-    they wait for needs (docs/evidence/speed.md has figures). Other runtimes than libgomp sleep at once.
+    they wait for needs (measured in docs/evidence/speed.md). Other runtimes sleep at once.
     """
     if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
         os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT=str(SPIN))
