@@ -54,17 +54,17 @@ def choices(found: dict[str, Any]) -> str:
 
 
 def speed(found: dict[str, Any]) -> str:
-    headings = ["model", "PyTorch", "ONNX", "int8", "int8 × ONNX", "ONNX (MB)", "int8 (MB)"]
+    headings = ["model", "ONNX", "int8", "int8 × ONNX", "ONNX (MB)", "int8 (MB)"]
     rows = [
         [
             f"`{model}`",
-            *(f"{row[f'{form}_images_per_s']:.1f}" for form in ("torch", "onnx", "int8")),
+            *(f"{row[f'{form}_images_per_s']:.1f}" for form in ("onnx", "int8")),
             f"{row['int8_over_onnx']:.2f}",
             *(f"{row[f'{form}_mb']:.1f}" for form in ("onnx", "int8")),
         ]
         for model, row in found.items()
     ]
-    return "Images/s at batch 16, and the files' size:\n\n" + table(headings, rows)
+    return "Images/s in ONNX Runtime at batch 16, and file sizes:\n\n" + table(headings, rows)
 
 
 def accuracy(found: dict[str, Any]) -> str:

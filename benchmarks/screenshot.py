@@ -2,8 +2,8 @@
 
     python benchmarks/screenshot.py [--out FILE.png] [--sample NAME] [--width N] [--dark]
 
-It starts `hvt serve` with the default model, and needs Chromium, its driver and selenium. With
-`--address` it visits a service that is there already.
+It starts `hvt serve cifar100`, whose model pools, and needs Chromium, its driver and selenium.
+`--address` visits a service that is already running.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hvt.files import atomic_write
 
 PATIENCE = 120  # seconds
 COLOURS = 256
-"""So many are enough for the page and its small images, in a third of the bytes."""
+"""Enough for the page and its small images, in a third of the bytes."""
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -49,7 +49,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=default)
-    parser.add_argument("--sample", default="daisy", help="which image to click on")
+    parser.add_argument("--sample", default="sunflower", help="which image to click on")
     parser.add_argument("--width", type=int, default=1100, help="of the window, in pixels")
     parser.add_argument("--dark", action="store_true", help="in the dark colours")
     parser.add_argument("--address", help="of a running service, such as http://127.0.0.1:8000")
@@ -66,7 +66,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def service() -> Iterator[str]:
-    command = [sys.executable, "-m", "hvt", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "hvt", "serve", "cifar100", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
