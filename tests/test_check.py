@@ -59,10 +59,10 @@ def test_all_that_is_wrong(folder: Path) -> None:
     assert [Path(path).name for path in report.ignored] == ["notes.txt"]
     assert report.tiny == {}
     (shared,) = report.shared
-    assert [Path(path).name for path in shared.paths] == ["05.png", "copy of cat.png", "seen.png"]
-    assert shared.parts == ("train", "train", "val")
+    assert [(Path(one.path).name, one.part, one.class_name) for one in shared] == [
+        ("05.png", "train", "cat"), ("copy of cat.png", "train", "dog"), ("seen.png", "val", "cat"),
+    ]  # fmt: skip
     assert report.contradicting == [shared]
-    assert shared.classes == ("cat", "dog", "cat")
 
 
 def test_a_folder_without_val_is_one_part(tmp_path: Path) -> None:

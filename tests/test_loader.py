@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 from shards import write_shards
-from timm.data import Mixup, create_dataset, create_transform
+from timm.data import IterableImageDataset, Mixup, create_dataset, create_transform
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from hvt import cli
 from hvt.data import loader
@@ -381,18 +381,21 @@ def test_evaluation_counts_every_image_once(count: int, batch: int, size: int) -
 # Streams
 
 
-class Numbers(IterableDataset[Any]):
-    """Grey images, one of each shade; the shade is the label."""
+class Numbers:
+    """A reader of grey images in one file, one of each shade; the shade is the label."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    split_info = SimpleNamespace(filenames=["only.tar"])
 
-    def __len__(self) -> int:
-        return self.count
+    def __init__(self, count: int, num_samples: int | None = None) -> None:
+        self.count, self.num_samples = count, num_samples or count
 
     def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
         for shade in range(self.count):
             yield Image.new("RGB", (SIDE, SIDE), (shade,) * 3), shade
+
+
+def stream(reader: Numbers) -> IterableImageDataset:
+    return IterableImageDataset(None, reader=reader)
 
 
 @pytest.fixture(scope="module")
@@ -484,7 +487,9 @@ def test_shards_for_evaluation_count_every_image_once(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_with_repeats(workers: int) -> None:
-    batches = TrainBatches(Numbers(24), timm_training(), batch_size=6, repeats=3, workers=workers)
+    batches = TrainBatches(
+        stream(Numbers(24)), timm_training(), batch_size=6, repeats=3, workers=workers
+    )
     got = list(batches.epoch(0))
     assert len(got) == batches.steps == 4
     assert labels(got) == [shade for shade in range(8) for _ in range(3)]
@@ -493,11 +498,7 @@ def test_a_stream_with_repeats(workers: int) -> None:
 
 
 def test_a_stream_that_is_shorter_than_it_says() -> None:
-    class Fewer(Numbers):
-        def __len__(self) -> int:
-            return 12
-
-    batches = TrainBatches(Fewer(5), timm_training(), batch_size=4)
+    batches = TrainBatches(stream(Numbers(5, 12)), timm_training(), batch_size=4)
     assert labels(batches.epoch(0)) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
 
 
@@ -508,7 +509,7 @@ def test_a_broken_image_of_a_stream(workers: int) -> None:
             yield from super().__iter__()
             raise OSError("image file is\ntruncated")
 
-    batches = EvalBatches(Torn(3), timm_eval(), batch_size=2, workers=workers)
+    batches = EvalBatches(stream(Torn(3)), timm_eval(), batch_size=2, workers=workers)
     with pytest.raises(UnreadableImageError) as caught:
         list(batches)
     assert str(caught.value) == (

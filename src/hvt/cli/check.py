@@ -78,7 +78,7 @@ def _print(report: Report) -> None:
     tiny = [f"{name}: {count}" for name, count in report.tiny.items()]
     _print_list(f"classes with fewer than {TINY} training images", tiny, _SHOWN)
     for what, groups in (("part", report.shared), ("class", report.contradicting)):
-        paths = [" = ".join(group.paths) for group in groups]
+        paths = [" = ".join(one.path for one in group) for group in groups]
         _print_list(f"the same image in more than one {what}", paths, _SHOWN)
     _print_list("training cannot use this", report.problems)
     if not report.broken:

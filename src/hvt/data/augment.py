@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
@@ -75,23 +76,11 @@ def normalise(
 
     `interpolation` is one of `INTERPOLATIONS`.
     """
-    return _normalise(_planes(images), mean, std, size, interpolation)
-
-
-def _planes(images: Tensor) -> Images:
-    """The images as numpy sees them, channels first: (B, H, W, C) → a view (B, C, H, W)."""
-    return images.numpy().transpose(0, 3, 1, 2)
-
-
-def _normalise(
-    images: Images, mean: tuple[float, ...], std: tuple[float, ...], size: int, interpolation: str
-) -> Tensor:
-    if images.shape[2:] != (size, size):
-        images = torch.nn.functional.interpolate(
-            torch.from_numpy(images), size=(size, size), mode=interpolation, antialias=True
-        ).numpy()
+    planes = images.permute(0, 3, 1, 2)
+    if planes.shape[2:] != (size, size):
+        planes = F.interpolate(planes, (size, size), mode=interpolation, antialias=True)
     # ToTensor and Normalize of torchvision, to the bit.
-    result = images.astype(np.float32, order="C")
+    result = planes.numpy().astype(np.float32, order="C")
     result /= np.float32(255)
     result -= np.array(mean, np.float32)[:, None, None]
     result /= np.array(std, np.float32)[:, None, None]
@@ -115,9 +104,10 @@ class BatchAugment:
     interpolation: str = "bicubic"
 
     def __call__(self, images: Tensor, keys: Keys) -> Tensor:
-        planes = self._crop(_planes(images), keys)
+        planes = self._crop(images.numpy().transpose(0, 3, 1, 2), keys)
         self._flip(planes, keys)
-        return _normalise(planes, self.mean, self.std, self.size, self.interpolation)
+        cropped = torch.from_numpy(planes).permute(0, 2, 3, 1)
+        return normalise(cropped, self.mean, self.std, self.size, self.interpolation)
 
     def _crop(self, images: Images, keys: Keys) -> Images:
         """A window of the image's own size anywhere in the padded one; always a copy."""

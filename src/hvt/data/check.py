@@ -7,12 +7,12 @@ import hashlib
 import io
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -30,47 +30,40 @@ _CHUNK = 16  # images that a thread takes at a time
 
 
 @dataclass(frozen=True)
-class Broken:
-    """An image that cannot be read."""
+class CheckedImage:
+    """Where an image is, and why it cannot be read, if so."""
 
     path: str
     part: str
-    reason: str
+    class_name: str
+    reason: str = ""
 
 
-@dataclass(frozen=True)
-class DuplicateGroup:
-    """The same file content at several places."""
-
-    paths: tuple[str, ...]
-    parts: tuple[str, ...]
-    classes: tuple[str, ...]
-
-
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """What a check found; `clean` if every image can be read and training would take them."""
 
     name: str
-    images: dict[str, int] = field(default_factory=dict)
+    images: dict[str, int]
     """Part (train, val, or all) → how many images, broken ones too."""
-    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    classes: dict[str, dict[str, int]]
     """Class → part → how many images."""
-    broken: list[Broken] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
+    broken: list[CheckedImage]
+    ignored: list[str]
     """Files that are not taken for images."""
-    width: tuple[int, float, int] | None = None
+    width: tuple[int, float, int] | None
     """Smallest, median, largest."""
-    height: tuple[int, float, int] | None = None
-    modes: dict[str, int] = field(default_factory=dict)
+    height: tuple[int, float, int] | None
+    modes: dict[str, int]
     """Pillow's mode of the files → how many images."""
-    shared: list[DuplicateGroup] = field(default_factory=list)
-    """Images that are in more than one part: a model was trained on what it is evaluated on."""
-    contradicting: list[DuplicateGroup] = field(default_factory=list)
-    """Images that are in more than one class."""
-    tiny: dict[str, int] = field(default_factory=dict)
+    shared: list[list[CheckedImage]]
+    """The same file content in more than one part: a model was trained on what it is evaluated
+    on."""
+    contradicting: list[list[CheckedImage]]
+    """The same file content in more than one class."""
+    tiny: dict[str, int]
     """Classes with few training images."""
-    problems: list[str] = field(default_factory=list)
+    problems: list[str]
     """Why training cannot use the data even if every image can be read."""
 
     @property
@@ -78,21 +71,15 @@ class Report:
         return not self.broken and not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "clean": self.clean, **asdict(self)}
+        return {"clean": self.clean, **asdict(self)}
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What was found in an image."""
-
-    part: str
-    class_name: str
-    path: str
+class _Seen(NamedTuple):
+    image: CheckedImage
     digest: bytes = b""
-    size: tuple[int, int] = (0, 0)
+    width: int = 0
+    height: int = 0
     mode: str = ""
-    reason: str = ""
-    """Why it cannot be read."""
 
 
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]
@@ -108,26 +95,39 @@ def check(
 ) -> Report:
     """Read every image of a source in full; threads do, since decoding lets go of the lock."""
     source = open_parts(name, root=root)
-    report = Report(
-        encodable(str(name)),
-        ignored=sorted(map(encodable, source.ignored)),
-        problems=why_not_trainable(str(name), source),
-    )
-    places: list[tuple[str, Images, int]] = []
+    parts: dict[str, Images] = {}
     for part, images in (("train", source.train), ("val", source.val)):
-        if images is None:
-            continue
-        if not isinstance(images, Images):
+        if isinstance(images, Images):
+            parts["all" if source.val is None else part] = images
+        elif images is not None:
             raise HVTError(f"{name} is a stream, which cannot be checked: check it as a folder")
-        part = "all" if source.val is None else part
-        places += [(part, images, index) for index in range(len(images))]
-        report.images[part] = len(images)
+    places = [(part, images, i) for part, images in parts.items() for i in range(len(images))]
     look = functools.partial(_look, source.class_names)
     with ThreadPool(workers or min(32, os.cpu_count() or 1)) as pool:
-        seen = list(progress(pool.imap(look, places, _CHUNK), len(places)))
-    _count_classes(report, seen, source.class_names)
-    _collect(report, seen)
-    return report
+        seen: list[_Seen] = list(progress(pool.imap(look, places, _CHUNK), len(places)))
+    counts = Counter((one.image.class_name, one.image.part) for one in seen)
+    names = source.class_names or sorted({name for name, _ in counts})
+    classes = {name: {part: counts[name, part] for part in parts} for name in names}
+    first = next(iter(parts))  # that is trained on, if there is one
+    few = {name: of[first] for name, of in classes.items() if of[first] < TINY}
+    read = [one for one in seen if not one.image.reason]
+    same: dict[bytes, list[CheckedImage]] = defaultdict(list)
+    for one in read:
+        same[one.digest].append(one.image)
+    return Report(
+        name=encodable(str(name)),
+        images={part: len(images) for part, images in parts.items()},
+        classes=classes,
+        broken=[one.image for one in seen if one.image.reason],
+        ignored=sorted(map(encodable, source.ignored)),
+        width=_spread([one.width for one in read]),
+        height=_spread([one.height for one in read]),
+        modes=dict(Counter(one.mode for one in read).most_common()),
+        shared=[ones for ones in same.values() if len({one.part for one in ones}) > 1],
+        contradicting=[ones for ones in same.values() if len({one.class_name for one in ones}) > 1],
+        tiny={} if first == "val" else few,
+        problems=why_not_trainable(str(name), source),
+    )
 
 
 def _look(names: tuple[str, ...], place: tuple[str, Images, int]) -> _Seen:
@@ -148,38 +148,10 @@ def _look(names: tuple[str, ...], place: tuple[str, Images, int]) -> _Seen:
         _refuse_strips(image)
     except (UnreadableImageError, OSError) as error:
         reason = error.reason if isinstance(error, UnreadableImageError) else why(error)
-        return _Seen(part, name, path, reason=reason)
+        return _Seen(CheckedImage(path, part, name, reason))
     digest = hashlib.blake2b(content or image.tobytes(), digest_size=16).digest()
-    return _Seen(part, name, path, digest, image.size, mode or image.mode)
+    return _Seen(CheckedImage(path, part, name), digest, *image.size, mode or image.mode)
 
 
-def _count_classes(report: Report, seen: list[_Seen], names: tuple[str, ...]) -> None:
-    counts = Counter((one.class_name, one.part) for one in seen)
-    for name in names or sorted({name for name, _ in counts}):
-        report.classes[name] = {part: counts[name, part] for part in report.images}
-    part = next(iter(report.images))  # that is trained on, if there is one
-    if part != "val":
-        report.tiny = {name: of[part] for name, of in report.classes.items() if of[part] < TINY}
-
-
-def _collect(report: Report, seen: list[_Seen]) -> None:
-    report.broken = [Broken(one.path, one.part, one.reason) for one in seen if one.reason]
-    read = [one for one in seen if not one.reason]
-    if read:
-        widths, heights = zip(*(one.size for one in read), strict=True)
-        report.width = (min(widths), median(widths), max(widths))
-        report.height = (min(heights), median(heights), max(heights))
-    report.modes = dict(Counter(one.mode for one in read).most_common())
-    same: dict[bytes, list[_Seen]] = defaultdict(list)
-    for one in read:
-        same[one.digest].append(one)
-    for ones in same.values():
-        group = DuplicateGroup(
-            tuple(one.path for one in ones),
-            tuple(one.part for one in ones),
-            tuple(one.class_name for one in ones),
-        )
-        if len(set(group.parts)) > 1:
-            report.shared.append(group)
-        if len(set(group.classes)) > 1:
-            report.contradicting.append(group)
+def _spread(values: Sequence[int]) -> tuple[int, float, int] | None:
+    return (min(values), median(values), max(values)) if values else None

@@ -20,11 +20,10 @@ def find_layout(folder: Path) -> tuple[Path | None, Path | None]:
     ignored.
     """
     parts = {name.lower(): folder / name for name in class_folders(folder)}
+    if "test" in parts and not class_folders(parts["test"]):
+        del parts["test"]
     train = next((parts[name] for name in _TRAIN if name in parts), None)
-    candidates = [parts[name] for name in _VAL if name in parts]
-    val = next((part for part in candidates if class_folders(part)), None)
-    if val is None and candidates and candidates[0].name.lower() != "test":
-        val = candidates[0]
+    val = next((parts[name] for name in _VAL if name in parts), None)
     if train is not None and (val is not None or class_folders(train)):
         return train, val
     if train is None and val is not None and set(parts) <= set(_VAL):
@@ -34,13 +33,14 @@ def find_layout(folder: Path) -> tuple[Path | None, Path | None]:
 
 def class_folders(folder: Path) -> list[str]:
     """The names of the folders in a folder, sorted, without hidden ones."""
-    # os.path's are False where Path's raise: for a name that is too long, say.
-    if not os.path.exists(folder):  # noqa: PTH110
-        raise HVTError(f"{folder} does not exist: give a folder of class folders")
-    if not os.path.isdir(folder):  # noqa: PTH112
-        raise HVTError(f"{folder} is not a folder: give the folder that holds the class folders")
     try:
         return sorted(p.name for p in folder.iterdir() if p.name[0] != "." and p.is_dir())
+    except FileNotFoundError as error:
+        raise HVTError(f"{folder} does not exist: give a folder of class folders") from error
+    except NotADirectoryError as error:
+        raise HVTError(
+            f"{folder} is not a folder: give the folder that holds the class folders"
+        ) from error
     except OSError as error:
         raise _unreadable(error) from error
 
@@ -103,10 +103,7 @@ def _is_image(path: str) -> bool:
 
 
 def files_below(folder: Path) -> list[str]:
-    """The files below a folder, sorted by path, without what is hidden; each folder once.
-
-    Links to folders are followed.
-    """
+    """The files below a folder, sorted by path, without what is hidden; links are followed once."""
 
     def stop(error: OSError) -> None:
         raise _unreadable(error) from error

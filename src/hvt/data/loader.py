@@ -71,7 +71,7 @@ class TrainBatches:
     `shard_of` is (first shard, number of shards this process takes, shards in all): the processes
     times the microbatches of each.
 
-    A stream (`wds/…`, `hfids/…`) is shuffled by its own reader and divided among the processes by
+    A stream (`wds/…`) is shuffled by its own reader and divided among the processes by
     files, so other processes or workers see it in another order, and `start` reads and drops what
     comes before. `repeats` then take each image so many times in a row and end an epoch early.
     """
@@ -133,15 +133,14 @@ class TrainBatches:
             return self._from_stream(epoch, start)
         plan = self._plan(epoch, start)
         if isinstance(self.dataset, ArrayImages):
-            batches = (self._from_arrays(indices, keys) for indices, keys in plan)
+            batches = (_from_arrays(self.dataset, self.augment, *each) for each in plan)
             return _ahead(batches) if self.prefetch else batches
         seeded = SeededDataset(
             self.dataset, self.augment, skip_broken=self.skip_broken, substitute=True
         )
-        return _load(seeded, self.workers, batch_sampler=_Sampler(plan), pin_memory=self.pin_memory)
+        return _load_plan(seeded, plan, self.workers, self.pin_memory)
 
     def _plan(self, epoch: int, start: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Image indices and keys of each shard."""
         order, plan = self.order(epoch), []
         first, count, _ = self.shard_of
         for step in range(start, self.steps):
@@ -149,11 +148,6 @@ class TrainBatches:
                 rows = self._rows(shard) + step * self.batch_size
                 plan.append((order[rows], keys_for(self.seed, epoch, rows)))
         return plan
-
-    def _from_arrays(self, indices: np.ndarray, keys: np.ndarray) -> Batch:
-        chosen = torch.from_numpy(indices)
-        images = self.augment(self.dataset.images[chosen], keys)
-        return Batch(images, self.dataset.labels[chosen])
 
     def _from_stream(self, epoch: int, start: int) -> Iterator[Batch]:
         _, count, shards = self.shard_of
@@ -177,10 +171,9 @@ class TrainBatches:
                 repeats=self.repeats,
             )
             draw = torch.Generator().manual_seed(seed_of_workers)
+            options = {"batch_size": size, "generator": draw, "pin_memory": self.pin_memory}
             batch: Batch | None = None
-            for batch in _load(
-                stream, self.workers, batch_size=size, generator=draw, pin_memory=self.pin_memory
-            ):
+            for batch in _load(stream, stream.workers(self.workers), **options):
                 yield batch
             if batch is None:
                 raise HVTError(
@@ -214,38 +207,41 @@ class EvalBatches:
                 world_size=self.world_size,
                 skip_broken=self.skip_broken,
             )
-            return _load(stream, self.workers, batch_size=self.batch_size)
+            return _load(stream, stream.workers(self.workers), batch_size=self.batch_size)
         indices = np.arange(self.rank, len(self.dataset), self.world_size)
         starts = range(0, len(indices), self.batch_size)
         batches = [indices[i : i + self.batch_size] for i in starts]
         if isinstance(self.dataset, ArrayImages):
-            return map(self._from_arrays, batches)
+            return (_from_arrays(self.dataset, self.transform, each) for each in batches)
         seeded = SeededDataset(self.dataset, self.transform, skip_broken=self.skip_broken)
-        plan = [(batch, None) for batch in batches]
-        return _load(seeded, self.workers, batch_sampler=_Sampler(plan))
-
-    def _from_arrays(self, indices: np.ndarray) -> Batch:
-        chosen = torch.from_numpy(indices)
-        return Batch(self.transform(self.dataset.images[chosen]), self.dataset.labels[chosen])
+        return _load_plan(seeded, [(each, None) for each in batches], self.workers)
 
 
-@dataclass
-class _Sampler:
-    """A plan as `DataLoader` wants it, batch by batch: a million tuples at once would be heavy."""
+def _from_arrays(dataset: ArrayImages, transform: Any, indices: np.ndarray, *keys: Any) -> Batch:
+    chosen = torch.from_numpy(indices)
+    return Batch(transform(dataset.images[chosen], *keys), dataset.labels[chosen])
 
-    plan: Sequence[tuple[np.ndarray, np.ndarray | None]]
 
-    def __iter__(self) -> Iterator[list[tuple[int, int | None]]]:
-        for indices, keys in self.plan:
-            listed = [None] * len(indices) if keys is None else keys.tolist()
-            yield list(zip(indices.tolist(), listed, strict=True))
+Plan = Sequence[tuple[np.ndarray, np.ndarray | None]]
+"""Image indices of each batch and, in training, their keys."""
+
+
+def _load_plan(
+    images: SeededDataset, plan: Plan, workers: int, pin_memory: bool = False
+) -> Iterator[Batch]:
+    items = map(_items, plan)  # batch by batch: a million tuples at once would be heavy
+    if workers and plan:
+        workers = _workers_with_room(images, workers, _items(plan[0]))
+    return _load(images, workers, batch_sampler=items, pin_memory=pin_memory)
+
+
+def _items(planned: tuple[np.ndarray, np.ndarray | None]) -> list[tuple[int, int | None]]:
+    indices, keys = planned
+    listed = [None] * len(indices) if keys is None else keys.tolist()
+    return list(zip(indices.tolist(), listed, strict=True))
 
 
 def _load(images: Any, workers: int, **options: Any) -> Iterator[Batch]:
-    if isinstance(images, SeededStream):
-        workers = images.workers(workers)
-    elif workers and (first := next(iter(options["batch_sampler"]), None)):
-        workers = _workers_with_room(images, workers, first)
     loader: DataLoader[Any] = DataLoader(
         images,
         num_workers=workers,

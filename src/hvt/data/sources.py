@@ -203,7 +203,7 @@ def open_parts(
             f"{base_or_default / 'val'} does not exist: pass --root the folder that has ImageNet's "
             "train and val in it, each with a folder for each class"
         )
-    if name.lower() in ("imagenet", "torch/folder", "torch/image_folder"):
+    if name == "imagenet":
         return Splits(*open_folder(base_or_default, in_chans, need_train))
     if is_factory_name(name):
         return Splits(

@@ -1,8 +1,9 @@
-"""Streams of images, which have no order to choose from: WebDataset, Hugging Face, TensorFlow."""
+"""Streams of images, which have no order to choose from: WebDataset shards, read by timm."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +16,12 @@ from .images import UnreadableImageError, why
 
 
 class SeededStream(IterableDataset[Item]):
-    """One process's part of one pass over a stream.
+    """One process's part of one pass over a stream, for training if it has an `epoch`.
 
-    For training, timm's readers give each process and reading process files of its own. Elsewhere
-    each rank reads everything and keeps one image in `world_size`, which is what makes an
-    evaluation exact: timm's own division of an evaluation repeats and loses images. Which
-    images of a stream cannot be read, and whether it passes over them, is its reader's business.
+    For training, timm's reader gives each process and reading process files of its own. For
+    evaluation each rank reads everything and keeps one image in `world_size`, which is exact:
+    timm's own division of an evaluation repeats and loses images. Which images of a stream cannot
+    be read, and whether it passes over them, is its reader's business.
     """
 
     def __init__(
@@ -38,46 +39,26 @@ class SeededStream(IterableDataset[Item]):
         self.transform, self.seed, self.epoch, self.repeats = transform, seed, epoch, repeats
         self.skip_broken = skip_broken
         self.rank, self.world_size = rank, world_size
+        # A reader keeps an opened pipeline, and its random state with it: a copy begins anew.
         self.dataset = copy.copy(dataset)
-        reader = getattr(dataset, "reader", None)
-        self.divided = epoch is not None and hasattr(reader, "dist_num_replicas")
-        if reader is not None:
-            # A reader keeps an opened pipeline, and its random state with it: a copy begins anew.
-            reader = self.dataset.reader = copy.copy(reader)
-            reader.ds = None
-            reader.dist_rank, reader.dist_num_replicas = (
-                (rank, world_size) if self.divided else (0, 1)
-            )
-            reader.worker_seed = seed + (epoch or 0)  # replaced in reading processes
-        if epoch is not None and hasattr(self.dataset, "set_epoch"):
+        reader = self.reader = self.dataset.reader = copy.copy(dataset.reader)
+        reader.ds = None
+        reader.dist_rank, reader.dist_num_replicas = (0, 1) if epoch is None else (rank, world_size)
+        reader.worker_seed = seed + (epoch or 0)  # replaced in reading processes
+        if epoch is not None:
             self.dataset.set_epoch(epoch)
 
     def workers(self, wanted: int) -> int:
         """As many reading processes as have files to read: one too many would wait for ever."""
-        reader: Any = getattr(self.dataset, "reader", None)
-        builder: Any = getattr(reader, "builder", None)
-        files = None
-        sharing = self.world_size if self.divided else 1
-        if hasattr(reader, "split_info"):  # WebDataset's, TensorFlow's
-            files = len(reader.split_info.filenames)
-        elif hasattr(builder, "as_streaming_dataset") and not reader.download:  # Hugging Face's
-            files = builder.as_streaming_dataset(split=reader.split).n_shards
-            if files % sharing:  # files that processes cannot share evenly are read by each of them
-                sharing = 1
-        if files is not None:
-            wanted = min(wanted, max(1, files // sharing))
-        if hasattr(self.dataset, "set_loader_cfg"):
-            self.dataset.set_loader_cfg(num_workers=max(1, wanted))
+        files = len(self.reader.split_info.filenames) // self.reader.dist_num_replicas
+        wanted = min(wanted, max(1, files))
+        self.dataset.set_loader_cfg(num_workers=max(1, wanted))
         return wanted
 
     def __iter__(self) -> Iterator[Item]:
+        first, step = (self.rank, self.world_size) if self.epoch is None else (0, 1)
         try:
-            images = enumerate(self.dataset)
-            if self.divided:
-                own = (item for _, item in images)
-            else:
-                own = (item for i, item in images if i % self.world_size == self.rank)
-            yield from self._items(own)
+            yield from self._items(itertools.islice(self.dataset, first, None, step))
         except HVTError as error:  # a label that has no name
             yield UnreadableImageError(str(error))
         except (OSError, SyntaxError) as error:  # what Pillow raises where the reader lets it
@@ -101,5 +82,5 @@ class SeededStream(IterableDataset[Item]):
 
 
 def stream_length(dataset: Any) -> int:
-    """The images of a stream over all processes, as far as its description tells."""
-    return getattr(getattr(dataset, "reader", None), "num_samples", None) or len(dataset)
+    """The images of a stream over all processes, as its description tells."""
+    return int(dataset.reader.num_samples)
