@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 import hvt  # before timm: it makes torchvision importable
 from hvt import HVT, CheckpointError, HVTConfig
-from hvt.checkpoint.save_load import load_into
 from hvt.checkpoint.transformers_vit import transformers_preprocessing
 
 REFERENCE = FIXTURES / "reference_hvt.pth"
@@ -281,7 +280,7 @@ def test_image_processors_in_timms_terms(processor: dict[str, Any], told: dict[s
         ({"id2label": {"1": "a", "3": "b"}}, {}, "does not number the classes from 0"),
         ({"id2label": {str(i): i for i in range(7)}}, {}, "class names must be a list of text"),
         ({"hidden_act": "relu"}, {}, "hidden_act='relu'"),
-        ({}, {"image_std": [0, 0, 0]}, "std=0 must be"),
+        ({}, {"image_std": [0, 0, 0]}, "must be numbers from 1e-05"),
         ({}, {"resample": 77}, "77"),
         ({}, {"rescale_factor": 1 / 127.5}, "values are not rescaled to 0 … 1"),
     ],
@@ -298,16 +297,11 @@ def test_what_transformers_files_say_is_checked(
 
 def test_transformers_need_their_image_processor(tmp_path: Path) -> None:
     """ViT's mean and std are 0.5, those of DeiT are ImageNet's: neither can be assumed."""
-    theirs, images = vit(), torch.randn(2, 3, 64, 64)
-    folder = transformers_directory(tmp_path / "vit", theirs)
-    ours = hvt.load(folder)
-    assert ours.pretrained_cfg["mean"] == (0.5,) * 3  # as an empty one means there
+    folder = transformers_directory(tmp_path / "vit", vit())
+    assert hvt.load(folder).pretrained_cfg["mean"] == (0.5,) * 3  # as an empty one means there
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"vit has no preprocessor_config\.json, so nothing"):
         hvt.load(folder)
-    nn.init.zeros_(ours.head.weight)
-    load_into(ours, folder)  # takes only the weights
-    assert close(ours(images), theirs(images).logits)
 
 
 def test_timms_earlier_config_has_everything_at_the_top(tmp_path: Path) -> None:

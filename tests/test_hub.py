@@ -141,13 +141,6 @@ def test_our_model_that_timm_saved_without_its_arguments_is_an_error(
         hvt.load(tmp_path)
 
 
-def test_the_nearest_model_and_what_differs_give_the_config_back() -> None:
-    config = HVTConfig(img_size=64, num_heads=3, depth=6, pool_after=(2, 4), num_classes=7)
-    name, arguments = nearest_model(config)
-    assert arguments["depth"] == 6
-    assert hvt.get_config(name, **json.loads(json.dumps(arguments))) == config
-
-
 @pytest.mark.parametrize("size", [{"img_size": 64}, {"img_size": 384}, {"depth": 24}])
 def test_a_retention_comes_back_as_it_is(size: dict[str, int]) -> None:
     """Unnamed, it would be scaled from that of the nearest model."""

@@ -76,9 +76,9 @@ def test_export_takes_a_model_s_name_and_says_that_its_weights_are_new(
     monkeypatch.setitem(hvt.zoo.MODELS, "hvt_ti_1", tiny)
     assert main(["export", "hvt_ti_1", str(tmp_path / "out.pt2")]) == 0
     assert "hvt_ti_1: untrained weights" in capsys.readouterr().err
-    written, again = hvt.load(tmp_path / "out.pt2"), open_weights("hvt_ti_1", pretrained=False)
+    written, again = torch.export.load(tmp_path / "out.pt2"), open_weights("hvt_ti_1", False)
     other = again.state_dict()
-    assert all(torch.equal(tensor, other[key]) for key, tensor in written.state_dict().items())
+    assert all(torch.equal(tensor, other[key]) for key, tensor in written.state_dict.items())
 
 
 @pytest.mark.parametrize(

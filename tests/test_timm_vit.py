@@ -121,16 +121,6 @@ def test_heads_of_wide_models_are_asked_for(tmp_path: Any) -> None:
     assert hvt.load(tmp_path / "huge.safetensors", num_heads=16, head_dim=80).config.head_dim == 80
 
 
-def test_positions_that_fit_twice_are_asked_for(tmp_path: Any) -> None:
-    theirs = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, depth=1, reg_tokens=4, num_classes=2
-    )  # 9 positions: 4 patches and 5 prefix tokens, or 9 patches
-    save_file(theirs.state_dict(), tmp_path / "bare.safetensors")
-    with pytest.raises(hvt.CheckpointError, match="pass no_embed_class to load"):
-        hvt.load(tmp_path / "bare.safetensors")
-    assert hvt.load(tmp_path / "bare.safetensors", no_embed_class=False).config.img_size == 32
-
-
 def test_preprocessing_comes_along() -> None:
     theirs = copy.deepcopy(small("vit_base_patch32_clip_quickgelu_224"))
     theirs.pretrained_cfg |= {"label_names": [f"class {i}" for i in range(10)]}

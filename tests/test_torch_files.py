@@ -1,12 +1,8 @@
-"""What `torch.save` wrote is read as data: nothing runs, and anything but data is named.
-
-`test_export.py` has the programs of `torch.export`.
-"""
+"""What `torch.save` wrote is read as data: nothing runs, and anything but data is named."""
 
 import argparse
 import functools
 import os
-import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +48,7 @@ def test_a_trainings_whole_state_is_read(tmp_path: Path, zipped: bool) -> None:
         "random": torch.get_rng_state(),
     }
     torch.save(content, tmp_path / "m.pth", _use_new_zipfile_serialization=zipped)
-    tensors, told, _ = read_torch(tmp_path / "m.pth")
+    tensors, told = read_torch(tmp_path / "m.pth")
     assert told == vars(arguments)
     assert all(torch.equal(t, tensors[k]) for k, t in model.state_dict().items())
     assert hvt.load(tmp_path / "m.pth").config == TINY
@@ -66,12 +62,6 @@ def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
     finally:
         torch.serialization.set_crc32_options(before)
     assert hvt.load(tmp_path / "m.pth").config.depth == 1
-
-
-def test_names_with_and_without_ddps_prefix_are_ambiguous(tmp_path: Path) -> None:
-    torch.save(state() | {"module.norm.weight": torch.ones(64)}, tmp_path / "m.pth")
-    with pytest.raises(CheckpointError, match="both with and without module"):
-        hvt.load(tmp_path / "m.pth")
 
 
 # ── nothing is ever run ─────────────────────────────────────────────────────────────────────────
@@ -112,7 +102,7 @@ def test_anything_else_is_named_and_not_run(tmp_path: Path, case: str, zipped: b
     assert not mark.exists()
 
 
-# ── files that are damaged, or larger than they look ────────────────────────────────────────────
+# ── damaged files ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_flipped_bit_among_the_weights_is_noticed(tmp_path: Path) -> None:
@@ -122,31 +112,3 @@ def test_a_flipped_bit_among_the_weights_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "m.pth").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"m\.pth is damaged .*Bad CRC-32"):
         hvt.load(tmp_path / "m.pth")
-
-
-SHARED: dict[str, Callable[[], dict[str, Tensor]]] = {
-    "stride 0": lambda: state() | {"pos_embed": torch.zeros(1).expand(1, 10**8, 64)},
-    "one weight, many names": lambda: dict.fromkeys(map(str, range(9999)), torch.zeros(9999)),
-}
-
-
-@pytest.mark.parametrize("case", SHARED)
-@both_forms
-def test_tensors_far_larger_than_the_file_are_not_read(
-    tmp_path: Path, case: str, zipped: bool
-) -> None:
-    torch.save(SHARED[case](), tmp_path / "m.pth", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(UnsafeCheckpointError, match="together far larger than the file"):
-        hvt.load(tmp_path / "m.pth")
-
-
-def test_a_zip_that_is_larger_than_it_looks_is_not_opened(tmp_path: Path) -> None:
-    path = tmp_path / "m.pth"
-    torch.save(state(), path)
-    with zipfile.ZipFile(path) as old:
-        parts = {name: old.read(name) for name in old.namelist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
-        for name, part in parts.items():
-            new.writestr(name, part)
-    with pytest.raises(UnsafeCheckpointError, match=r"m\.pth .* compressed or overlap"):
-        hvt.load(path)

@@ -93,8 +93,6 @@ def test_a_weight_beyond_float16_is_not_written_as_infinite(tmp_path: Path) -> N
     model.head.weight.data[0, 0] = 1e5
     with pytest.raises(HVTError, match=r"head\.weight has the value 100000, beyond torch.float16"):
         hvt.save(model, path, dtype=torch.float16)
-    with pytest.raises(HVTError, match=r"dtype=torch.int8 must be one of float32, "):
-        hvt.save(model, path, dtype=torch.int8)
     assert path.read_bytes() == before
 
 
@@ -320,12 +318,10 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "impossible field": (config(patch_size=5), "patch_size=5"),
     "more blocks": (config(depth=4), "it lacks blocks.2"),
     "endless depth": (config(depth=10**12), "depth=1000000000000 must be a whole number"),
-    "vast width": (config(num_heads=10**12), "num_heads × head_dim=4000000000000 must be"),
-    "large image": (config(img_size=400), "another shape of pos_embed"),
-    "vast image": (config(img_size=4 * 10**6), "in_chans × img_size=48000000000000 must be"),
+    "vast width": (config(num_heads=10**12), UNUSABLE),
+    "vast image": (config(img_size=4 * 10**6), "another shape of pos_embed"),
     "names of numbers": (lambda d: d.update(class_names=[1, 2, 3]), "class names must be a list"),
     "too few names": (lambda d: d.update(class_names=["a", "b"]), "2 class names do not fit 3"),
-    "giant text": (lambda d: d.update(extra="x" * 9 * 2**20), "more than any description"),
     "preprocessing of another kind": (lambda d: d.update(preprocessing=3), UNUSABLE),
     "unknown precision": (lambda d: d.update(dtype="float99"), "dtype='float99' must be float32"),
     "origin of another kind": (lambda d: d.update(origin={"a": 1}), "origin a=1 must be text"),
@@ -334,8 +330,9 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 
 PREPROCESSING: list[tuple[str, Any, str]] = [
     ("crop_pct", float("nan"), "crop_pct=nan must be"),
-    ("mean", "grey", "mean='grey' must be 1 or 3 numbers"),
-    ("std", [0, 0, 0], "std=0 must be a number from 1e-05 to 1000"),
+    ("mean", [0.5, 0.5], "mean=(0.5, 0.5) must be 1 or 3 numbers"),
+    ("mean", "grey", "mean='grey' must be numbers"),
+    ("std", [0, 0, 0], "std=(0, 0, 0) must be numbers from 1e-05 to 1000"),
     ("interpolation", "bicubik", "interpolation='bicubik' must be nearest or bilinear or bicubic"),
 ]
 

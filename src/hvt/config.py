@@ -395,5 +395,4 @@ def default_cfg(config: HVTConfig) -> dict[str, Any]:
         "std": IMAGENET_STD,
         "first_conv": "patch_embed.proj",
         "classifier": "head",
-        "license": "apache-2.0",
     }

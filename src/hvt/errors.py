@@ -34,5 +34,5 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a library's error, to be quoted in one of ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+    """The first line of a library's error, of limited length, to be quoted in one of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")[:300]

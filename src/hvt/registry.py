@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 default_cfgs = generate_default_cfgs(
     {
         name: default_cfg(config)
-        | {"paper_ids": "arXiv:2103.10619", "custom_load": True}
+        | {"paper_ids": "arXiv:2103.10619", "license": "apache-2.0", "custom_load": True}
         | ({"url": WEIGHT_URLS[name]} if name in WEIGHT_URLS else {})
         | ({"notes": (NOTES[name],)} if name in NOTES else {})
         for name, config in MODELS.items()

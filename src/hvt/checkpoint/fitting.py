@@ -14,6 +14,7 @@ from ..config import HVTConfig
 from ..errors import CheckpointError
 from ..model import HVT
 from ..resize import resize_patches, resize_positions
+from .description import understood
 
 State = dict[str, Tensor]
 
@@ -56,7 +57,8 @@ def check_weights(
     tensors: State, config: HVTConfig, settings: Sequence[HVTConfig], path: Path
 ) -> None:
     """Raise an error unless these are the finite weights of a model of `config`."""
-    shapes = elastic_shapes(config, settings, tensors)
+    with understood(f"{path} does not describe a usable model"):  # such as one beyond torch's sizes
+        shapes = elastic_shapes(config, settings, tensors)
     compare(tensors, shapes, f"{path} does not hold its architecture's weights")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.itemsize < 2:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -123,38 +122,20 @@ def _image(
 
     A hint may be the size to load at, so it counts only where the patches make no square.
     """
-    asked = arguments.get("no_embed_class", hints.get("no_embed_class"))
-    options = {False: positions - prefix} | ({True: positions} if prefix else {})
-    squares = [math.isqrt(max(patches, 0)) * patch for patches in options.values()]
+    told = arguments.get("no_embed_class", hints.get("no_embed_class"))
     stated = [arguments[key] for key in ("img_size", "input_size") if key in arguments]
-    for sizes in (stated, squares, [hints["img_size"]] if "img_size" in hints else []):
-        fits = {
-            unplaced: size
-            for unplaced, patches in options.items()
-            for size in reversed(list(_sizes(patches, patch, sizes)))  # the first one counts
-        }
-        if len(fits) > 1 and asked is None:
-            raise HVTError(
-                f"{positions} positions may or may not include those of {prefix} prefix tokens: "
-                "pass no_embed_class to load"
-            )
-        if fits:
-            unplaced = bool(asked) if len(fits) > 1 else next(iter(fits))
-            return fits[unplaced], unplaced
+    for unplaced in (False, True) if told is None else (told,):
+        patches = positions - (0 if unplaced else prefix)
+        square = math.isqrt(max(patches, 0)) * patch
+        for size in (*stated, square, *([hints["img_size"]] if "img_size" in hints else [])):
+            sides = (size, size) if isinstance(size, int) else tuple(size)[-2:]  # after channels
+            whole = all(side % patch == 0 for side in sides)
+            if whole and math.prod(sides) // patch**2 == patches > 0:
+                return sides, unplaced
     raise HVTError(
         f"{positions - prefix} patches of {patch} pixels are not a square: pass the model's "
         "img_size to load"
     )
-
-
-def _sizes(patches: int, patch: int, stated: Iterable[Any]) -> Iterable[Size]:
-    """Those of some sizes that have so many patches."""
-    for value in stated:
-        size = (value, value) if isinstance(value, int) else tuple(value)[-2:]  # after channels
-        if len(size) == 2 and all(isinstance(side, int) for side in size):
-            rows, cols = size[0] // patch, size[1] // patch
-            if rows * cols == patches > 0 and (rows * patch, cols * patch) == size:
-                yield size
 
 
 def _pooled(

@@ -11,13 +11,13 @@ from typing import Any
 
 from huggingface_hub import HfApi, ModelCardData, snapshot_download
 
-from ..config import HVTConfig
+from ..config import HVTConfig, default_cfg
 from ..costs import cost
-from ..errors import HVTError
+from ..errors import HVTError, first_line
 from ..files import atomic_write
 from ..model import HVT
 from ..zoo import MODELS
-from .description import PREPROCESSING, shown
+from .description import PREPROCESSING
 from .reading import WEIGHT_FILES
 from .save_load import load, save
 
@@ -90,7 +90,7 @@ def from_pretrained(
         except Exception as error:  # without a network that of an HTTP library, which may change
             raise HVTError(
                 f"{source} is neither a folder here nor a Hugging Face repository that can be "
-                f"reached ({shown(error)})"
+                f"reached ({first_line(error)})"
             ) from error
         if (Path(folder) / weights).is_file():
             break
@@ -104,27 +104,22 @@ def push_to_hub(
     private: bool | None = None,
     token: str | None = None,
     commit_message: str = "Upload an hvt model",
-    revision: str | None = None,
-    create_pr: bool = False,
+    **options: Any,
 ) -> str:
-    """Create the repository if need be, upload the model in one commit, return the address."""
+    """Create the repository if need be, upload the model in one commit, return the address.
+
+    `options` are those of huggingface_hub's `upload_folder`, such as `revision` and `create_pr`.
+    """
     # Not timm's `push_to_hf_hub`, whose weights come without our description of the model.
     api = HfApi(token=token)
-    try:
-        repo = api.create_repo(repo_id, private=private, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            save_pretrained(model, folder, repo_id=repo_id)
-            api.upload_folder(
-                repo_id=repo.repo_id,
-                folder_path=folder,
-                commit_message=commit_message,
-                revision=revision,
-                create_pr=create_pr,
-            )
-    except HVTError:
-        raise
-    except Exception as error:
-        raise HVTError(f"cannot upload to {repo_id} ({shown(error)})") from error
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, folder, repo_id=repo_id)
+        try:
+            repo = api.create_repo(repo_id, private=private, exist_ok=True)
+            options |= {"repo_id": repo.repo_id, "commit_message": commit_message}
+            api.upload_folder(folder_path=folder, **options)
+        except Exception as error:
+            raise HVTError(f"cannot upload to {repo_id} ({first_line(error)})") from error
     return str(repo)
 
 
@@ -168,18 +163,9 @@ def _config(model: HVT) -> dict[str, Any]:
     return {
         "architecture": name,
         "num_classes": model.num_classes,
-        "num_features": model.num_features,
         **({"label_names": list(model.class_names)} if model.class_names else {}),
         "model_args": arguments,
-        "pretrained_cfg": cfg
-        | {
-            "custom_load": False,
-            "input_size": [model.config.in_chans, *model.config.image],
-            "fixed_input_size": True,
-            "num_classes": model.num_classes,
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-        },
+        "pretrained_cfg": default_cfg(model.config) | cfg | {"custom_load": False},
     }
 
 

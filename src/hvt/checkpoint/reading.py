@@ -7,11 +7,14 @@ hold the fields themselves.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import timm
 from safetensors import safe_open
 
 from ..config import HVTConfig
@@ -23,13 +26,12 @@ from .description import (
     check_names,
     check_preprocessing,
     read_description,
-    read_json,
     understood,
 )
 from .fitting import State, check_weights
 from .foreign import infer_config
-from .timm_vit import is_timm_name, named_config
-from .torch_files import read_torch, stripped
+from .timm_vit import named_config
+from .torch_files import read_torch
 from .transformers_vit import from_transformers, transformers_config, transformers_preprocessing
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -44,8 +46,6 @@ class Checkpoint(Description):
     tensors: State = field(default_factory=dict)
     described: bool = False
     """Whether the file itself says its architecture; that of others' files is inferred."""
-    preprocessing_known: bool = True
-    """Not for a transformers directory without its image processor."""
 
 
 def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
@@ -54,12 +54,15 @@ def read(path: str | Path, hints: dict[str, Any] | None = None) -> Checkpoint:
     weights, folder = _find_weights(path)
     tensors, arguments, description = _read_file(weights)
     if description is not None:
-        said = vars(read_description(weights, description))
-        checkpoint = Checkpoint(**said, path=weights, tensors=tensors, described=True)
-    else:
-        checkpoint = _inferred(weights, folder, tensors, arguments, hints or {})
-    check_weights(checkpoint.tensors, checkpoint.config, checkpoint.settings, path)
-    return checkpoint
+        said = read_description(weights, description)
+    else:  # DDP and torch.compile put something before the names
+        plain = {re.sub(r"^(module\.|_orig_mod\.)+", "", name): t for name, t in tensors.items()}
+        tensors = from_transformers(plain, weights)
+        said = _inferred(weights, folder, tensors, arguments, hints or {})
+    check_weights(tensors, said.config, said.settings, path)
+    return Checkpoint(
+        **vars(said), path=weights, tensors=tensors, described=description is not None
+    )
 
 
 def _find_weights(path: Path) -> tuple[Path, Path | None]:
@@ -76,10 +79,9 @@ def _find_weights(path: Path) -> tuple[Path, Path | None]:
 
 def _read_file(path: Path) -> tuple[State, dict[str, Any], str | None]:
     """A file's tensors, the training arguments beside them, and our description of the model."""
-    if path.suffix.lower() == ".onnx":
+    if path.suffix.lower() in (".onnx", ".pt2"):
         raise CheckpointError(
-            f"{path} is an exported model, which hvt predict, hvt eval and hvt.Predictor run: "
-            "here name the checkpoint that it was exported from"
+            f"{path} is an exported model: here name the checkpoint that it was exported from"
         )
     try:
         with path.open("rb") as file:
@@ -88,7 +90,7 @@ def _read_file(path: Path) -> tuple[State, dict[str, Any], str | None]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if start[8:9] != b"{":
         if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
-            return read_torch(path)
+            return *read_torch(path), None
         raise CheckpointError(
             f"{path} is neither a safetensors nor a PyTorch file, or its beginning is damaged"
         )
@@ -108,35 +110,22 @@ def _inferred(
     tensors: State,
     arguments: dict[str, Any],
     hints: dict[str, Any],
-) -> Checkpoint:
+) -> Description:
     """A file of others, from its tensors and what is told beside it."""
-    tensors = from_transformers(stripped(tensors, path), path)
     about = f"the JSON files in {folder} are not understood"
     with understood(about if folder else f"{path} does not describe a usable model"):
-        told = _read_folder(folder) if folder else _Told()
-        config = told.config or infer_config(tensors, told.arguments | arguments, hints, path)
-        names = told.class_names if config.num_classes else None
-        return Checkpoint(
-            config,
-            check_preprocessing(told.preprocessing or {}, config),
-            check_names(names, config.num_classes) if names else None,
-            path=path,
-            tensors=tensors,
-            preprocessing_known=told.preprocessing is not None,
-        )
+        known, preprocessing, names = _read_folder(folder) if folder else ({}, {}, None)
+        if isinstance(known, HVTConfig):
+            config = known
+        else:
+            config = infer_config(tensors, known | arguments, hints, path)
+        if names and config.num_classes:
+            names = check_names(names, config.num_classes)
+        return Description(config, check_preprocessing(preprocessing, config), names or None)
 
 
-@dataclass
-class _Told:
-    """What the JSON files beside some weights tell."""
-
-    arguments: dict[str, Any] = field(default_factory=dict)
-    """Fields that tensors leave open."""
-    preprocessing: dict[str, Any] | None = field(default_factory=dict)
-    """None where a transformers directory has no image processor."""
-    class_names: list[Any] | None = None
-    config: HVTConfig | None = None
-    """All fields, of one of our models that timm saved."""
+_Told = tuple[HVTConfig | dict[str, Any], dict[str, Any], list[Any] | None]
+"""Of JSON files: fields that tensors leave open, or all of them; preprocessing; class names."""
 
 
 def _read_folder(path: Path) -> _Told:
@@ -147,30 +136,34 @@ def _read_folder(path: Path) -> _Told:
     arguments, names = transformers_config(config)
     processor = path / "preprocessor_config.json"
     if processor.exists():
-        return _Told(arguments, transformers_preprocessing(_read_json(processor)), names)
-    return _Told(arguments, None if config else {}, names)
+        return arguments, transformers_preprocessing(_read_json(processor)), names
+    if config:  # ViT's mean and std are not those of DeiT
+        raise CheckpointError(
+            f"{path} has no preprocessor_config.json, so nothing tells how its images are "
+            "normalised: save the image processor that the model was trained with there too "
+            "(processor.save_pretrained)"
+        )
+    return arguments, {}, names
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return read_json(path.read_bytes()) if path.exists() else {}
+    return json.loads(path.read_bytes()) if path.exists() else {}
 
 
 def _timm(config: dict[str, Any]) -> _Told:
     """timm's form; in its earlier one everything lies at the top."""
     name, arguments = config.get("architecture"), dict(config.get("model_args") or {})
     cfg = config.get("pretrained_cfg", config)
-    told = _Told(
-        {}, cfg, config.get("label_names") or config.get("labels") or cfg.get("label_names")
-    )
+    names = config.get("label_names") or config.get("labels") or cfg.get("label_names")
     if name in MODELS:
         if "num_classes" in config:
             arguments["num_classes"] = config["num_classes"]
-        told.config = get_config(name, **arguments)
-    elif isinstance(name, str) and is_timm_name(name):
+        return get_config(name, **arguments), cfg, names
+    if isinstance(name, str) and timm.is_model(name):
         if config.get("global_pool") is not None:
             arguments.setdefault("global_pool", config["global_pool"])
-        told.arguments = _timm_arguments(name, arguments)
-    return told
+        return _timm_arguments(name, arguments), cfg, names
+    return {}, cfg, names
 
 
 def _timm_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

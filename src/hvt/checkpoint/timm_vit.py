@@ -7,7 +7,6 @@ name and is never left out silently.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from typing import Any
 
 import timm
@@ -15,7 +14,7 @@ import torch
 from timm.layers import LayerNorm, Mlp, PatchEmbed, QuickGELU
 from timm.layers.activations import GELUTanh
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import Attention, Block, VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from ..config import HVTConfig
@@ -44,13 +43,6 @@ def from_timm(model: nn.Module, name: str = "the model") -> HVT:
     return ours.eval()
 
 
-def is_timm_name(name: str) -> bool:
-    """Whether timm knows a model of this name that is not one of ours."""
-    return timm.is_model(name) and not timm.models.model_entrypoint(name).__module__.startswith(
-        "hvt."
-    )
-
-
 def named_config(name: str, **kwargs: Any) -> HVTConfig:
     """The architecture of a timm model by name; its weights are neither made nor fetched."""
     with torch.device("meta"):
@@ -58,60 +50,44 @@ def named_config(name: str, **kwargs: Any) -> HVTConfig:
     return timm_config(model, name)
 
 
-def timm_config(model: nn.Module, name: str) -> HVTConfig:
+def timm_config(model: Any, name: str) -> HVTConfig:
     """What a timm model is in our fields; a part that has no field raises an error."""
-    reason = _misfit(model)
-    if reason:
-        raise _does_not_fit(name, reason)
-    assert isinstance(model, VisionTransformer)
-    block: Any = model.blocks[0]
-    patch = model.patch_embed.patch_size[0]
-    arguments = {
-        "img_size": tuple(side // patch * patch for side in model.patch_embed.img_size),
-        "num_heads": block.attn.num_heads,
-        "norm_eps": block.norm1.eps,
-        "act_layer": _ACTIVATIONS[type(block.mlp.act)],
-        "no_embed_class": model.no_embed_class,
-        "global_pool": model.global_pool,
-    }
     try:
+        _check_parts(model)
+        block = model.blocks[0]
+        patch = model.patch_embed.patch_size[0]
+        arguments = {
+            "img_size": tuple(side // patch * patch for side in model.patch_embed.img_size),
+            "num_heads": block.attn.num_heads,
+            "norm_eps": block.norm1.eps,
+            "act_layer": _ACTIVATIONS[type(block.mlp.act)],
+            "no_embed_class": model.no_embed_class,
+            "global_pool": model.global_pool,
+        }
         config = infer_config(model.state_dict(), arguments, {}, "it")
         compare(model.state_dict(), parameter_shapes(config), "it is not a plain ViT")
     except CheckpointError as error:
-        raise _does_not_fit(name, str(error)) from error
+        raise HVTError(
+            f"{name} does not fit: {error}. Plain ViTs with learned positions do, such as "
+            "deit_tiny_patch16_224, vit_base_patch16_224 or vit_small_patch14_dinov2"
+        ) from error
     return config
 
 
-def _does_not_fit(name: str, reason: str) -> HVTError:
-    return HVTError(
-        f"{name} does not fit: {reason}. Plain ViTs with learned positions do, such as "
-        "deit_tiny_patch16_224, vit_base_patch16_224 or vit_small_patch14_dinov2"
-    )
-
-
-def _misfit(model: nn.Module) -> str | None:
-    """What in a model is not a plain ViT's and would not be seen in its tensors, if anything."""
-    for words, part, kinds in _parts(model):
+def _check_parts(model: Any) -> None:
+    """Raise an error that names what is not a plain ViT's and would not be seen in its tensors."""
+    if type(model) not in (VisionTransformer, VisionTransformerDistilled):
+        raise CheckpointError(f"it is a {type(model).__name__}, not a plain VisionTransformer")
+    for words, part, kinds in (
+        ("its patches are made by a {}", model.patch_embed, (PatchEmbed,)),
+        ("its blocks are {}", model.blocks[0], (Block,)),
+        ("its MLP is a {}", model.blocks[0].mlp, (Mlp,)),
+        ("its activation is {}", model.blocks[0].mlp.act, _ACTIVATIONS),
+        ("its norms are {}", model.blocks[0].norm1, (nn.LayerNorm, LayerNorm)),
+    ):
         if type(part) not in kinds:
-            return words.format(type(part).__name__)
-    assert isinstance(model, VisionTransformer)
-    if model.global_pool not in ("", "avg", "token") or model.attn_pool is not None:
-        return f"its head pools by {model.global_pool!r}"
+            raise CheckpointError(words.format(type(part).__name__))
+    if model.global_pool not in ("", "avg", "token"):
+        raise CheckpointError(f"its head pools by {model.global_pool!r}")
     if model.pool_include_prefix and model.num_prefix_tokens and model.global_pool == "avg":
-        return "its average includes the class or register tokens"
-    blocks: Any = model.blocks
-    alike = {(b.attn.num_heads, type(b.mlp.act), b.norm1.eps, b.norm2.eps) for b in blocks}
-    return "its blocks differ from each other" if len(alike) > 1 else None
-
-
-def _parts(model: Any) -> Iterator[tuple[str, nn.Module, Collection[type]]]:
-    """What to say of a part that does not fit, the part, and its types; those before it fit."""
-    plain = (VisionTransformer, VisionTransformerDistilled)
-    yield "it is a {}, not a plain VisionTransformer", model, plain
-    yield "its patches are made by a {}", model.patch_embed, (PatchEmbed,)
-    for block in model.blocks:
-        yield "its blocks are {}", block, (Block,)
-        yield "its attention is a {}", block.attn, (Attention,)
-        yield "its MLP is a {}", block.mlp, (Mlp,)
-        yield "its activation is {}", block.mlp.act, _ACTIVATIONS
-        yield "its norms are {}", block.norm1, (nn.LayerNorm, LayerNorm)
+        raise CheckpointError("its average includes the class or register tokens")

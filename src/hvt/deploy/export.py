@@ -17,7 +17,6 @@ from torch import Tensor
 
 from .. import __version__
 from ..checkpoint.description import describe
-from ..checkpoint.torch_files import DESCRIPTION
 from ..data.sample import drawn_images
 from ..elastic import dearest
 from ..errors import HVTError
@@ -225,7 +224,7 @@ def _write_program(model: HVT, path: Path) -> None:
         program = torch.export.export(
             model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
-        torch.export.save(program, content, extra_files={DESCRIPTION: describe(model)})
+        torch.export.save(program, content)
     path.write_bytes(content.getbuffer())
 
 

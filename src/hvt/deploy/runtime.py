@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import checksum
-from ..checkpoint.description import read_description, shown
+from ..checkpoint.description import read_description
 from ..config import default_cfg
 from ..device import find_device
-from ..errors import CheckpointError, HVTError
+from ..errors import CheckpointError, HVTError, first_line
 from ..model import HVT
 from ..resolve import build, resolve
 
@@ -118,7 +118,7 @@ class OnnxModel:
         has = {x.name: x.shape[1:] for x in values if x.type == "tensor(float)"}
         if has != want or len(values) != 2:
             raise CheckpointError(
-                f"{self.path} has inputs and outputs {shown(has)} where its description says "
+                f"{self.path} has inputs and outputs {has} where its description says "
                 f"{want} (each after the batch): export it again"
             )
 
@@ -182,7 +182,7 @@ def sealed(content: bytes) -> bytes:
 
 def _not_onnx(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"{path} is not an ONNX model, or is damaged, and cannot be run ({shown(error)})"
+        f"{path} is not an ONNX model, or is damaged, and cannot be run ({first_line(error)})"
     )
 
 
