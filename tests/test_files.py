@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import hvt
 from hvt import HVTError
 from hvt.files import atomic_write, check_writable
 
@@ -110,3 +111,10 @@ def test_permissions_are_those_of_an_ordinary_new_file(tmp_path: Path, mask: int
         os.umask(before)
     ours, ordinary = ((tmp_path / name).stat().st_mode for name in ("ours", "ordinary"))
     assert stat.S_IMODE(ours) == stat.S_IMODE(ordinary) == 0o666 & ~mask
+
+
+def test_weights_have_the_mode_that_new_files_have(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    hvt.save(hvt.create_model("hvt_ti_1"), tmp_path / "model.safetensors")
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1

@@ -35,7 +35,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_SUFFIX}")
     try:
         temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(mode)  # safetensors' files are readable to their owner only
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
         temporary.replace(target)
