@@ -180,7 +180,6 @@ ERRORS = [
         "global_pool='token'",
     ),
     ({"mlp_ratio": 0.001}, "mlp_ratio=0.001", "no width at 384"),
-    ({"in_chans": 10**400}, "in_chans=…", "a whole number from 1 to 1000000000000000"),
 ]
 
 

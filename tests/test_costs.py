@@ -214,11 +214,3 @@ def test_a_cost_is_a_short_table_in_a_session() -> None:
     assert "22.12 M parameters" in shown
     assert len(shown.splitlines()) == 4 + 12
     assert "cheaper" not in repr(cost("deit_s"))
-
-
-def test_a_pruned_model_is_not_priced_as_a_whole_one() -> None:
-    model = HVT(hvt.get_config("hvt_ti_2", img_size=64, depth=4))
-    assert cost(model) == cost(model.config)
-    model.prune_intermediate_layers([0])
-    with pytest.raises(HVTError, match="pruned to 1 of its 4 blocks cannot be priced"):
-        cost(model)

@@ -99,9 +99,3 @@ def test_it_can_be_trained() -> None:
     assert all(p.grad is not None for p in model.parameters())
     model.set_grad_checkpointing()
     model(torch.randn(2, 3, 64, 64)).sum().backward()
-
-
-def test_a_merged_grid_is_an_error() -> None:
-    model = hvt.HVT(small(merge=3)).eval()
-    with pytest.raises(hvt.HVTError, match="merged and have no place on the grid"):
-        model.forward_intermediates(torch.randn(1, 3, 64, 64), interpolate=True)

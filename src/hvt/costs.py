@@ -135,12 +135,6 @@ def cost(model: HVTConfig | HVT | str | Path, **overrides: Any) -> Cost:
         raise HVTError(
             f"a {type(model).__name__} cannot be priced: give a model, its config or its name"
         )
-    blocks = len(getattr(model, "blocks", range(config.depth)))
-    if blocks != config.depth:
-        raise HVTError(
-            f"a model pruned to {blocks} of its {config.depth} blocks cannot be priced by its "
-            f"config: give one with depth={blocks} instead"
-        )
     config = config.replace(**overrides)
     layers = _layers(config)
     unpooled = config.replace(stages=0, retention=None, merge=None)

@@ -21,7 +21,6 @@ from .resize import resize_positions
 
 OWN = ("pos_embed", "norm.*", "fc_norm.*")
 """Parameters that each setting has of its own, as patterns of names; those after a pooling too."""
-MAX_SETTINGS = 32
 MAY_DIFFER = (
     "img_size", "stages", "pool_after", "pool", "pool_kernel", "pool_stride", "pool_dims",
     "retention", "merge", "proportional_attention", "drop_path_rate",
@@ -118,8 +117,6 @@ def make_elastic(model: HVT, configs: Sequence[HVTConfig], own: Sequence[str] = 
 
 def check_settings(configs: Sequence[HVTConfig]) -> None:
     """Raise an error unless these can be the settings of one model, dearest first."""
-    if len(configs) > MAX_SETTINGS:
-        raise HVTError(f"{len(configs)} settings are too many: at most {MAX_SETTINGS}")
     labels, first = [label(config) for config in configs], configs[0].to_dict()
     if len(set(labels)) < len(labels):
         raise HVTError(f"two settings cost the same ({', '.join(labels)}): leave one of them out")

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from timm.layers import LayerScale, Mlp, get_act_layer, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
-from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
-from .config import Grid, HVTConfig, default_cfg, window
+from .config import HVTConfig, default_cfg, window
 from .errors import HVTError
 from .extraction import Extract, shared_softmax
 from .features import feature_info
 from .merging import Merge
-from .pooling import Pool, as_image, to_grid
+from .pooling import Pool, as_image
 from .resize import resize_patches, resize_positions
 
 
@@ -107,14 +106,12 @@ class DropPath(nn.Module):
         self.rate = rate
         self.keep: Tensor | None = None  # (B,), of the next images
 
-    def draw(self, total: int, device: torch.device) -> Tensor:
-        """Which of `total` images keep the branch."""
-        return torch.rand(total, device=device) >= self.rate
-
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x + branch
-        keep = self.draw(x.shape[0], x.device) if self.keep is None else self.keep
+        keep = self.keep
+        if keep is None:
+            keep = torch.rand(x.shape[0], device=x.device) >= self.rate
         return torch.addcmul(x, branch, (keep.to(x.dtype) / (1 - self.rate)).view(-1, 1, 1))
 
     def extra_repr(self) -> str:
@@ -152,15 +149,7 @@ class Block(nn.Module):
         self.pos_embed: nn.Parameter | None = None
         if index in config.pool_blocks:
             stage = config.pool_blocks.index(index)
-            self.pool = Pool(
-                config.pool,
-                _pool_grid(config, stage),
-                width,
-                config.pool_kernel,
-                config.pool_stride,
-                config.pool_dims,
-                config.num_prefix_tokens,
-            )
+            self.pool = Pool(config, stage)
             self.pos_embed = nn.Parameter(torch.zeros(1, config.tokens[stage + 1], width))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, D) → (B, N', D), N' = N in most blocks
@@ -256,20 +245,15 @@ class HVT(nn.Module):
         """Eq. 6, or Eq. 4 with a class token: `(B, N, D)` → `(B, classes)`, or `(B, D)`."""
         if self.global_pool == "avg":
             x = x[:, self.num_prefix_tokens :].mean(dim=1)
-        elif self.head_dist is not None:
-            return self._forward_heads(x, pre_logits)
+        elif self.head_dist is not None:  # the average of two tokens' logits, as in DeiT
+            x = self.head_drop(x[:, :2])
+            if pre_logits:
+                return x.mean(dim=1)
+            return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
         elif self.global_pool == "token":
             x = x[:, 0]
         x = self.head_drop(self.fc_norm(x))
         return x if pre_logits else self.head(x)
-
-    def _forward_heads(self, x: Tensor, pre_logits: bool) -> Tensor:
-        """The average of the class and the distilled token's logits, as in DeiT."""
-        x = self.head_drop(x[:, :2])
-        if pre_logits:
-            return x.mean(dim=1)
-        assert self.head_dist is not None
-        return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2
 
     def forward_intermediates(
         self,
@@ -281,13 +265,11 @@ class HVT(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         output_dict: bool = False,
-        interpolate: bool = False,
     ) -> Any:
         """The output of chosen blocks, after their pooling; arguments and results as timm's.
 
-        `NLC` gives the tokens. `NCHW` gives grids; a sequence that was pooled in 1D or
-        has lost tokens has no grid, so it comes as one row, `(B, D, 1, N')`, or, with
-        `interpolate`, stretched back to the patch grid, `(B, D, H, W)`.
+        `NLC` gives the tokens. `NCHW` gives grids; a sequence that was pooled in 1D or has lost
+        tokens has no grid, so it comes as one row, `(B, D, 1, N')`.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise HVTError(f"output_fmt={output_fmt!r} must be 'NCHW' or 'NLC'")
@@ -303,10 +285,7 @@ class HVT(nn.Module):
         prefixes = [y[:, :prefix] for y in outputs]
         outputs = [y[:, prefix:] for y in outputs]
         if output_fmt == "NCHW":
-            outputs = [
-                self._image(y, i, interpolate)
-                for y, i in zip(outputs, sorted(set(take)), strict=True)
-            ]
+            outputs = [self._image(y, i) for y, i in zip(outputs, sorted(set(take)), strict=True)]
         if output_dict:
             result: dict[str, Any] = {"image_intermediates": outputs}
             if prefix and return_prefix_tokens:
@@ -321,8 +300,6 @@ class HVT(nn.Module):
 
     def _embed(self, images: Tensor) -> Tensor:
         """Eq. 1, without the class token where there is none: `(B, C, H, W)` → `(B, N, D)`."""
-        if isinstance(images, Proxy):  # would fail below, at the first comparison
-            raise HVTError("torch.fx cannot trace an HVT: use torch.export or torch.compile")
         want = (self.config.in_chans, *self.config.image)
         if images.ndim != 4 or tuple(images.shape[1:]) != want:
             raise HVTError(
@@ -354,23 +331,11 @@ class HVT(nn.Module):
             y = run(*inputs)
         return y if self.config.merge is not None else (y, None)
 
-    def _image(self, tokens: Tensor, index: int, interpolate: bool) -> Tensor:
-        rows, cols = self.config.grids[sum(b <= index for b in self.config.pool_blocks)]
-        whole = tokens.shape[1] == rows * cols  # PoWER drops some
-        if not whole:
-            rows, cols = 1, tokens.shape[1]
-            if interpolate and self.config.merge is not None:
-                raise HVTError(
-                    f"the tokens after block {index} are merged and have no place on the grid: "
-                    "use output_fmt='NLC'"
-                )
-        if interpolate and (rows, cols) != self.config.grid:
-            if not cols:
-                raise HVTError(f"no patch is left after block {index}: there is no grid to give")
-            if self.config.pool_dims == 2 and whole:
-                return F.interpolate(as_image(tokens, (rows, cols)), self.config.grid)
-            return to_grid(tokens, self.config.grid)
-        return as_image(tokens, (rows, cols)).contiguous()
+    def _image(self, tokens: Tensor, index: int) -> Tensor:  # (B, N, D) → (B, D, H, W)
+        grid = self.config.grids[sum(b <= index for b in self.config.pool_blocks)]
+        if tokens.shape[1] != math.prod(grid):  # PoWER and ToMe leave fewer
+            grid = (1, tokens.shape[1])
+        return as_image(tokens, grid).contiguous()
 
     # ── timm's contract ─────────────────────────────────────────────────────────────────────────
 
@@ -393,15 +358,9 @@ class HVT(nn.Module):
             self.head_dist = _classifier(self.config.width, num_classes).to(device, dtype)
 
     def set_input_size(
-        self,
-        img_size: int | tuple[int, int] | None = None,
-        patch_size: int | tuple[int, int] | None = None,
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | None = None
     ) -> None:
         """Take images of another size from now on, resampling positions and patch filters."""
-        if isinstance(patch_size, (tuple, list)):
-            if patch_size[0] != patch_size[1]:
-                raise HVTError(f"patch_size={tuple(patch_size)} must be square")
-            patch_size = patch_size[0]
         old = self.config
         new = old.replace(
             img_size=old.img_size if img_size is None else img_size,
@@ -422,7 +381,7 @@ class HVT(nn.Module):
                     bias = _key_bias(new, index)
                     block.key_bias = None if bias is None else bias.to(self.pos_embed)
                 if isinstance(block.pool, Pool):
-                    block.pool.grid = _pool_grid(new, stage)
+                    block.pool.set_grid(new, stage)
                     stage += 1
                     pooled = block.get_parameter("pos_embed")
                     block.pos_embed = _moved(pooled, resize_positions(pooled, old, new, stage))
@@ -475,12 +434,8 @@ class HVT(nn.Module):
         for path in (path for block in blocks for path in (block.drop_path1, block.drop_path2)):
             path.keep = None
             if total is not None and path.rate:
-                keep = path.draw(total, self.pos_embed.device)
+                keep = torch.rand(total, device=self.pos_embed.device) >= path.rate
                 path.keep = keep if rows is None else keep[rows]
-
-    def __prepare_scriptable__(self) -> Any:
-        """What `torch.jit.script` asks for first."""
-        raise HVTError("torch.jit.script cannot compile an HVT: use torch.export or torch.compile")
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────────
 
@@ -500,28 +455,9 @@ class HVT(nn.Module):
     from_pretrained: ClassVar[Callable[..., HVT]]
 
 
-class Classifier(Protocol):
-    """What predicting and evaluating need to know of a model, whatever runs it."""
-
-    config: HVTConfig
-    num_classes: int
-    pretrained_cfg: dict[str, Any]
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None: ...
-
-    def __call__(self, images: Tensor, /) -> Any: ...
-
-
 def _moved(parameter: Tensor, data: Tensor) -> nn.Parameter:
     """A resized parameter; what was frozen stays frozen."""
     return nn.Parameter(data, requires_grad=parameter.requires_grad)
-
-
-def _pool_grid(config: HVTConfig, stage: int) -> Grid:
-    """What the pooling of a stage sees: the grid of tokens, or their sequence as one row."""
-    rows, cols = config.grids[stage]
-    return (rows, cols) if config.pool_dims == 2 else (1, rows * cols)
 
 
 def _tokens(count: int, width: int) -> nn.Parameter | None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import Grid, padding, pooled_length, window
+from .config import Grid, HVTConfig, padding, window
 
 
 def as_image(x: Tensor, grid: Grid) -> Tensor:
@@ -51,35 +51,25 @@ def to_grid(x: Tensor, grid: Grid) -> Tensor:
 class Pool(nn.Module):
     """Pool the tokens of a grid (2D) or of their sequence (1D), except prefix tokens.
 
-    `grid` is the input's; for 1D pooling it is `(1, N)`. The convolution's weights are those of a
-    full `Conv1d(D, D, k, s)`, or `Conv2d`.
+    The convolution's weights are those of a full `Conv1d(D, D, k, s)`, or `Conv2d`.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        grid: Grid,
-        width: int,
-        kernel: int | Grid,
-        stride: int | Grid,
-        dims: int,
-        prefix: int,
-    ) -> None:
+    def __init__(self, config: HVTConfig, stage: int) -> None:
         super().__init__()
-        self.kind, self.grid, self.prefix = kind, grid, prefix
-        self.kernel, self.stride = window(dims, kernel), window(dims, stride)
+        dims, width = config.pool_dims, config.width
+        self.kind, self.prefix = config.pool, config.num_prefix_tokens
+        self.kernel = window(dims, config.pool_kernel)
+        self.stride = window(dims, config.pool_stride)
         self.pad: Grid = (padding(dims, self.kernel[0]), padding(dims, self.kernel[1]))
-        self.conv = (
-            nn.Conv2d(width, width, self.kernel, self.stride, self.pad) if kind == "conv" else None
-        )
+        self.conv = None
+        if self.kind == "conv":
+            self.conv = nn.Conv2d(width, width, self.kernel, self.stride, self.pad)
+        self.set_grid(config, stage)
 
-    @property
-    def out_grid(self) -> Grid:
-        rows, cols = (
-            pooled_length(n, k, s, p)
-            for n, k, s, p in zip(self.grid, self.kernel, self.stride, self.pad, strict=True)
-        )
-        return rows, cols
+    def set_grid(self, config: HVTConfig, stage: int) -> None:
+        """Take the tokens of a stage: their grid, or their sequence as one row."""
+        rows, cols = config.grids[stage]
+        self.grid: Grid = (rows, cols) if config.pool_dims == 2 else (1, rows * cols)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, prefix + N, D) → (B, prefix + N', D)
         if self.prefix:
@@ -92,4 +82,4 @@ class Pool(nn.Module):
         return pool_tokens(x, self.grid, self.kind, self.kernel, self.stride, self.pad)
 
     def extra_repr(self) -> str:
-        return f"{self.kind}, {self.grid} → {self.out_grid}"
+        return f"{self.kind}, {self.grid}"

@@ -56,11 +56,7 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
     from .checkpoint import HVT
     from .features import FeatureMaps
 
-    if (extractor := kwargs.pop("feature_cls", "getter")) != "getter":  # others want maps
-        raise HVTError(
-            f"feature_cls={extractor!r} does not work with hvt's models, whose blocks give tokens "
-            "rather than maps: leave it out"
-        )
+    kwargs.pop("feature_cls", None)  # timm's own would take tokens for maps
     try:
         model = build_model_with_cfg(
             lambda **overrides: HVT(get_config(name, **overrides)),

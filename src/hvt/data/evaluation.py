@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image
 from timm.data import create_transform
@@ -16,16 +16,13 @@ from .images import UnreadableImageError
 from .loader import EvalBatches
 from .sources import ArrayImages
 
-if TYPE_CHECKING:
-    from ..model import Classifier
-
 SMALL = 64
 """Images up to this side get padded random crops instead of resized crops."""
 
 _MAX_RESIZED = 178_956_970  # pixels: Pillow opens no more
 
 
-def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = True) -> Any:
+def eval_transform(model: Any, arrays: bool = False, normalize: bool = True) -> Any:
     """DeiT's evaluation: resize to 256/224 of the input, centre crop.
 
     With `arrays` it takes small images, a batch at once, without a crop; the interpolation is one
@@ -53,7 +50,7 @@ def eval_transform(model: Classifier, arrays: bool = False, normalize: bool = Tr
     return transform
 
 
-def resized_side(model: Classifier) -> int:
+def resized_side(model: Any) -> int:
     """What the shorter side of an image is resized to, of which the model sees the middle.
 
     0 where images are brought to the model's own shape.
@@ -85,9 +82,7 @@ def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     return values if len(values) == channels else (sum(values) / len(values),) * channels
 
 
-def eval_batches(
-    model: Classifier, dataset: Any, batch_size: int = 64, **options: Any
-) -> EvalBatches:
+def eval_batches(model: Any, dataset: Any, batch_size: int = 64, **options: Any) -> EvalBatches:
     """A data set as a model is evaluated on it; small square arrays do without PIL."""
     height, width = model.config.image
     small = isinstance(dataset, ArrayImages) and height == width <= SMALL

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import HVTError, first_line
 from ..features import last_blocks
 from ..model import HVT
+from ..pooling import as_tokens, to_grid
 
 FEW = 6
 """A model of more levels than this, which are blocks then, is looked at in five places."""
@@ -84,14 +85,13 @@ def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:
             "the model drops or merges tokens from its first block on, and those that are left "
             "have lost their places in the image: see tokens shows which they are"
         )
-    maps = model.forward_intermediates(
-        images, places, stop_early=True, intermediates_only=True, interpolate=True
-    )
-    tokens = [model.feature_info[place]["tokens"] for place in places]
-    return [
-        FeatureMap(f"block {place}", f"{n} tokens", values[0])
-        for place, n, values in zip(places, tokens, maps, strict=True)
-    ]
+    maps = model.forward_intermediates(images, places, stop_early=True, intermediates_only=True)
+    levels = []
+    for place, values in zip(places, maps, strict=True):
+        info = model.feature_info[place]
+        grid = to_grid(as_tokens(values), config.grid) if info["sequence"] else values
+        levels.append(FeatureMap(f"block {place}", f"{info['tokens']} tokens", grid[0]))
+    return levels
 
 
 def _theirs(model: Any, images: Tensor) -> list[FeatureMap]:
