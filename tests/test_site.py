@@ -23,6 +23,8 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert "--minutes" in (tmp_path / "reference/cli.html").read_text(encoding="utf-8")
     assert "Embedder" in (tmp_path / "reference/python.html").read_text(encoding="utf-8")
     assert "pool_stride" in (tmp_path / "reference/fields.html").read_text(encoding="utf-8")
+    code_map = (tmp_path / "reference/code.html").read_text(encoding="utf-8")
+    assert all(name in code_map for name in ("cli", "trainer.py", "batcher.py", "src/hvt/zoo.py"))
     assert "hvt_ti_1.pth" in (tmp_path / "reference/models.html").read_text(encoding="utf-8")
 
 

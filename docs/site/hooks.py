@@ -29,8 +29,8 @@ from readme_table import PAPER, SPEED, accuracy, fastest, machine_line, read, sp
 
 _OUTSIDE = re.compile(r"(!?)\[([^]]*)]\((\.\./[^)#\s]*)(?:#[^)]*)?\)")
 _AT_ROOT = re.compile(r"\[([^]]*)]\((?!\.\./|#|https?:)([^)]*)\)")
-_CODE_MAP = ("How the code is laid out", "The way of a", "The files")
-"""How the headings of CONTRIBUTING.md begin that make up the code map."""
+_CODE_MAP = ("<!-- house:", "<!-- step:", "<!-- request:", "## The files")
+"""One of these is in each section of CONTRIBUTING.md that belongs to the code map."""
 _PADDLEVIT = {
     "hvt_ti_1": 69.45, "hvt_s_0": 80.30, "hvt_s_2": 77.41, "hvt_s_3": 76.30, "hvt_s_4": 75.21,
 }  # fmt: skip
@@ -81,7 +81,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def _sections(text: str, code_map: bool) -> str:
     """Those sections of CONTRIBUTING.md that are the code map, or the others."""
     first, *sections = re.split(r"(?m)^(?=## )", text)
-    chosen = [each for each in sections if each[3:].startswith(_CODE_MAP) == code_map]
+    chosen = [each for each in sections if any(mark in each for mark in _CODE_MAP) == code_map]
     return "".join(chosen if code_map else [first, *chosen])
 
 
