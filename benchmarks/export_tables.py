@@ -34,7 +34,7 @@ def filled(page: str) -> str:
 
 
 def choices(found: dict[str, Any]) -> str:
-    headings = ["way", "images/s", "× float32", "relative error", "same top-1 (%)", "moved (%)"]
+    headings = ["way", "images/s", "× float32", "relative error", "same top-1 (%)"]
     tables = []
     for model, choice in found.items():
         rows = [
@@ -44,7 +44,6 @@ def choices(found: dict[str, Any]) -> str:
                 f"{way['over_float32']:.2f}",
                 f"{way['relative_error']:.4f}" if way["relative_error"] else "",
                 f"{way['agreement']:.1f}" if way["relative_error"] else "",
-                f"{way['moved']:.1f}" if "moved" in way else "",
             ]
             for way in choice["ways"]
         ]
