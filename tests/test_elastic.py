@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -29,8 +28,7 @@ from hvt.elastic import at, configs_of, label, make_elastic, plain
 from hvt.model import HVT
 from hvt.serve import settings as serve
 from hvt.serve.app import create_app
-from hvt.serve.batcher import Batcher
-from hvt.serve.elastic import Controller, ElasticEngine, open_engine
+from hvt.serve.engine import Controller, Engine
 from hvt.training.interrupt import Interrupted
 from hvt.training.learner import Learner
 from hvt.training.sandwich import Sandwich, chosen_settings
@@ -404,24 +402,23 @@ def test_a_longer_queue_is_answered_by_a_cheaper_setting_and_back_after_a_while(
 
 
 @pytest.fixture(scope="module")
-def engine(file: Path) -> ElasticEngine:
+def engine(file: Path) -> Engine:
     settings = serve.Settings(elastic=True, concurrent_batches=1, max_wait_ms=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hvt.deploy.runtime.LEAST_SHARED", 256)  # bytes, for so small a model
-        found = open_engine(file, settings)
-    assert isinstance(found, ElasticEngine)
-    return found
+        return Engine(file, settings)
 
 
-def test_settings_share_their_weights_in_memory(engine: ElasticEngine) -> None:
-    (shared,) = {id(session._shared): session._shared for session in engine.sessions}.values()
-    assert engine.model is not None
-    parameters = [4 * parameter.numel() for parameter in engine.model.parameters()]
+def test_settings_share_their_weights_in_memory(engine: Engine, file: Path) -> None:
+    (shared,) = {
+        id(each.session._shared): each.session._shared for each in engine.variants
+    }.values()
+    parameters = [4 * parameter.numel() for parameter in hvt.load(file).parameters()]
     assert sum(value.numpy().nbytes for value in shared.values()) <= sum(parameters)
     assert len(shared) > 4
 
 
-def test_answers_and_metrics_say_which_setting(engine: ElasticEngine, file: Path) -> None:
+def test_answers_and_metrics_say_which_setting(engine: Engine, file: Path) -> None:
     app, image = create_app(engine=engine), encoded_image()
 
     async def ask() -> Any:
@@ -444,24 +441,8 @@ def test_answers_and_metrics_say_which_setting(engine: ElasticEngine, file: Path
     assert explained["stages"]
 
 
-def test_settings_of_different_images_do_not_share_a_batch() -> None:
-    sizes = []
-
-    def predict(images: Any, top: int) -> Any:
-        sizes.append([len(image) for image in images])
-        return [([1.0], [0], "x")] * len(images)
-
-    async def submit() -> Any:
-        batcher = Batcher(predict, 8, 0.05, group=len)
-        futures = [batcher.submit(np.zeros(n), 1) for n in (2, 2, 3, 2)]
-        return await asyncio.gather(*futures)
-
-    assert asyncio.run(submit()) == [([1.0], [0], "x")] * 4
-    assert sizes == [[2, 2], [3], [2]]
-
-
 def test_services_that_cannot_be_elastic(place: Path, file: Path) -> None:
     with pytest.raises(hvt.HVTError, match="is not elastic: leave --elastic out"):
-        open_engine(place / "vit.safetensors", serve.Settings(elastic=True))
+        Engine(place / "vit.safetensors", serve.Settings(elastic=True))
     with pytest.raises(hvt.HVTError, match="no setting costs from 5 to 1e"):
-        open_engine(file, serve.Settings(elastic=True, min_gflops=5))
+        Engine(file, serve.Settings(elastic=True, min_gflops=5))

@@ -36,8 +36,8 @@ from hvt.deploy.runtime import NOT_FINITE, OnnxModel
 from hvt.errors import HVTError
 from hvt.serve import decoding
 from hvt.serve.app import create_app
-from hvt.serve.batcher import Batcher
-from hvt.serve.engine import Engine, Scores, steps_of
+from hvt.serve.engine import Engine, Pixels, Scores, Setting
+from hvt.serve.inference import Batcher
 from hvt.serve.middleware import HEADERS
 from hvt.serve.settings import Settings
 
@@ -122,12 +122,9 @@ def test_images_are_prepared_bit_for_bit_as_by_predict(
     channels: int, size: tuple[int, int]
 ) -> None:
     model = hvt.create_model("hvt_ti_1", **SMALL | FEW | {"in_chans": channels})
-    transform = eval_transform(model)
-    engine = Engine.__new__(Engine)  # the part of it that prepares
-    engine._crop, engine._table, engine._as_is = steps_of(transform)
-    assert engine._as_is in (None, (32, 32))
+    setting, transform = Setting(model, None, ""), eval_transform(model)
     image = drawn(random.Random(1), size).convert("L" if channels == 1 else "RGB")
-    assert torch.equal(engine.inputs([engine.pixels(image)])[0], transform(image))
+    assert torch.equal(setting.inputs([setting.pixels(image)])[0], transform(image))
 
 
 def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -> None:
@@ -461,31 +458,37 @@ def test_the_batcher_fills_waits_skips_and_passes_errors_on() -> None:
     batches: list[list[float]] = []
     asked = threading.Event()
 
-    def answer(images: Sequence[np.ndarray], top: int) -> list[Scores]:
+    def answer(images: Sequence[Pixels], top: int) -> list[Scores]:
         asked.wait()
-        values = [image.item() for image in images]
+        values = [image.values.item() for image in images]
         batches.append(values)
         if 99.0 in values:
             raise RuntimeError("broken")
-        return [([value] * top, [0] * top) for value in values]
+        return [Scores([value] * top, [0] * top, "") for value in values]
 
     async def call() -> None:
         batcher = Batcher(answer, max_batch_size=3, max_wait=0.01)
-        send = lambda value, top=1: batcher.submit(np.array(float(value)), top)  # noqa: E731
+
+        def send(value: float, top: int = 1, setting: int = 0) -> asyncio.Future[Scores]:
+            return batcher.submit(Pixels(np.array(float(value)), setting, (1, 1)), top)
+
         # Three at a time while a run is under way; the one that nobody waits for is left out.
         futures = [send(value, top=value % 2 + 1) for value in range(7)]
         futures[4].cancel()
         asked.set()
         rows = [await future for place, future in enumerate(futures) if place != 4]
-        assert [values for values, _ in rows] == [[0], [1, 1], [2], [3, 3], [5, 5], [6]]
+        assert [scores.probabilities[0] for scores in rows] == [0, 1, 2, 3, 5, 6]
         assert batches == [[0, 1, 2], [3, 5, 6]]
         # A lone image has waited for others.
         start = asyncio.get_running_loop().time()
-        assert (await send(7))[0] == [7]
+        assert (await send(7)).labels == [0]
         assert asyncio.get_running_loop().time() - start >= 0.009
         with pytest.raises(RuntimeError, match="broken"):
             await send(99)
-        assert (await send(8))[0] == [8]
+        # A batch is of one setting.
+        del batches[:]
+        await asyncio.gather(*[send(place, 1, place) for place in (1, 1, 2, 1)])
+        assert batches == [[1, 1], [2], [1]]
         batcher.close()
 
     asyncio.run(call())

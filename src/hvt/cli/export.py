@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +121,6 @@ def _form(args: argparse.Namespace, out: Path) -> str:
     """The form to export to; raises an error for flags that do not go together."""
     if args.runtime and not args.web:
         raise HVTError("--runtime is for --web: leave it out, or write a page")
-    if args.web and find_spec("pydantic") is None:
-        raise HVTError("--web needs pydantic: pip install 'hvt[serve]'")
     if args.to and (args.hf or args.web):
         raise HVTError("--hf and --web write a folder with ONNX files: leave --to out")
     form: str = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")

@@ -25,16 +25,14 @@ from ..costs import cost
 from ..deploy.runtime import NOT_FINITE
 from ..errors import HVTError
 from ..terminal import printable
-from .batcher import Batcher
 from .body import Admission, admitted
 from .drain import drained
-from .elastic import ElasticEngine, open_engine, setting_of
-from .engine import Engine
-from .hierarchy import Hierarchy, hierarchy, seen_part
-from .inference import Decoded, Inference
+from .engine import Engine, Pixels, Scores
+from .hierarchy import hierarchy, seen_part
+from .inference import Inference
 from .metrics import Metrics
 from .middleware import Gate
-from .schema import PROBLEMS, Health, ModelInfo, Predictions, images_in, top_in
+from .schema import PROBLEMS, Predictions, images_in, top_in
 from .settings import Settings
 
 PAGE = StaticFiles(directory=Path(__file__).parent / "static")
@@ -50,9 +48,9 @@ def create_app(
 
     Middleware that is added to it sees every route. Its `state` has what routes need: `engine`,
     `settings`, `inference`, `admission`, `metrics`, and `draining`, which is set when it is about
-    to stop. `accepted` and `answered` count requests.
+    to stop.
     """
-    engine = engine or open_engine(source, settings)
+    engine = engine or Engine(source, settings)
     app = FastAPI(
         title="hvt",
         version=__version__,
@@ -66,8 +64,8 @@ def create_app(
     state = app.state
     state.engine, state.settings, state.metrics = engine, engine.settings, Metrics()
     state.admission = Admission(engine.settings, state.metrics.queue.set)
+    engine.waiting = lambda: state.admission.images
     state.draining = False
-    state.accepted = state.answered = 0
     router = APIRouter(route_class=_Route)
     _add_routes(router, state)
     _add_pages(router, state)
@@ -86,18 +84,8 @@ class _Route(APIRoute):
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    state, settings = app.state, app.state.settings
-    batcher = Batcher(
-        state.engine.predict,
-        settings.max_batch_size,
-        settings.max_wait_ms / 1e3,
-        settings.batch_threads,
-        state.metrics.batches.observe,
-        setting_of if settings.elastic else lambda pixels: 0,
-    )
-    if isinstance(state.engine, ElasticEngine):
-        state.engine.waiting = lambda: state.admission.images
-    state.inference = Inference(state.engine, batcher, settings.decoders)
+    state = app.state
+    state.inference = Inference(state.engine, state.metrics.batches.observe)
     with drained(state):
         yield
     state.inference.close()
@@ -105,7 +93,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 def _add_routes(app: APIRouter, state: Any) -> None:
     engine: Engine = state.engine
-    classes, described = len(engine.class_names), _describe(engine)
+    classes = len(engine.class_names)
 
     @app.post(
         "/predict",
@@ -122,21 +110,23 @@ def _add_routes(app: APIRouter, state: Any) -> None:
         start, asked = time.perf_counter(), request.query_params.get("top", min(5, classes))
         if not str(asked).isdecimal() or not 1 <= int(asked) <= classes:
             raise HTTPException(422, f"top must be a whole number from 1 to {classes}")
+        top = int(asked)
         async with admitted(request) as uploads:
-            scores = await state.inference.predict(uploads, int(asked))
+            scores = await state.inference.predict(uploads, top)
         predictions = [
-            _prediction(engine, upload.name, *each)
+            _prediction(engine, upload.name, each, top)
             for upload, each in zip(uploads, scores, strict=True)
         ]
         state.metrics.images.inc(len(predictions))
-        for prediction in predictions if engine.settings.elastic else ():
-            state.metrics.settings.labels(prediction["setting"]).inc()
-        content = {"model": engine.name, "milliseconds": _since(start), "predictions": predictions}
+        for each in scores if engine.settings.elastic else ():
+            state.metrics.settings.labels(each.setting).inc()
+        milliseconds = round(1e3 * (time.perf_counter() - start), 3)
+        content = {"model": engine.name, "milliseconds": milliseconds, "predictions": predictions}
         return Response(json.dumps(content), media_type="application/json")
 
     @app.post(
         "/explain",
-        response_model=Hierarchy,
+        response_model=dict[str, Any],
         responses=PROBLEMS,
         openapi_extra=images_in(1),
         summary="The tokens of one image stage by stage, and what each block costs",
@@ -146,30 +136,30 @@ def _add_routes(app: APIRouter, state: Any) -> None:
 
         Which patches tokens come from is known of every checkpoint but those with convolutional
         pooling. Of these, and of exported files, there are counts and costs, and `untraced` says
-        why.
+        why. The reference of the HTTP service lists the fields.
         """
-        start = time.perf_counter()
         async with admitted(request) as uploads:
             if len(uploads) > 1:
                 detail = f"the request has {len(uploads)} images: send one to explain"
                 raise HTTPException(413, detail)
-            decoded = await state.inference.decode(uploads[0])
-            explained = await state.inference.run("explain", _explain, engine, decoded)
-        explained.milliseconds = _since(start)
-        return Response(explained.model_dump_json(), media_type="application/json")
-
-    @app.get("/model", response_model=ModelInfo, summary="The model and the service's limits")
-    async def model(request: Request) -> Response:
-        return JSONResponse(described)
+            pixels = await state.inference.decode(uploads[0])
+            explained = await state.inference.run("heavy", _explain, engine, pixels)
+        return Response(explained, media_type="application/json")
 
 
 def _add_pages(app: APIRouter, state: Any) -> None:
     """What is about the service, and the page."""
+    described = _describe(state.engine)
+
+    @app.get("/model", response_model=dict[str, Any], summary="The model and the service's limits")
+    async def model(request: Request) -> Response:
+        """`gflops` are GMACs per image, `class_names` the names of the classes by label."""
+        return JSONResponse(described)
 
     @app.get(
         "/healthz",
-        response_model=Health,
-        responses={503: {"model": Health, "description": "The service is about to stop"}},
+        response_model=dict[str, str],
+        responses={503: {"model": dict[str, str], "description": "It is about to stop"}},
         summary="Whether requests are welcome",
     )
     async def healthz(request: Request) -> Response:
@@ -191,36 +181,29 @@ def _add_pages(app: APIRouter, state: Any) -> None:
         return await PAGE.get_response("page.html", request.scope)
 
 
-def _since(start: float) -> float:
-    """Milliseconds until now."""
-    return round(1e3 * (time.perf_counter() - start), 3)
-
-
-def _explain(engine: Engine, decoded: Decoded) -> Hierarchy:
-    """In a thread."""
-    config, model, image = engine.shown(decoded.pixels)
-    seen = seen_part(decoded.size, config, engine.session.pretrained_cfg)
-    return hierarchy(config, model, image, seen, engine.name)
-
-
-def _prediction(
-    engine: Engine, source: str | None, values: list[float], labels: list[int], *setting: str
-) -> dict[str, Any]:
+def _prediction(engine: Engine, source: str | None, scores: Scores, top: int) -> dict[str, Any]:
     """One image's part of the answer, as `hvt predict --json` has it."""
-    if not all(map(math.isfinite, values)):
+    if not all(map(math.isfinite, scores.probabilities)):
         raise HTTPException(500, NOT_FINITE)
-    top = [
-        {"label": label, "name": engine.class_names[label], "probability": value}
-        for value, label in zip(values, labels, strict=True)
+    best = [
+        {"label": label, "name": engine.class_names[label], "probability": probability}
+        for probability, label in zip(scores.probabilities[:top], scores.labels, strict=False)
     ]
-    answer = {"source": source, **top[0], "top": top}
-    return answer | {"setting": setting[0]} if setting else answer
+    answer = {"source": source, **best[0], "top": best}
+    return answer | {"setting": scores.setting} if scores.setting else answer
+
+
+def _explain(engine: Engine, pixels: Pixels) -> str:
+    """In a thread."""
+    setting = engine.variants[pixels.setting]
+    image = None if setting.model is None else setting.inputs([pixels.values])[0]
+    seen = seen_part(pixels.size, setting.config, setting.session.pretrained_cfg)
+    return json.dumps(hierarchy(setting.config, setting.model, image, seen))
 
 
 def _describe(engine: Engine) -> dict[str, Any]:
     session, price = engine.session, cost(engine.config)
     settings = dataclasses.asdict(engine.settings)
-    limits = ("timeout", "decode_timeout", "limit_concurrency")
     return {
         "name": engine.name,
         "version": __version__,
@@ -235,7 +218,7 @@ def _describe(engine: Engine) -> dict[str, Any]:
         "limits": {
             name: value
             for name, value in settings.items()
-            if name.startswith("max_") or name in limits
+            if name.startswith(("max_", "limit_")) or "timeout" in name
         },
     }
 

@@ -25,8 +25,11 @@ class Upload(NamedTuple):
     name: str | None
     """Its file's name, where it has one."""
     content: bytes
-    label: str
-    """What errors call it."""
+
+    @property
+    def label(self) -> str:
+        """What errors call it."""
+        return f"the image {self.name!r}" if self.name else "the image"
 
 
 class Admission:
@@ -101,25 +104,19 @@ class _Body:
 
 async def _uploads(request: Request, body: _Body) -> list[Upload]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    files: list[tuple[str | None, bytes]]
     if kind == "multipart/form-data":
-        files = await _files(request, body)
+        uploads = await _files(request, body)
     elif kind in UNTYPED or kind.startswith("image/"):
-        files = [(None, b"".join([chunk async for chunk in body.chunks()]))]
+        uploads = [Upload(None, b"".join([chunk async for chunk in body.chunks()]))]
     else:
         raise HTTPException(
             415,
             "the body's type is not understood: send an image as image/* or "
             f"application/octet-stream, or several as multipart/form-data in the field {FIELD!r}",
         )
-    uploads = []
-    for number, (name, content) in enumerate(files, 1):
-        label = f"the image {name!r}" if name else "the image"
-        if not name and len(files) > 1:
-            label = f"image {number} of {len(files)}"
-        if not content:
-            raise HTTPException(422, f"{label} is empty")
-        uploads.append(Upload(name or None, content, label))
+    for upload in uploads:
+        if not upload.content:
+            raise HTTPException(422, f"{upload.label} is empty")
     return uploads
 
 
@@ -139,7 +136,7 @@ class _Form(MultiPartParser):
         super().on_headers_finished()
 
 
-async def _files(request: Request, body: _Body) -> list[tuple[str | None, bytes]]:
+async def _files(request: Request, body: _Body) -> list[Upload]:
     most = request.app.state.settings.max_images
     try:
         parser = _Form(request.headers, body.chunks(), max_files=most)
@@ -154,4 +151,4 @@ async def _files(request: Request, body: _Body) -> list[tuple[str | None, bytes]
     files = [part for part in form.getlist(FIELD) if isinstance(part, UploadFile)]
     if not files:
         raise HTTPException(422, f"the request has no image: send files in the field {FIELD!r}")
-    return [(file.filename, await file.read()) for file in files]
+    return [Upload(file.filename or None, await file.read()) for file in files]

@@ -41,9 +41,9 @@ BASE_BYTES = 256_000_000  # for the process itself, its threads and the file
 
 _MAIN = """
 import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from hvt.serve.decoding import main
-main(*map(float, sys.argv[2:]))
+sys.path[:], limits = json.loads(sys.argv[1])
+from hvt.serve.decoding import Limits, main
+main(Limits(*limits))
 """
 
 
@@ -100,7 +100,7 @@ def decode_heavy(content: bytes, limits: Limits) -> Image.Image:
         raise UnidentifiedImageError
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _MAIN, json.dumps(sys.path), *map(str, limits)],
+            [sys.executable, "-I", "-c", _MAIN, json.dumps([sys.path, limits])],
             input=content,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -118,15 +118,14 @@ def decode_heavy(content: bytes, limits: Limits) -> Image.Image:
     return Image.open(io.BytesIO(done.stdout), formats=("PPM",))
 
 
-def main(in_chans: float, pixels: float, side: float, seconds: float) -> None:
+def main(limits: Limits) -> None:
     """What the process does: an image from standard input to PPM on standard output.
 
     Where there is none, it writes why and exits with the HTTP status less 400.
     """
     warnings.simplefilter("ignore")
     if hasattr(signal, "alarm"):  # should nobody be left to kill it
-        signal.alarm(math.ceil(seconds) + 5)
-    limits = Limits(int(in_chans), int(pixels), int(side), seconds)
+        signal.alarm(math.ceil(limits.seconds) + 5)
     _limit_memory(BASE_BYTES + BYTES_PER_PIXEL * limits.pixels)
     try:
         content = io.BytesIO(sys.stdin.buffer.read())

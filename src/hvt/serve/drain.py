@@ -12,7 +12,6 @@ import faulthandler
 import functools
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import parent_process
@@ -59,8 +58,6 @@ def drained(state: Any) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handler)
-        counts = f"{state.accepted} requests accepted, {state.answered} answered"
-        print(f"stopped: {counts}", file=sys.stderr, flush=True)
 
 
 def _orphaned(loop: asyncio.AbstractEventLoop, sentinel: int) -> None:

@@ -1,13 +1,19 @@
-"""The model behind a service: images to pixels, pixels to inputs, inputs to class scores."""
+"""The model behind a service: images to pixels, pixels to inputs, inputs to class scores.
+
+An elastic model has several settings, the dearest first: the longer the queue, the cheaper the one
+that answers. Every other model is a single setting.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,117 +21,185 @@ from PIL import Image
 from torch import Tensor
 
 from ..checkpoint.save_load import load
-from ..config import HVTConfig
-from ..data.evaluation import eval_transform, resized_side
+from ..costs import cost
+from ..data.evaluation import eval_transform, per_channel, resized_side
 from ..data.images import mode_of
 from ..deploy.export import write_onnx
 from ..deploy.runtime import OnnxModel, check_classifier
+from ..elastic import configs_of, label, plain
 from ..errors import HVTError
-from ..model import HVT
+from ..model import HVT, Classifier
 from ..resolve import resolve
 from ..zoo import DEFAULT, find_checkpoint
 from .decoding import Limits
 from .settings import Settings
 
-Scores = tuple[Any, ...]
-"""The probabilities of an image's top classes, best first, the classes, and of an elastic model the
-setting that computed them."""
-
 _log = logging.getLogger(__name__)
+
+
+class Pixels(NamedTuple):
+    """The part of an image that a setting sees, in its size."""
+
+    values: np.ndarray
+    """uint8 `(C, H, W)`."""
+    setting: int
+    size: tuple[int, int]
+    """Width and height of the whole image."""
+
+
+class Scores(NamedTuple):
+    """The top classes of an image, best first, and the name of the setting that computed them."""
+
+    probabilities: list[float]
+    labels: list[int]
+    setting: str
+
+
+class Setting:
+    """A plain model and how images become its inputs, bit for bit as in `hvt predict`.
+
+    `model` is the same in PyTorch, to look inside; None for an exported file.
+    """
+
+    def __init__(self, session: Classifier, model: HVT | None, name: str) -> None:
+        self.session: Any = session
+        self.config, self.model, self.name = session.config, model, name
+        self._transform = eval_transform(session, normalize=False)
+        del self._transform.transforms[0]  # decoding refuses long strips
+        channels, cfg = session.config.in_chans, session.pretrained_cfg
+        mean, std = (per_channel(cfg[name], channels) for name in ("mean", "std"))
+        self._mean, self._std = np.array((mean, std), np.float32)[..., None, None]
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """An image resized and cropped: uint8 `(C, H, W)`."""
+        return self._transform(image).numpy()
+
+    def inputs(self, pixels: Sequence[np.ndarray]) -> Tensor:
+        """A batch for the model, `(B, C, H, W)`."""
+        # In numpy, here and below: torch would wake threads for this, which then spin for a while.
+        batch = np.stack(pixels).astype(np.float32, order="C")
+        batch /= 255
+        batch -= self._mean
+        batch /= self._std
+        return torch.from_numpy(batch)
+
+
+class Controller:
+    """Chooses a setting by how many images wait.
+
+    Each `high` images that wait make it one cheaper, at once. It gets dearer by one when for `hold`
+    seconds fewer waited than half of what made it that cheap.
+    """
+
+    def __init__(self, count: int, high: int, hold: float) -> None:
+        self.count, self.high, self.hold = count, high, hold
+        self.place, self._since = 0, 0.0
+        self._lock = threading.Lock()
+
+    def choose(self, waiting: int, now: float) -> int:
+        """The setting for the next image."""
+        with self._lock:
+            wanted = min(self.count - 1, waiting // self.high)
+            if wanted >= self.place or 2 * waiting >= self.place * self.high:
+                self.place, self._since = max(wanted, self.place), now
+            elif now - self._since >= self.hold:
+                self.place, self._since = self.place - 1, now
+            return self.place
 
 
 class Engine:
     """A checkpoint or an exported file that runs in ONNX Runtime, from any thread.
 
-    A checkpoint is exported first, unless `exported` is its export already. `model` is then the
-    PyTorch model too, for those who want to look inside; for an exported file it is None.
+    A checkpoint is exported first. `folder` keeps its exports for other processes, which find them
+    there; without it they are temporary.
     """
 
     def __init__(
         self,
         source: str | Path | None = None,
         settings: Settings | None = None,
-        exported: str | Path | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.settings = settings = settings or Settings()
         path = find_checkpoint(DEFAULT if source is None else source)
         self.name = valid_text(path.name or path.resolve().name)
         _log.info("loading %s", self.name)
-        self.model: HVT | None = None if resolve(path).kind == "onnx" else _load(path)
-        self.session = self._open(path, exported)
-        self.config = self.session.config
-        names = self.session.class_names
-        numbers = map(str, range(self.session.num_classes))
-        self.class_names = tuple(map(valid_text, names or numbers))
-        mode_of(self.config.in_chans)  # raises an error for what no image has
-        self._crop, self._table, self._as_is = steps_of(eval_transform(self.session))
-        self.limits = Limits(
-            self.config.in_chans,
-            settings.max_pixels,
-            resized_side(self.session),
-            settings.decode_timeout,
-        )
+        self.variants = list(self._open(path, folder))
+        self.session = session = self.variants[0].session
+        self.config = session.config
+        names = session.class_names or map(str, range(session.num_classes))
+        self.class_names = tuple(map(valid_text, names))
+        mode_of(channels := self.config.in_chans)  # raises an error for what no image has
+        side, seconds = resized_side(session), settings.decode_timeout
+        self.limits = Limits(channels, settings.max_pixels, side, seconds)
+        hold = settings.elastic_hold_ms / 1e3
+        self._controller = Controller(len(self.variants), settings.elastic_queue, hold)
+        self.waiting: Callable[[], int] = lambda: 0
         # The first run sets up what later ones find ready, such as memory arenas. A model whose
         # outputs are not finite even for black raises an error here.
         _log.info("warming up")
-        self.session(self.inputs([np.zeros((*self.config.image, self.config.in_chans), np.uint8)]))
+        for each in self.variants:
+            black = np.zeros((each.config.in_chans, *each.config.image), np.uint8)
+            each.session(each.inputs([black]))
 
-    def _open(self, path: Path, exported: str | Path | None) -> Any:
-        """What computes logits: an `OnnxModel`, or what has its attributes."""
-        with contextlib.ExitStack() as stack:
-            if self.model is not None:
-                path = Path(exported or write(self.model, stack.enter_context(temporary_folder())))
-            return OnnxModel(path, self.settings.device, self.settings.threads)
+    def _open(self, path: Path, folder: Path | None) -> Iterator[Setting]:
+        shared: dict[bytes, Any] | None = {} if self.settings.elastic else None
+        for number, model in enumerate(_models(path, self.settings)):
+            with contextlib.ExitStack() as stack:
+                file = path
+                if model is not None:
+                    file = (folder or stack.enter_context(temporary_folder())) / f"{number}.onnx"
+                    _export(model, file)
+                session = OnnxModel(file, self.settings.device, self.settings.threads, shared)
+            name = label(session.config) if self.settings.elastic else ""
+            yield Setting(session, model, name)
 
-    def pixels(self, image: Any) -> np.ndarray:
-        """The part of an image that the model sees, in its size: uint8 `(H, W, C)`."""
-        return self._pixels(image, self._crop, self._as_is)
+    def pixels(self, image: Image.Image) -> Pixels:
+        """What the model sees of an image; of an elastic one the setting that is due."""
+        place = 0
+        if len(self.variants) > 1:
+            place = self._controller.choose(self.waiting(), time.monotonic())
+        return Pixels(self.variants[place].pixels(image), place, image.size)
 
-    def _pixels(self, image: Any, crop: Any, as_is: tuple[int, int] | None) -> np.ndarray:
-        pixels = np.asarray(image if image.size == as_is else crop(image))
-        return pixels.reshape(*pixels.shape[:2], -1)  # grey ones have no last axis
-
-    def inputs(self, pixels: Sequence[np.ndarray]) -> Tensor:
-        """A batch for the model, `(B, C, H, W)`, bit for bit as in `hvt predict`."""
-        return self._inputs(pixels, self._table)
-
-    def _inputs(self, pixels: Sequence[np.ndarray], table: np.ndarray) -> Tensor:
-        planes = np.stack(pixels).transpose(3, 0, 1, 2)  # (B, H, W, C) → (C, B, H, W)
-        batch = np.empty((planes.shape[1], len(planes), *planes.shape[2:]), np.float32)
-        for channel, (plane, row) in enumerate(zip(planes, table, strict=True)):
-            batch[:, channel] = row.take(plane)
-        return torch.from_numpy(batch)
-
-    def predict(self, pixels: Sequence[np.ndarray], top: int) -> list[Scores]:
-        """The top classes of some images' pixels, computed as one batch.
+    def predict(self, pixels: Sequence[Pixels], top: int) -> list[Scores]:
+        """The top classes of some images' pixels, all of one setting, computed as one batch.
 
         The probabilities of an image whose logits are not finite are NaN.
         """
-        return self._top(self.session.logits(self.inputs(pixels)).numpy(), top)
-
-    def shown(self, pixels: np.ndarray) -> tuple[HVTConfig, HVT | None, Tensor | None]:
-        """What to look into: the config, and where it is known the model and its input."""
-        image = None if self.model is None else self.inputs([pixels])[0]
-        return self.config, self.model, image
-
-    def _top(self, logits: np.ndarray, top: int) -> list[Scores]:
-        # In numpy: torch would wake threads for this, which then spin for a while.
+        setting = self.variants[pixels[0].setting]
+        logits = setting.session.logits(setting.inputs([one.values for one in pixels])).numpy()
         logits[~np.isfinite(logits).all(axis=1)] = np.nan
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
         best = np.argsort(-odds, axis=1, kind="stable")[:, :top]
         values = np.take_along_axis(odds, best, axis=1) / odds.sum(axis=1, keepdims=True)
-        return list(zip(values.tolist(), best.tolist(), strict=True))
+        rows = zip(values.tolist(), best.tolist(), strict=True)
+        return [Scores(*row, setting.name) for row in rows]
 
 
-def valid_text(text: str) -> str:
-    """A name that UTF-8 can say: bytes of a file's name that are not text are written out."""
-    return text.encode("utf-8", "backslashreplace").decode()
+def _models(path: Path, settings: Settings) -> Sequence[HVT | None]:
+    """A checkpoint's settings within the limits of cost, dearest first; of a plain one itself."""
+    model = None
+    if resolve(path).kind != "onnx":
+        model = load(path).float().eval().requires_grad_(False)
+        check_classifier(model, path)
+    if not settings.elastic:
+        return [model]
+    if model is None or model.settings is None:
+        raise HVTError(f"{path} is not elastic: leave --elastic out, or name one that is")
+    configs, low, high = configs_of(model), settings.min_gflops, settings.max_gflops
+    within = [place for place, each in enumerate(configs) if low <= cost(each).gflops <= high]
+    if not within:
+        raise HVTError(
+            f"no setting costs from {low:g} to {high:g} GFLOPs: there are "
+            f"{', '.join(map(label, configs))}"
+        )
+    return [plain(model, place) for place in within]
 
 
-def export_to(folder: str | Path, source: str | Path | None) -> Path | None:
-    """The export of a checkpoint for many processes to share; None if it is exported already."""
-    path = find_checkpoint(DEFAULT if source is None else source)
-    return None if resolve(path).kind == "onnx" else write(_load(path), Path(folder))
+def _export(model: HVT, file: Path) -> None:
+    if not file.exists():
+        _log.info("exporting to ONNX")
+        write_onnx(model, file)
 
 
 @contextlib.contextmanager
@@ -141,37 +215,6 @@ def temporary_folder() -> Iterator[Path]:
         ) from error
 
 
-def _load(path: Path) -> HVT:
-    model = load(path).float().eval()
-    check_classifier(model, path)
-    return model
-
-
-def write(model: HVT, folder: Path) -> Path:
-    """A model's export in a folder."""
-    _log.info("exporting to ONNX")
-    write_onnx(model.requires_grad_(False), folder / "model.onnx")
-    return folder / "model.onnx"
-
-
-def steps_of(transform: Any) -> tuple[Any, np.ndarray, tuple[int, int] | None]:
-    """An evaluation transform as its part on images and a table of what each value becomes.
-
-    Conversion and normalisation look at one value at a time, so that 256 inputs for each channel
-    say everything of them: float32 `(C, 256)`. The last is the size of images that the first
-    part leaves unchanged, if there is one.
-    """
-    _, *resize_and_crop, convert, normalise = transform.transforms  # decoding refuses long strips
-    channels = len(normalise.mean)
-    ramp = np.arange(256, dtype=np.uint8)[None, :, None].repeat(channels, axis=2)
-    table = normalise(convert(Image.fromarray(ramp.squeeze(2) if channels == 1 else ramp)))
-
-    def crop(image: Image.Image) -> Image.Image:
-        for step in resize_and_crop:
-            image = step(image)
-        return image
-
-    size = crop(Image.new("L", (64, 64))).size
-    probe = Image.effect_noise(size, 100)
-    untouched = np.array_equal(np.asarray(crop(probe)), np.asarray(probe))
-    return crop, table[:, 0].numpy().copy(), size if untouched else None
+def valid_text(text: str) -> str:
+    """A name that UTF-8 can say: bytes of a file's name that are not text are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -20,25 +20,17 @@ class Metrics:
     def __init__(self) -> None:
         # Those of several processes are gathered from their files, not from a registry.
         self._registry = to = None if SHARED in os.environ else CollectorRegistry()
-        self.requests = Counter(
-            "hvt_requests", "Requests that were answered", ["path", "status"], registry=to
-        )
+        self.requests = Counter("hvt_requests", "Requests", ["path", "status"], registry=to)
         self.seconds = Histogram(
             "hvt_request_seconds", "Time of a request", ["path"], buckets=SECONDS, registry=to
         )
         self.images = Counter("hvt_images", "Images that were classified", registry=to)
         self.settings = Counter(
-            "hvt_setting_images", "Images by the setting of an elastic model that classified them",
-            ["setting"], registry=to,
-        )  # fmt: skip
-        self.batches = Histogram(
-            "hvt_batch_size", "Images that shared a batch", buckets=SIZES, registry=to
+            "hvt_setting_images", "The same by an elastic model's setting", ["setting"], registry=to
         )
+        self.batches = Histogram("hvt_batch_size", "Images in a batch", buckets=SIZES, registry=to)
         self.queue = Gauge(
-            "hvt_queue_images",
-            "Images that were accepted and not answered yet",
-            multiprocess_mode="livesum",
-            registry=to,
+            "hvt_queue_images", "Images waiting", registry=to, multiprocess_mode="livesum"
         )
 
     def text(self) -> bytes:
@@ -47,16 +39,10 @@ class Metrics:
             return generate_latest(self._registry)
         for path in Path(os.environ[SHARED]).glob("gauge_live*.db"):
             pid = int(path.stem.rpartition("_")[2])
-            if not _is_alive(pid):  # a worker that was killed has no images in its queue
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:  # a worker that was killed has no images in its queue
                 mark_process_dead(pid)
         registry = CollectorRegistry()
         MultiProcessCollector(registry)
         return generate_latest(registry)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

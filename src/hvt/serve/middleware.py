@@ -72,9 +72,7 @@ class Gate:
             scope = {**scope, "method": "GET"}
         # What a POST is answered with is never shown as a page.
         headers = _NOSNIFF if scope["method"] == "POST" else _HEADERS
-        start = time.perf_counter()
-        status, state = 500, self._state
-        state.accepted += 1
+        start, status, state = time.perf_counter(), 500, self._state
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -83,8 +81,6 @@ class Gate:
                 close = [_CLOSE] if state.draining else []
                 message["headers"] = [*message["headers"], *headers, *close]
             await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                state.answered += 1
 
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         app = self._app if all(map(self._allows, hosts)) else _wrong_host  # browsers send one

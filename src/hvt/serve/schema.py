@@ -39,28 +39,6 @@ class Problem(BaseModel):
     detail: str
 
 
-class Health(BaseModel):
-    """Whether requests are welcome."""
-
-    status: str = Field(description="ok, or draining before the service stops")
-
-
-class ModelInfo(BaseModel):
-    """The model that is served and the limits of the service."""
-
-    name: str
-    version: str = Field(description="of hvt")
-    precision: str = Field(description="float32 or int8")
-    provider: str = Field(description="ONNX Runtime's execution provider")
-    input_size: list[int] = Field(description="channels, height and width of the model's input")
-    preprocessing: dict[str, Any]
-    config: dict[str, Any]
-    gflops: float = Field(description="GMACs per image")
-    params_m: float = Field(description="parameters in millions")
-    class_names: list[str] = Field(description="the names of the classes by label")
-    limits: dict[str, float]
-
-
 REASONS = {
     408: "The body did not arrive in time",
     413: "The body, an image or the number of images is above a limit",

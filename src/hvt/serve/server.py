@@ -16,58 +16,52 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from ..errors import HVTError
 from .app import create_app
-from .elastic import open_engine
-from .engine import export_to, temporary_folder
+from .engine import Engine, temporary_folder
 from .metrics import SHARED
 from .settings import Settings
 
 BACKLOG = 2048  # connections that wait to be accepted
 SWITCH = 5e-4  # seconds; Python's own is ten times that
-STARTUP_FAILURE = 3  # the exit code of a worker that uvicorn does not start again
 WORKER_TIMEOUT = 60  # seconds for a worker to import what it needs, on a busy machine
 
 
 def serve(source: str | Path | None, settings: Settings) -> int:
     """Answer until stopped by SIGTERM or SIGINT, then what was accepted; returns the exit code."""
     _show_log()
-    with contextlib.closing(bind(settings)) as sock:
-        if settings.workers > 1:
-            return _serve_workers(source, settings, sock)
-        return _serve(create_app(settings, source), sock)
+    sock = bind(settings)
+    if settings.workers > 1:
+        return _serve_workers(source, settings, sock)
+    run(create_app(settings, source), sock)
+    return 0
 
 
-def run(app: FastAPI) -> int:
+def run(app: FastAPI, sock: socket.socket | None = None) -> None:
     """Serve an application of `create_app`, which may have more middleware, in this process."""
     settings: Settings = app.state.settings
     if settings.workers > 1:
         raise HVTError(f"workers={settings.workers} must be 1 where the application is given")
-    with contextlib.closing(bind(settings)) as sock:
-        return _serve(app, sock)
-
-
-def _serve(app: FastAPI, sock: socket.socket) -> int:
-    _announce(sock, app.state.settings)
-    _tune()
-    # uvicorn raises the signal again once it has shut down, which would then end the process.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(_config(app, app.state.settings)).run([sock])
-    signal.signal(signal.SIGTERM, before)
-    return int(app.state.answered < app.state.accepted)
+    with sock or bind(settings) as sock:
+        _announce(sock, settings)
+        _tune()
+        # uvicorn raises the signal again once it has shut down, which would then end the process.
+        before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(_config(app, settings)).run([sock])
+        signal.signal(signal.SIGTERM, before)
 
 
 def _serve_workers(source: str | Path | None, settings: Settings, sock: socket.socket) -> int:
-    """uvicorn's own supervisor; workers share a socket, an exported file and a metrics folder."""
-    with temporary_folder() as folder:
+    """uvicorn's own supervisor; workers share a socket, and a folder of exports and metrics."""
+    with sock, temporary_folder() as folder:
         os.environ[SHARED] = str(folder)
-        exported = None if settings.elastic else export_to(folder, source)
-        open_engine(source, settings, exported)  # what is wrong with it is an error here, once
+        Engine(source, settings, folder)  # what is wrong with it is an error here, once
         _announce(sock, settings)
-        factory = functools.partial(_worker_app, source, settings, exported)
+        factory = functools.partial(_worker_app, source, settings, folder)
         supervisor = _Supervisor(_config(factory, settings, factory=True), [sock])
         supervisor.run()
     failed = any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes)
@@ -83,11 +77,11 @@ class _Supervisor(Multiprocess):
         super().terminate_all()
 
 
-def _worker_app(source: str | Path | None, settings: Settings, exported: Path | None) -> FastAPI:
+def _worker_app(source: str | Path | None, settings: Settings, folder: Path) -> FastAPI:
     _tune()
     _show_log()
     try:
-        return create_app(engine=open_engine(source, settings, exported))
+        return create_app(engine=Engine(source, settings, folder))
     except HVTError as error:
         print(f"hvt: {error}", file=sys.stderr, flush=True)
         raise SystemExit(STARTUP_FAILURE) from None

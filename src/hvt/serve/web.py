@@ -17,7 +17,7 @@ from ..deploy.runtime import import_extra
 from ..errors import HVTError
 from ..files import atomic_folder
 from ..model import HVT
-from .hierarchy import Box, hierarchy
+from .hierarchy import hierarchy
 
 STATIC, BROWSER = (Path(__file__).parent / name for name in ("static", "browser"))
 RUNTIME = "https://cdn.jsdelivr.net/npm/onnxruntime-web@1.30.0/dist/"
@@ -86,19 +86,18 @@ def _described(model: HVT, name: str, int8: bool) -> dict[str, Any]:
     """`page.json`: what the page says of the model and draws of any image."""
     config = model.config
     grey = torch.zeros(config.in_chans, *config.image)
-    whole = Box(left=0, top=0, width=1, height=1)  # the page knows the image's own
-    found = hierarchy(config, model, grey, whole, name)
-    if found.reduction == "merge":
-        found.untraced = MERGED
-    traced = found.untraced is None and found.reduction in STEPS
-    if traced or found.untraced:
-        for stage in found.stages[0 if found.untraced else 1 :]:
-            stage.shares = stage.kept = None
+    found = hierarchy(config, model, grey, seen={})  # the page knows what is seen of an image
+    if found["reduction"] == "merge":
+        found["untraced"] = MERGED
+    traced = found["untraced"] is None and found["reduction"] in STEPS
+    if traced or found["untraced"]:
+        for stage in found["stages"][0 if found["untraced"] else 1 :]:
+            stage["shares"] = stage["kept"] = None
     precision = "float32 and int8" if int8 else "float32"
     described = {"name": name, "precision": precision, "params_m": cost(config).params / 1e6}
     return {
         "model": described,
-        "hierarchy": found.model_dump(),
+        "hierarchy": found,
         "int8": int8,
         "tokens": traced,
         "runtime": {"base": RUNTIME, "integrity": INTEGRITY},
