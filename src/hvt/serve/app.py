@@ -143,7 +143,7 @@ def _add_routes(app: APIRouter, state: Any) -> None:
                 detail = f"the request has {len(uploads)} images: send one to explain"
                 raise HTTPException(413, detail)
             pixels = await state.inference.decode(uploads[0])
-            explained = await state.inference.run("heavy", _explain, engine, pixels)
+            explained = await state.inference.run("explain", _explain, engine, pixels)
         return Response(explained, media_type="application/json")
 
 

@@ -29,9 +29,10 @@ class Inference:
         wait, threads = settings.max_wait_ms / 1e3, settings.batch_threads
         self._batcher = Batcher(engine.predict, settings.max_batch_size, wait, threads, observe)
         # Light images wait neither behind heavy ones nor behind what the page draws.
+        sizes = {"light": settings.decoders, "heavy": settings.decoders, "explain": 1}
         self._pools = {
-            name: ThreadPoolExecutor(settings.decoders, thread_name_prefix=f"hvt-{name}")
-            for name in ("light", "heavy")
+            name: ThreadPoolExecutor(size, thread_name_prefix=f"hvt-{name}")
+            for name, size in sizes.items()
         }
 
     async def predict(self, uploads: Sequence[Upload], top: int) -> list[Scores]:
@@ -69,7 +70,7 @@ class Inference:
         return None if image is None else self._engine.pixels(image)
 
     def run(self, pool: str, function: Callable[..., Any], *arguments: object) -> Awaitable[Any]:
-        """What a function returns in a thread for `light` or `heavy` work."""
+        """What a function returns in a thread for `light`, `heavy` or `explain`."""
         return asyncio.get_running_loop().run_in_executor(self._pools[pool], function, *arguments)
 
     def close(self) -> None:
