@@ -188,19 +188,15 @@ def test_the_rest_is_timms_by_key(in_chans: int, img_size: int, values: dict[str
 
 
 def test_small_images_are_resized_as_the_recipe_says() -> None:
-    """By both ways, a batch at once and timm's; a drawn one is drawn for each image."""
+    """By both ways, a batch at once and timm's."""
     both = [{"color_jitter": jitter, "img_size": 12} for jitter in (0.0, 1e-9)]
-    bicubic, bilinear, drawn = (
+    bicubic, bilinear = (
         [next(batches(interpolation=name, **values).epoch(0)).images for values in both]
-        for name in ("bicubic", "bilinear", "random")
+        for name in ("bicubic", "bilinear")
     )
     for ours, theirs in (bicubic, bilinear):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=3 / 255 / 0.2)
     assert (bicubic[0] - bilinear[0]).abs().max() > 0.1
-    assert torch.equal(drawn[0], next(batches(interpolation="random", **both[0]).epoch(0)).images)
-    near = [(drawn[1] - one[1]).abs().amax((1, 2, 3)) < 1e-4 for one in (bicubic, bilinear)]
-    assert (near[0] ^ near[1]).all()
-    assert 0 < int(near[0].sum()) < len(drawn[1])
 
 
 def test_a_policy_that_timm_does_not_know_is_an_error() -> None:

@@ -133,7 +133,7 @@ def test_the_best_and_the_last_are_the_better_of_both(done: Result) -> None:
 
 @pytest.mark.parametrize(("direction", "best"), [("max", 3.0), ("min", 1.0)])
 def test_a_trainer_takes_its_measure(tmp_path: Path, direction: Any, best: float) -> None:
-    console, values = quiet(), iter((2.0, 3.0, 1.0, math.nan))
+    console, values = quiet(), iter((2.0, 3.0, 1.0, 2.5))
     learner = trainer_of(tiny(tmp_path, **PLAIN, epochs=4, batch_size=1000)).learner
     result = Trainer(
         learner,
@@ -144,11 +144,10 @@ def test_a_trainer_takes_its_measure(tmp_path: Path, direction: Any, best: float
         direction=direction,
         identity={},
         about="about",
-        allow_nonfinite=True,
     ).run()
     assert result.best == best
     assert [row["val_kl"] for row in result.rows[:3]] == [2.0, 3.0, 1.0]
-    assert f"KL not finite, best KL {best:.4f}" in said(console)
+    assert f"KL 2.5000, best KL {best:.4f}" in said(console)
     assert "KL 2.0000" in said(console)
 
 
@@ -172,12 +171,16 @@ def test_what_is_printed_first(tmp_path: Path) -> None:
     assert "weights in model.safetensors" in summary
 
 
+@pytest.mark.parametrize(
+    ("minutes", "left"),
+    [(None, 76 + 2 * 10 + 3 * 500), (10, 600 - 30)],  # of steps, two more starts, evaluations
+)
 def test_the_estimate_counts_evaluations_and_the_start_of_readers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float | None, left: float
 ) -> None:
     """Steps of 1 s, of which the first of an epoch waits 10 s for its readers."""
     console, seconds = quiet(), [0.0]
-    recipe = tiny(tmp_path, **PLAIN, epochs=3, batch_size=40)
+    recipe = tiny(tmp_path, **PLAIN, epochs=3, batch_size=40, minutes=minutes)
     trainer = trainer_of(recipe, console)
     trainer.evaluation_seconds = lambda model: 500.0
     learn = trainer.learner.step
@@ -189,8 +192,7 @@ def test_the_estimate_counts_evaluations_and_the_start_of_readers(
     monkeypatch.setattr(trainer.learner, "step", step)
     monkeypatch.setattr(time, "perf_counter", lambda: seconds[0])
     trainer.run()
-    # 96 - 20 steps, two more starts, three evaluations
-    assert f"about {clock(76 + 2 * 10 + 3 * 500)} to go: 40 images/s" in said(console)
+    assert f"about {clock(left)} to go: 40 images/s" in said(console)
     assert "epoch 1/3" not in said(console).split(" to go: ")[0]
     monkeypatch.undo()
     trainer = trainer_of(recipe)
@@ -412,11 +414,9 @@ def test_microbatches_have_their_own_dropout_and_share_stochastic_depth(tmp_path
     assert torch.equal(again, dropped)  # from (seed, step, share) alone
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_trained_model_draws_for_itself(tmp_path: Path, recompute: bool) -> None:
+def test_a_trained_model_draws_for_itself(tmp_path: Path) -> None:
     """Nothing of the last step's masks is left in it."""
-    recipe = tiny(tmp_path, accumulate=2, grad_checkpointing=recompute, overrides=DROPOUT)
-    trainer = trainer_of(recipe)
+    trainer = trainer_of(tiny(tmp_path, accumulate=2, overrides=DROPOUT))
     trainer.learner.step(trainer.batches.epoch(0), 0)
     assert trainer.learner.model.train()(torch.zeros(7, 3, 8, 8)).shape == (7, 10)
 
@@ -634,34 +634,12 @@ def test_a_classifier_of_the_same_classes_is_kept(
     assert torch.equal(kept.head.weight, model.head.weight)
 
 
-def test_the_authors_checkpoint(tmp_path: Path) -> None:
-    recipe = Recipe(
-        init=str(REFERENCE), data="digits", output=str(tmp_path / "run"), epochs=1, batch_size=240,
-        holdout=0.2, device="cpu", threads=1, tensorboard=False, overrides={"img_size": 32},
-        lr=1e-9, warmup_lr=0.0, min_lr=0.0, ema=0.0,
-    )  # fmt: skip
-    result = train(recipe, console=quiet())
-    values = hvt.load(REFERENCE, img_size=32).state_dict()
-    for name, tensor in result.model.state_dict().items():
-        assert torch.allclose(tensor, values[name], atol=1e-6), name
-
-
 def test_half_precision_weights_are_trained_in_full(done: Result, tmp_path: Path) -> None:
     hvt.save(hvt.load(done.folder / "best.safetensors").half(), tmp_path / "half.safetensors")
     init = str(tmp_path / "half.safetensors")
-    result = run(tmp_path / "run", **PLAIN, init=init, epochs=1, lr=1e-4)
+    result = run(tmp_path / "run", **PLAIN, model=None, init=init, epochs=1, lr=1e-4)
     assert {p.dtype for p in result.model.parameters()} == {torch.float32}
     assert result.top1 == pytest.approx(done.best, abs=3)
-
-
-def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> None:
-    init = str(done.folder / "best.safetensors")
-    for index, change in enumerate(
-        ({"model": "hvt_ti_4"}, {"model": "hvt_ti_2", "overrides": {"depth": 6}})
-    ):
-        with pytest.raises(HVTError, match=r"best\.safetensors has another architecture than"):
-            run(tmp_path / str(index), init=init, **change)
-    assert run(tmp_path / "same", init=init, epochs=1).top1 > 0
 
 
 @pytest.mark.parametrize(
@@ -669,9 +647,12 @@ def test_a_named_model_must_be_the_checkpoints(done: Result, tmp_path: Path) -> 
     [
         ({"model": None}, "no model is given"),
         ({"data": None}, "no data is given"),
-        ({"init": "nowhere.pth"}, r"cannot read nowhere\.pth"),
-        ({"init": "hvt_ti_4"}, "--model hvt_ti_2 and --init hvt_ti_4 are two models: name one"),
-        ({"init": "x.pth", "pretrained": True}, r"x\.pth has its own weights: leave --pretrained"),
+        ({"model": None, "init": "nowhere.pth"}, r"cannot read nowhere\.pth"),
+        ({"init": "x.pth"}, r"--model hvt_ti_2 and --init x\.pth are two models: name one"),
+        (
+            {"model": None, "init": "x.pth", "pretrained": True},
+            r"x\.pth has its own weights: leave",
+        ),
         ({"batch_size": 30, "accumulate": 4}, "must be a multiple of 8"),
         ({"overrides": {"global_pool": ""}}, "global_pool='' leaves the tokens unpooled"),
     ],
@@ -746,26 +727,15 @@ def test_the_images_of_a_run_may_be_moved(trained_on_images: Result, tmp_path: P
     assert len(longer.rows) == 3
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_training_stops_at_an_unreadable_image(
-    folder_of_images: Path, tmp_path: Path, workers: int
-) -> None:
-    broken = folder_of_images / "train" / "dark" / "4.png"
-    with pytest.raises(HVTError) as caught:
-        train(on_images(tmp_path / "run", folder_of_images, workers=workers), console=quiet())
-    assert str(broken) in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_training_stops_at_an_unreadable_image(folder_of_images: Path, tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match=r"train/dark/4\.png cannot be read"):
+        train(on_images(tmp_path / "run", folder_of_images, workers=1), console=quiet())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_unreadable_images_are_skipped_and_counted(
-    folder_of_images: Path, tmp_path: Path, workers: int
-) -> None:
+def test_unreadable_images_are_skipped_and_counted(folder_of_images: Path, tmp_path: Path) -> None:
     (folder_of_images / "val" / "dark" / "0.png").write_bytes(b"no")
     console = quiet()
-    recipe = on_images(
-        tmp_path / "run", folder_of_images, workers=workers, skip_broken=True, accumulate=2
-    )
+    recipe = on_images(tmp_path / "run", folder_of_images, skip_broken=True, accumulate=2)
     result = train(recipe, console=console)
     assert [row["broken"] for row in table(result.folder)] == ["1", "2"]  # once an epoch
     assert "1 unreadable validation images were skipped" in said(console)
@@ -812,14 +782,14 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     assert longer.rows[0] == first.rows[0]
     assert json.loads((first.folder / "recipe.json").read_text())["epochs"] == 3
     assert [row["epoch"] for row in resume(first.folder, console=quiet()).rows] == [1, 2, 3]
-    with pytest.raises(HVTError, match="has 9 steps behind it, more than 6: it can be made"):
+    with pytest.raises(HVTError, match="has 9 steps behind it and cannot have 6: a run can be"):
         resume(first.folder, console=quiet(), epochs=2)
 
 
 def test_a_run_that_ended_within_an_epoch_cannot_be_made_longer(tmp_path: Path) -> None:
     first = run(tmp_path / "run", epochs=1.5, batch_size=400, **PLAIN)
     before = (first.folder / "recipe.json").read_bytes()
-    with pytest.raises(HVTError, match="ended within its last epoch"):
+    with pytest.raises(HVTError, match="and cannot have 9: a run can be made longer, unless it"):
         resume(first.folder, console=quiet(), epochs=3)
     assert (first.folder / "recipe.json").read_bytes() == before
 
@@ -827,9 +797,7 @@ def test_a_run_that_ended_within_an_epoch_cannot_be_made_longer(tmp_path: Path) 
 def test_a_batch_larger_than_the_data_is_lowered(tmp_path: Path) -> None:
     console = quiet()
     values = PLAIN | {"epochs": 1, "accumulate": 2, "batch_size": 2000}
-    values |= {"model": None, "init": "hvt_ti_2"}  # a model's name may stand there too
     result = train(tiny(tmp_path / "run", **values), console=console)
-    assert "hvt_ti_2 (new weights): 8×8" in said(console)
     assert "batch_size=2000 is more than the 1293 training images: lowered to 1292" in said(console)
     assert json.loads((result.folder / "recipe.json").read_text())["batch_size"] == 1292
 

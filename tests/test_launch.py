@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -84,12 +83,13 @@ def test_ctrl_c_and_one_process_that_resumes(
 
 
 @pytest.mark.slow
-def test_an_error_is_a_line_of_each_process(tmp_path: Path, capfd: Captured) -> None:
+def test_an_error_is_a_line(tmp_path: Path, capfd: Captured) -> None:
+    """Of one process, or of each: the first that fails ends the others."""
     recipe = write_recipe(tiny(tmp_path / "run", data="nowhere"), tmp_path / "tiny.toml")
     assert main(["train", recipe, "--processes", "2"]) == 2
-    second, first = sorted(capfd.readouterr().err.splitlines())
-    assert "nowhere" in first
-    assert second == first.replace("hvt: ", "hvt (1): ")
+    lines = {line.replace("hvt (1): ", "hvt: ") for line in capfd.readouterr().err.splitlines()}
+    assert len(lines) == 1
+    assert "nowhere" in lines.pop()
     assert not (tmp_path / "run").exists()
 
 
@@ -118,21 +118,6 @@ def test_a_full_disk_names_the_command_that_resumes(tmp_path: Path, capfd: Captu
         (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("hvt: ")]
         assert line.startswith("hvt: cannot write ")
         assert line.endswith(f"resume with: hvt train --resume {disk / 'run'}")
-
-
-def test_no_module_of_the_working_folder_is_run(tmp_path: Path) -> None:
-    for name in ("json", "signal", "linecache"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('the working folder')")
-    package = tmp_path / "lib" / "hvt"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text("import json, sys\ndef main(): print(sys.argv[1:])")
-    start = launcher._START.format(environment={}, path=[str(tmp_path / "lib"), *sys.path])
-    done = subprocess.run(
-        [sys.executable, launcher._SAFE, "-c", start, "train"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("['train']\n", "")
 
 
 def test_a_python_program_is_started_by_torchrun(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from training import PLAIN, tiny, trainer_of
+from training import PLAIN, quiet, said, tiny, trainer_of
 
 from hvt import HVTError
 from hvt.data.arrays import ArrayImages
@@ -22,9 +22,9 @@ def test_minutes_end_a_run_with_the_last_learning_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of 6 s: ten in a minute, of which the evaluations take two."""
-    seconds = [0.0]
+    seconds, console = [0.0], quiet()
     recipe = tiny(tmp_path, **PLAIN, epochs=100, minutes=1, eval_every=100)
-    trainer = trainer_of(recipe)
+    trainer = trainer_of(recipe, console)
     trainer.evaluation_seconds = lambda model: 12.0
     learn, rates = trainer.learner.step, []
 
@@ -40,6 +40,10 @@ def test_minutes_end_a_run_with_the_last_learning_rate(
     assert len(rates) == 8
     assert rates[-1] < 0.1 * max(rates)
     assert "val_top1" in result.rows[-1]
+    assert "5 steps an epoch, 500 to go in at most 60 s on cpu" in said(console)
+    first, last = [line for line in said(console).splitlines() if line.startswith("epoch ")]
+    assert first.endswith("  30 s left")
+    assert last.endswith("  0 s left")
     monkeypatch.undo()
     state = read_state(states(tmp_path / "checkpoints")[-1])
     assert len(trainer_of(recipe).run(state).rows) == len(result.rows)  # there is no time left

@@ -264,18 +264,6 @@ def test_a_deit_takes_a_retention_and_an_image_size_scales_it(tmp_path: Path) ->
     assert larger.config.retention == (45, 25, 5)  # 11, 6 and 1 sixteenths of 64 patches
 
 
-def test_init_with_a_name_wants_the_names_retention(tmp_path: Path) -> None:
-    fields = TINY | {"num_classes": 10}
-    path = str(tmp_path / "power.safetensors")
-    hvt.save(hvt.create_model("deit_ti_power", **fields), path)
-    recipe = tiny(tmp_path / "run", init=path, model="deit_ti_power")
-    assert build_model(recipe)[0].config.retention == hvt.load(path).config.retention
-    with pytest.raises(HVTError, match="another architecture than deit_ti"):
-        build_model(recipe.replace(model="deit_ti"))
-    other = recipe.replace({"retention": (9, 9, 5, 5)}, model="deit_ti")  # the weights are DeiT's
-    assert build_model(other)[0].config.retention == (9, 9, 5, 5)
-
-
 # ── the search ──────────────────────────────────────────────────────────────────────────────────
 
 

@@ -38,17 +38,15 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
         mine = new_folder(recipe, name, restarted) if processes.is_main_process else None
         folder = processes.broadcast(mine)
         with locked(folder, processes):
-            screen, state = processes.console(console), None
-            if restarted:
-                state = newest_state(folder / "checkpoints", processes, screen)
-            elif found := processes.broadcast(found_run(folder)):
+            found = processes.broadcast(found_run(folder))
+            if found and not restarted:
                 raise HVTError(
                     f"{folder} already contains a run ({found}): resume it with "
                     f"{resume_command(folder)}, or choose another --output"
                 )
-            if state is not None:
+            if found:
                 recipe = read_recipe(folder)  # whose batch is the one that was fitted to the data
-            return open_trainer(recipe, folder, processes, device, screen, state).run(state)
+            return _run(recipe, folder, processes, device, console)
 
 
 def resume(
@@ -68,12 +66,24 @@ def resume(
     recipe = read_recipe(folder).replace(**overrides)
     with distributed.process_group(recipe.device) as (processes, device), locked(folder, processes):
         _check_started(overrides.get("processes"), processes)
-        screen = processes.console(console)
-        state = newest_state(folder / "checkpoints", processes, screen)
-        if state is None:
-            print_line(screen, "there is no good checkpoint: starting from the beginning")
-        trainer = open_trainer(recipe, folder, processes, device, screen, state)
-        return trainer.run(state, allow_changed_data)
+        return _run(recipe, folder, processes, device, console, allow_changed_data)
+
+
+def _run(
+    recipe: Recipe,
+    folder: Path,
+    processes: distributed.DistributedContext,
+    device: torch.device,
+    console: Console | None,
+    allow_changed_data: bool = False,
+) -> Result:
+    """Train in a folder from its newest good checkpoint, if it has one."""
+    console = processes.console(console)
+    state = newest_state(folder / "checkpoints", processes, console)
+    if state is None and (folder / "recipe.json").exists():
+        print_line(console, "there is no good checkpoint: starting from the beginning")
+    trainer = open_trainer(recipe, folder, processes, device, console, state)
+    return trainer.run(state, allow_changed_data)
 
 
 def open_trainer(
@@ -94,21 +104,17 @@ def open_trainer(
     seed_all(recipe.seed, -1, device)
     if recipe.elastic:
         recipe = recipe.replace({"stages": min(recipe.elastic)})  # the model is the dearest setting
-    built = build_model(recipe, described=state, say=lambda text: print_line(console, text))
-    fitted = fit_to_data(recipe, built.data, processes.world_size) if state is None else recipe
-    if fitted.batch_size < recipe.batch_size:
-        print_line(
-            console,
-            f"batch_size={recipe.batch_size} is more than the {len(built.data.train)} training "
-            f"images: lowered to {fitted.batch_size}, and the learning rate with it",
-        )
-    batches, val_batches = open_batches(fitted, built.model, built.data, processes, device)
+    say = functools.partial(print_line, console)
+    built = build_model(recipe, described=state, say=say)
+    if state is None:
+        recipe = fit_to_data(recipe, built.data, processes.world_size, say)
+    batches, val_batches = open_batches(recipe, built.model, built.data, processes, device)
     kind = Learner
     if recipe.elastic:
         kind = ElasticLearner
         give_stages(built.model, recipe.elastic)
-    weights = class_weights(fitted, built.data)
-    learner = kind(fitted, built.model, batches, processes, device, weights)
+    weights = class_weights(recipe, built.data)
+    learner = kind(recipe, built.model, batches, processes, device, weights)
     validation = Validation(val_batches, learner, console)
     return Trainer(
         learner,
@@ -118,7 +124,7 @@ def open_trainer(
         evaluation_seconds=validation.seconds,
         draw=validation.draw_worst,
         identity=identity_of(learner, built.data) if processes.is_main_process else {},
-        about=summary(fitted, built),
+        about=summary(recipe, built),
     )
 
 

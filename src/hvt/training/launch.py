@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import uuid
@@ -17,19 +18,6 @@ from ..device import find_device
 from ..errors import HVTError
 from .recipe import Recipe
 
-# A started process finds modules where this one does, and never in the working folder; 3.10 has no
-# -P, and -I leaves more out. Torch sends it SIGTERM once another has failed: it has five seconds to
-# print its own error.
-_SAFE = "-P" if sys.version_info >= (3, 11) else "-I"
-_START = """\
-import os, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: signal.alarm(5))
-os.environ.update({environment!r})
-sys.path[:] = {path!r}
-from hvt.__main__ import main
-sys.exit(main())
-"""
-
 
 def launch(recipe: Recipe, words: Sequence[str]) -> int:
     """Run `hvt WORDS` in as many processes as the recipe says; returns the exit code."""
@@ -38,9 +26,13 @@ def launch(recipe: Recipe, words: Sequence[str]) -> int:
         raise HVTError(f"processes={count}: this torch has no gloo, so train in one process")
     if find_device(recipe.device).type != "cpu":
         raise HVTError(f"processes={count} is for the CPU: start one for each GPU by torchrun")
-    environment = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count))}
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count)),
+        "PYTHONSAFEPATH": "1",  # no module of the working folder is imported
+    }
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # nobody else is to connect
+    before = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     config = LaunchConfig(
         min_nodes=1,
@@ -53,15 +45,17 @@ def launch(recipe: Recipe, words: Sequence[str]) -> int:
         max_restarts=0,
     )
     config.signals_to_handle = "SIGTERM,SIGINT"  # not SIGHUP, which nohup has it ignore
-    start = _START.format(environment=environment, path=sys.path)
     logging.disable()  # torch's banner about a process that failed
+    os.environ |= environment  # which the processes inherit
     try:
-        elastic_launch(config, sys.executable)(_SAFE, "-c", start, *words)
+        elastic_launch(config, sys.executable)("-m", "hvt", *words)
     except SignalException:
         return 130
     except ChildFailedError as error:
         return max(2, error.get_first_failure()[1].exitcode)  # a signal's is negative
     finally:
+        os.environ.clear()
+        os.environ |= before
         logging.disable(logging.NOTSET)
         for number, handler in handlers.items():
             signal.signal(number, handler)

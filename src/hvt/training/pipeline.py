@@ -19,8 +19,8 @@ from torchvision import transforms
 
 from ..checkpoint.save_load import load, read
 from ..config import HVTConfig
-from ..costs import arrow, cost
-from ..data.augment import INTERPOLATIONS, BatchAugment
+from ..costs import arrow
+from ..data.augment import BatchAugment
 from ..data.contact_sheet import draw_worst
 from ..data.evaluation import SMALL, as_files, eval_batches, per_channel
 from ..data.fingerprint import identity
@@ -33,7 +33,6 @@ from ..evaluation import Mistake, evaluate
 from ..model import HVT
 from ..registry import create_model
 from ..terminal import print_line
-from ..zoo import MODELS
 from .learner import Learner
 from .recipe import Recipe
 from .state import weights_digest
@@ -59,48 +58,41 @@ def build_model(
     A checkpoint's classifier is fitted to the data's classes by their names, unless it is to be
     kept.
     """
-    if recipe.data is None:
-        raise HVTError("no data is given: use --data with digits, cifar100 or a folder")
-    named, checkpoint = _start_of(recipe)
+    _check_start(recipe)
     config = None
     if described is not None:
         config = HVTConfig.from_dict(described["config"])
-    elif checkpoint is not None:
-        config = read(checkpoint, recipe.overrides).config
+    elif recipe.init is not None:
+        config = read(recipe.init, recipe.overrides).config
     say(f"reading the data: {recipe.data}")
     data = _open_data(recipe, config)
     say(f"building the model: {recipe.model or recipe.init}")
+    overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
     if described is not None and config is not None:
         model = HVT(config)
         model.pretrained_cfg.update(described["pretrained_cfg"])
         return Built(model, data, "resumed")
-    overrides = {**recipe.overrides, "num_classes": len(data.class_names)}
-    if config and checkpoint:
-        model, weights = load(checkpoint, **overrides).float().train(), checkpoint
-        if named is not None:
-            _check_architecture(checkpoint, model.config, named, overrides)
-        if not keep_classifier:
-            weights = _fit_classifier(model, config.num_classes, tuple(data.class_names))
-    elif named is not None:
-        model = create_model(named, pretrained=recipe.pretrained, **overrides)
+    if recipe.init is None or config is None:
+        model = create_model(str(recipe.model), pretrained=recipe.pretrained, **overrides)
         weights = "published weights" if recipe.pretrained else "new weights"
     else:
-        raise HVTError("no model is given: use --model (see hvt models) or --init CHECKPOINT")
+        model, weights = load(recipe.init, **overrides).float().train(), recipe.init
+        if not keep_classifier:
+            weights = _fit_classifier(model, config.num_classes, tuple(data.class_names))
     _describe_data(model, data)
     return Built(model, data, weights)
 
 
-def _start_of(recipe: Recipe) -> tuple[str | None, str | None]:
-    """The model's name and the checkpoint to start from; `init` may be either."""
-    if recipe.init not in MODELS:
-        if recipe.init is not None and recipe.pretrained:
-            raise HVTError(
-                f"{recipe.init} has its own weights: leave --pretrained out, or name a model"
-            )
-        return recipe.model, recipe.init
-    if recipe.model not in (None, recipe.init):
+def _check_start(recipe: Recipe) -> None:
+    """Raise an error unless a recipe names its data and one model or checkpoint."""
+    if recipe.data is None:
+        raise HVTError("no data is given: use --data with digits, cifar100 or a folder")
+    if recipe.model is None and recipe.init is None:
+        raise HVTError("no model is given: use --model (see hvt models) or --init CHECKPOINT")
+    if recipe.model is not None and recipe.init is not None:
         raise HVTError(f"--model {recipe.model} and --init {recipe.init} are two models: name one")
-    return recipe.init, None
+    if recipe.init is not None and recipe.pretrained:
+        raise HVTError(f"{recipe.init} has its own weights: leave --pretrained out, or use --model")
 
 
 def _open_data(recipe: Recipe, config: HVTConfig | None) -> Data:
@@ -169,24 +161,9 @@ def _fit_classifier(model: HVT, had: int, names: tuple[str, ...]) -> str:
     return "new classifier"
 
 
-def _check_architecture(path: str, config: HVTConfig, name: str, overrides: dict[str, Any]) -> None:
-    """Raise an error where a checkpoint is not of the named model: its layers cost something else.
-
-    Their size of images, patches and channels may differ, which is resized.
-    """
-    sizes = {field: getattr(config, field) for field in ("img_size", "patch_size", "in_chans")}
-    try:
-        same = cost(config).layers == cost(name, **sizes | overrides).layers
-    except HVTError:  # the named model takes no images of this size
-        same = False
-    if not same:
-        raise HVTError(
-            f"{path} has another architecture than {name}: leave --model out to use the "
-            "checkpoint's own, or choose another checkpoint"
-        )
-
-
-def fit_to_data(recipe: Recipe, data: Data, processes: int) -> Recipe:
+def fit_to_data(
+    recipe: Recipe, data: Data, processes: int, say: Callable[[str], None] = lambda text: None
+) -> Recipe:
     """The recipe with what it leaves to the number of images, and no larger batch than there are.
 
     A batch of 0 becomes a 32nd of them, from 16 to 64; then the warm-up is a tenth of the epochs at
@@ -196,7 +173,12 @@ def fit_to_data(recipe: Recipe, data: Data, processes: int) -> Recipe:
     unit = 2 * processes * recipe.accumulate
     size = recipe.batch_size or max(1, max(16, min(64, images // 32)) // unit) * unit
     most = images // unit * unit
-    if isinstance(data.train, Images) and 0 < most < size:
+    if 0 < most < size:
+        if recipe.batch_size:
+            say(
+                f"batch_size={size} is more than the {images} training images: lowered to {most}, "
+                "and the learning rate with it"
+            )
         size = most
     fitted: dict[str, Any] = {
         "batch_size": size,
@@ -231,7 +213,7 @@ def open_batches(
     # timm's augmentations are PIL's, image by image; crops, flips and resizing alone need no PIL.
     by_image = recipe.rand_augment or recipe.color_jitter or recipe.erase
     augment: Any
-    if small and not by_image and recipe.interpolation in INTERPOLATIONS:
+    if small and not by_image:
         images: Any = data.train
         cfg, how = model.pretrained_cfg, recipe.interpolation
         mean, std = tuple(cfg["mean"]), tuple(cfg["std"])
@@ -336,16 +318,8 @@ def _augmentation(recipe: Recipe, model: HVT, side: int | None) -> Any:
             f"rand_augment={policy!r} is not one of timm's: write it as in rand-m9-mstd0.5-inc1"
         ) from error
     if side is not None:
-        crop = transforms.Compose(
-            [
-                transforms.RandomCrop(side, recipe.padding),
-                transforms.RandomHorizontalFlip(recipe.flip),
-            ]
-        )
-        modes = INTERPOLATIONS if recipe.interpolation == "random" else (recipe.interpolation,)
-        resizes = [
-            transforms.Resize(config.image, transforms.InterpolationMode(mode)) for mode in modes
-        ]
-        chosen = resizes[0] if len(resizes) == 1 else transforms.RandomChoice(resizes)
-        tensor.transforms.insert(0, chosen)
+        flip = transforms.RandomHorizontalFlip(recipe.flip)
+        crop = transforms.Compose([transforms.RandomCrop(side, recipe.padding), flip])
+        mode = transforms.InterpolationMode(recipe.interpolation)
+        tensor.transforms.insert(0, transforms.Resize(config.image, mode))
     return transforms.Compose([crop, colours, tensor])

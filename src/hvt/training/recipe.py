@@ -29,13 +29,9 @@ class Recipe:
     """A training from beginning to end; the defaults are DeiT's recipe, which the paper uses."""
 
     model: str | None = field(
-        None,
-        "model's name (hvt models) or a .json config (hvt plan --save); the checkpoint's own with "
-        "--init",
+        None, "model's name (hvt models) or a .json config (hvt plan --save), in place of --init"
     )
-    init: str | None = field(
-        None, "checkpoint to start from: a path, a built-in name, or a model's for new weights"
-    )
+    init: str | None = field(None, "checkpoint to start from: a path or a built-in name")
     pretrained: bool = field(False, "start from the published weights of the named model")
     data: str | None = field(None, "digits, cifar10, cifar100, imagenet or a folder")
     root: str | None = field(None, "folder that has the named data set in it")
@@ -90,8 +86,8 @@ class Recipe:
     padding: int = field(4, "padding of random crops, for images up to 64 pixels", ge=0)
     interpolation: str = field(
         "bicubic",
-        "resizing: bicubic, bilinear or random",
-        choices=("bicubic", "bilinear", "random"),
+        "resizing: bicubic or bilinear",
+        choices=("bicubic", "bilinear"),
     )
     ema: float = field(0.99996, "decay of the averaged weights; 0 is off", ge=0, lt=1)
 
@@ -155,16 +151,12 @@ class Recipe:
         return dataclasses.asdict(self)
 
     def replace(self, overrides: dict[str, Any] | None = None, **values: Any) -> Recipe:
-        """The same recipe with other values; model overrides are merged.
+        """The same recipe with other values of its fields or the model's, which are merged.
 
         A config file says everything of a model, so it displaces the recipe's own overrides.
         """
-        for name in values:
-            if name in FIELDS:
-                raise HVTError(f"{name} is a field of the model: it belongs under [overrides]")
-            if name not in RECIPE_FIELDS:
-                raise HVTError(f"unknown field {name!r}: {did_you_mean(name, RECIPE_FIELDS)}")
-        values, overrides = _tuples(values), _tuples(overrides or {})
+        values, fields = split_fields(_tuples(values))
+        overrides = fields | _tuples(overrides or {})
         merged = self.overrides | overrides
         model = values.get("model", self.model)
         if isinstance(model, (str, Path)) and is_config_file(model):
@@ -190,15 +182,17 @@ def load_recipe(name: str | Path) -> Recipe:
     return from_dict(values, f"the recipe {name}")
 
 
-def read_recipe(folder: str | Path, file: str = "recipe.json") -> Recipe:
+def read_recipe(folder: str | Path) -> Recipe:
     """The recipe of a run."""
     if folder == "":
         raise HVTError("the name of the run's folder is empty")
-    described = Path(folder) / file
+    described = Path(folder) / "recipe.json"
     try:
         values = dict(json.loads(described.read_bytes()))
     except (OSError, TypeError, ValueError) as error:
-        raise HVTError(f"{folder} is not the folder of a run: it has no readable {file}") from error
+        raise HVTError(
+            f"{folder} is not the folder of a run: it has no readable recipe.json"
+        ) from error
     return from_dict(values, str(described))
 
 
@@ -232,10 +226,10 @@ def from_dict(values: dict[str, Any], where: str) -> Recipe:
 
 def split_fields(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Values of a recipe's fields, and those of a model's."""
+    known = (*RECIPE_FIELDS, *FIELDS)
     for name in values:
-        if name not in (*RECIPE_FIELDS, *FIELDS):
-            hint = did_you_mean(name, [*RECIPE_FIELDS, *FIELDS])
-            raise HVTError(f"unknown field {name!r}: {hint}")
+        if name not in known:
+            raise HVTError(f"unknown field {name!r}: {did_you_mean(name, known)}")
     ours = {name: value for name, value in values.items() if name in RECIPE_FIELDS}
     return ours, {name: value for name, value in values.items() if name in FIELDS}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HVTError
-from .recipe import Recipe, list_recipes, load_recipe, read_recipe, split_fields
+from .recipe import Recipe, list_recipes, load_recipe, read_recipe
 
 if TYPE_CHECKING:
     from .trainer import Result
@@ -67,10 +67,10 @@ def check_arguments(
     if not isinstance(recipe, Recipe):
         name = Path(recipe).name.removesuffix(".toml")
         recipe = load_recipe(recipe)
-    values, overrides = split_fields(values)
-    if "model" in values and "init" not in values:
-        values["init"] = None  # the recipe's own is another model's
-    whole = recipe.replace(overrides, **values)
+    for given, other in (("model", "init"), ("init", "model")):
+        if given in values:  # the recipe's own is another model
+            values = {other: None, **values}
+    whole = recipe.replace(**values)
     alone = [field for field in values if field.startswith("distill")]
     if alone and whole.teacher is None:
         raise HVTError(f"{alone[0]} is of no use without a teacher: name one with teacher=")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import zipfile
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..terminal import print_line
 
 KEEP = 2
 
-_STATE = re.compile(r"state-\d{9,}\.pt")
+_STATE = "state-" + "[0-9]" * 9 + ".pt"
 RESULTS = (
     "recipe.json", "config.json", "metrics.csv", "curves.png", "best.safetensors",
     "model.safetensors", "worst.png",
@@ -118,13 +118,12 @@ def weights_digest(model: nn.Module) -> str:
 
 def states(folder: Path) -> list[Path]:
     """The states in a folder, oldest first."""
-    ours = [path for path in folder.glob("state-*.pt") if _STATE.fullmatch(path.name)]
-    return sorted(ours, key=lambda path: int(path.stem[len("state-") :]))
+    return sorted(folder.glob(_STATE))
 
 
 def remove_leftovers(folder: Path) -> None:
     """Drop what is left of a run's files whose writing a kill cut short."""
     for place in (folder, folder / "checkpoints"):
         for path, name in stale_temp_files(place).items():
-            if name in RESULTS or _STATE.fullmatch(name):
+            if name in RESULTS or fnmatch(name, _STATE):
                 path.unlink(missing_ok=True)

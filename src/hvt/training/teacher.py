@@ -22,8 +22,8 @@ class Teacher(nn.Module):
     """A frozen model whose logits a student follows; DeiT's soft and hard distillation.
 
     There is no distillation token: the student's own head, on its averaged tokens, is taught.
-    `size` is that of the teacher's images. `normal` and `student_normal` are the mean and
-    standard deviation, channel by channel, that teacher and student want images normalised by.
+    `normal` and `student_normal` are the mean and standard deviation, channel by channel, that
+    teacher and student want images normalised by.
     """
 
     scale: Tensor
@@ -41,8 +41,9 @@ class Teacher(nn.Module):
         super().__init__()
         self.model = model.float().eval().requires_grad_(False)
         self.kind, self.tau, self.size = kind, tau, size
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in normal)
-        own_mean, own_std = (torch.tensor(values).view(-1, 1, 1) for values in student_normal)
+        mean, std, own_mean, own_std = (
+            torch.tensor(values).view(-1, 1, 1) for values in (*normal, *student_normal)
+        )
         self.register_buffer("scale", own_std / std)
         self.register_buffer("shift", (own_mean - mean) / std)
 

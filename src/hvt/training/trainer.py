@@ -81,8 +81,6 @@ class Trainer:
         identity: dict[str, str],
         about: str,
         resume_with: str | None = None,
-        recipe_file: str = "recipe.json",
-        allow_nonfinite: bool = False,
         draw: Callable[[HVT, Path], None] = lambda model, folder: None,
     ) -> None:
         self.learner, self.folder = learner, folder
@@ -91,8 +89,7 @@ class Trainer:
         self.console = self.processes.console(console)
         self.evaluate, self.evaluation_seconds = evaluate, evaluation_seconds
         self.measure, self.direction, self.identity = measure, direction, identity
-        self.about, self.recipe_file, self.allow_nonfinite = about, recipe_file, allow_nonfinite
-        self.draw = draw
+        self.about, self.draw = about, draw
         self.resume_with = resume_with or resume_command(folder)
         self.steps = self.batches.steps
         self.total = self.recipe.total_steps(self.steps)
@@ -206,7 +203,7 @@ class Trainer:
         progress.loss_sum, progress.loss_steps = 0.0, 0
         per_epoch = (time.perf_counter() - self.started) / (epoch + 1 - self.first_epoch)
         to_go = max(0.0, self.total / self.steps - (epoch + 1))
-        self.watcher.epoch(row, self.epochs, speed, per_epoch * to_go)
+        self.watcher.epoch(row, self.epochs, speed, self._seconds_left(per_epoch * to_go))
         if self.processes.is_main_process:
             with self._writing():
                 write_metrics(self.folder / "metrics.csv", progress.rows)
@@ -251,12 +248,12 @@ class Trainer:
             figures = {k.partition("_")[2]: v for k, v in rows[-1].items() if k.startswith(prefix)}
             if self._better(figures, metrics.get(self.measure)):
                 best, metrics = prefix, figures
-        if not best and not self.allow_nonfinite:
+        if not best:
             raise HVTError(
                 "the trained model's outputs are not finite: lower --lr or set --clip-grad; "
                 f"best.safetensors in {self.folder}, if it is there, is of an earlier epoch"
             )
-        model = candidates[best or "val"].eval()
+        model = candidates[best].eval()
         if self.processes.is_main_process:
             with self._writing():
                 save(model, self.folder / "model.safetensors")
@@ -266,7 +263,7 @@ class Trainer:
                 self.draw(model, self.folder)
             which = " (averaged weights)" if best == "ema" else ""
             self._say(
-                f"{self.folder}: {figure(self.measure, metrics.get(self.measure))}{which}, best "
+                f"{self.folder}: {figure(self.measure, metrics[self.measure])}{which}, best "
                 f"{figure(self.measure, self.progress.best)}, {clock(seconds)}, {speed:.0f} "
                 "images/s; weights in model.safetensors"
             )
@@ -281,8 +278,9 @@ class Trainer:
         self._say(
             f"batch {recipe.batch_size} = {self.processes.world_size} process(es) × "
             f"{recipe.accumulate} × {recipe.batch_size // shards}; "
-            f"learning rate {recipe.scaled_lr:.2e}; {self.steps} steps an epoch, {left} to go on "
-            f"{self.device}"
+            f"learning rate {recipe.scaled_lr:.2e}; {self.steps} steps an epoch, {left} to go"
+            + (f" in at most {clock(60 * recipe.minutes)}" if recipe.minutes else "")
+            + f" on {self.device}"
         )
         if left and self.batches.workers:
             self._say(f"starting {self.batches.workers} reading process(es)")
@@ -297,10 +295,15 @@ class Trainer:
         epochs = self.epochs - progress.epoch
         evaluations = math.ceil(epochs / self.recipe.eval_every)
         seconds = steps * step + (epochs - 1) * started + evaluations * evaluation
-        self._say(
-            f"about {clock(seconds)} to go: {self.recipe.batch_size / step:.0f} images/s, "
-            f"evaluation {clock(evaluation)}"
-        )
+        left, speed = clock(self._seconds_left(seconds)), self.recipe.batch_size / step
+        self._say(f"about {left} to go: {speed:.0f} images/s, evaluation {clock(evaluation)}")
+
+    def _seconds_left(self, seconds: float) -> float:
+        """The rest of a run that needs so many more seconds, unless its minutes end it before."""
+        if self.recipe.minutes is not None:
+            used = self.progress.seconds + time.perf_counter() - self.ticked
+            seconds = min(seconds, max(0.0, 60 * self.recipe.minutes - used))
+        return 0.0 if self._over() else seconds
 
     def _say(self, text: str) -> None:
         print_line(self.console, text)
@@ -316,7 +319,7 @@ class Trainer:
         described = self.recipe.replace(output=str(self.folder)).to_dict()
         described = {k: v for k, v in described.items() if v is not None}
         for name, values in (
-            (self.recipe_file, described),
+            ("recipe.json", described),
             ("config.json", self.learner.model.config.to_dict()),
         ):
             with self._writing(), atomic_write(self.folder / name) as temporary:
@@ -369,11 +372,9 @@ class Trainer:
         done = self.progress.epoch * self.steps + self.progress.step
         if state["total"] != self.total and done > min(state["total"], self.total):
             raise StateMismatchError(
-                f"{self.folder} ended within its last epoch, so it cannot be made longer: start a "
-                f"new run with --init {self.folder / 'model.safetensors'}"
-                if state["total"] < self.total
-                else f"{self.folder} has {done} steps behind it, more than {self.total}: it can be "
-                "made longer, not shorter"
+                f"{self.folder} has {done} steps behind it and cannot have {self.total}: a run can "
+                "be made longer, unless it ended within an epoch, and not shorter; start a new one "
+                f"with --init {self.folder / 'model.safetensors'}"
             )
         try:
             self.learner.restore(state)
@@ -386,11 +387,10 @@ class Trainer:
         changed = f"{name} changed since the run began"
         if name not in self.identity or now.isdecimal():  # the rest are digests and long lists
             changed = f"{name} changed from {before} to {now} since the run began"
-        if name.endswith("images") and allow_changed_data:
-            self._say(changed)
-            return
         how = "put recipe.json and the data back as they were"
         if name.endswith("images"):
+            if allow_changed_data:
+                return self._say(changed)
             how = "put the images back, or resume all the same with --allow-changed-data"
         raise StateMismatchError(f"{self.folder} cannot be resumed: {changed}; {how}")
 

@@ -82,7 +82,9 @@ class Watcher:
             self.bar.update(self.task, completed=step, figures=figures)
         elif time.monotonic() - self.last_line > 60:
             self.last_line = time.monotonic()
-            self.say(f"  step {step}/{steps}  loss {loss:.4f}  {speed:.0f} images/s")
+            print_line(
+                self.console, f"  step {step}/{steps}  loss {loss:.4f}  {speed:.0f} images/s"
+            )
 
     def epoch(self, row: Row, epochs: int, speed: float, seconds_left: float) -> None:
         """An epoch is done."""
@@ -103,10 +105,7 @@ class Watcher:
         if row["broken"]:
             parts.append(f"{row['broken']} broken images")
         parts += [f"{speed:.0f} images/s", f"{clock(seconds_left)} left"]
-        self.say("  ".join(parts))
-
-    def say(self, text: str) -> None:
-        print_line(self.console, text)
+        print_line(self.console, "  ".join(parts))
 
     def close(self) -> None:
         if self.bar:
