@@ -28,7 +28,7 @@ from ..deploy.export import write_onnx
 from ..deploy.runtime import OnnxModel, check_classifier
 from ..elastic import configs_of, label, plain
 from ..errors import HVTError
-from ..model import HVT, Classifier
+from ..model import HVT
 from ..resolve import resolve
 from ..zoo import DEFAULT, find_checkpoint
 from .decoding import Limits
@@ -61,7 +61,7 @@ class Setting:
     `model` is the same in PyTorch, to look inside; None for an exported file.
     """
 
-    def __init__(self, session: Classifier, model: HVT | None, name: str) -> None:
+    def __init__(self, session: HVT | OnnxModel, model: HVT | None, name: str) -> None:
         self.session: Any = session
         self.config, self.model, self.name = session.config, model, name
         self._transform = eval_transform(session, normalize=False)
