@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import portable_command
 
 import hvt
-from hvt.bench.measure import describe, portable_command
+from hvt.bench.measure import describe
 from hvt.elastic import configs_of, label, plain
 from hvt.files import atomic_write
 

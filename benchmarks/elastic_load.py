@@ -25,8 +25,9 @@ from typing import Any
 
 import httpx
 import torch
+from record import portable_command
 
-from hvt.bench.measure import describe, portable_command
+from hvt.bench.measure import describe
 from hvt.files import atomic_write
 
 OUT = Path(__file__).parent / "results" / "elastic_load.json"

@@ -17,11 +17,12 @@ import time
 from pathlib import Path
 
 import torch
+from record import portable_command
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import hvt
-from hvt.bench.measure import describe, portable_command
+from hvt.bench.measure import describe
 from hvt.deploy.runtime import find_device
 
 # isort: split

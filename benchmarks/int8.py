@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import portable_command
 from torch import Tensor
 
 import hvt
-from hvt.bench.measure import describe, interleaved, portable_command
+from hvt.bench.measure import describe, interleaved
 from hvt.data.evaluation import SMALL, as_files, eval_transform
 from hvt.data.loader import EvalBatches
 from hvt.data.sample import drawn_images, sample_images

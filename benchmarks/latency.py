@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 import torch
+from record import portable_command, write_csv
 
-from hvt.bench.measure import describe, portable_command
-from hvt.bench.run import write_csv
+from hvt.bench.measure import describe
 from hvt.config import HVTConfig
 from hvt.costs import cost
 from hvt.device import find_device

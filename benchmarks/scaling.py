@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import portable_command
 
 import hvt
-from hvt.bench.measure import portable_command
 from hvt.config import HVTConfig
 from hvt.costs import cost
 from hvt.device import cpu_name

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from record import portable_command
 
 import hvt
-from hvt.bench.measure import describe, portable_command
+from hvt.bench.measure import describe
 from hvt.files import atomic_write
 
 HERE = Path(__file__).parent

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hvt.bench.models import build, fitting, input_size
+from hvt.bench.models import build, fitting
 from hvt.bench.peak import in_new_process, memory_held, memory_peak
 
 
-def images(model: nn.Module, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def images(model: Any, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Random images `(B, C, H, W)` and classes `(B,)` for a model."""
-    images = torch.randn(batch, *input_size(model), device=device)
-    return images, torch.randint(int(model.num_classes), (batch,), device=device)  # type: ignore[arg-type]
+    images = torch.randn(batch, *model.pretrained_cfg["input_size"], device=device)
+    return images, torch.randint(model.num_classes, (batch,), device=device)
 
 
 def inference(model: nn.Module, images: Tensor) -> Callable[[], object]:

@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import steps
 import torch
+from record import portable_command, write_csv
 from torch import nn
 
 import hvt
 from hvt.bench import models as bench_models
-from hvt.bench.measure import describe, interleaved, matmul_peak, matmuls, portable_command
-from hvt.bench.run import write_csv
+from hvt.bench.measure import describe, interleaved, matmul_peak, matmuls
 from hvt.device import find_device
 from hvt.resolve import resolve
 
@@ -106,7 +106,7 @@ def parse() -> argparse.Namespace:
 def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, object]]:
     extra = [m for m in hvt.list_models() if m not in args.models] if args.all_hvt else []
     price = {
-        name: bench_models.gflops(name, bench_models.build(name).eval().requires_grad_(False))
+        name: bench_models.open_bench_model(name, "eager", torch.device("cpu"), HERE).gflops
         for name in [*args.models, *extra]
     }
     memory: dict[Case, int] = {}

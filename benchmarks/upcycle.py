@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 from pages import fill, table, write
+from record import portable_command
 
 import hvt
-from hvt.bench.measure import describe, portable_command
+from hvt.bench.measure import describe
 from hvt.bench.models import open_bench_model
 from hvt.bench.run import measure
 from hvt.data.evaluation import eval_transform

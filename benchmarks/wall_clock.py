@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import portable_command
 from rich.console import Console
 
 from hvt import cost, distributed
-from hvt.bench.measure import describe, portable_command
+from hvt.bench.measure import describe
 from hvt.files import atomic_write
 from hvt.training.engine import open_trainer, train
 from hvt.training.recipe import Recipe, load_recipe

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import date
 from importlib import metadata
-from pathlib import Path
 from typing import TypeVar
 
 import timm
@@ -52,17 +50,6 @@ def _version(package: str) -> str:
         return ""
 
 
-def portable_command(argv: Sequence[str]) -> str:
-    """The command as a reader would type it: paths outside the project become DATA/name."""
-    script, *arguments = argv
-    shown = []
-    for argument in arguments:
-        before, sign, path = argument.rpartition("=")  # NAME=FOLDER, --option=FILE
-        elsewhere = Path(path).is_absolute() or path.startswith("..")
-        shown.append(f"{before}{sign}DATA/{Path(path).name}" if elsewhere else argument)
-    return shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
-
-
 # ── time ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -73,27 +60,13 @@ def interleaved(
     least: float,
     into: dict[Case, list[float]],
 ) -> None:
-    """Time every case once, one after the other, starting one further along at every turn.
+    """Time the calls of every case, one case after the other, one further along at every turn.
 
     A disturbance of the machine then falls on all cases alike, and none always follows the same
-    neighbour. Each time is the mean of as many calls as fill `least` seconds, at least one. Calls
-    for as long before, and for at most `SETTLE`, are not counted: they find the caches, the
-    allocator and the cores as another model left them, which is not part of a steady throughput.
+    neighbour. A case is called for `least` seconds, at least once. Calls for as long before, and
+    for at most `SETTLE`, are not counted: they find the caches, the allocator and the cores as
+    another model left them, which is not part of a steady throughput.
     """
-    calls: dict[Case, list[float]] = {}
-    calls_in_turns(runs, device, turn, least, calls)
-    for case, seconds in calls.items():
-        into.setdefault(case, []).append(statistics.fmean(seconds))
-
-
-def calls_in_turns(
-    runs: Mapping[Case, Callable[[], object]],
-    device: torch.device,
-    turn: int,
-    least: float,
-    into: dict[Case, list[float]],
-) -> None:
-    """The same, with the time of every call instead of their mean, for percentiles."""
     cases = list(runs)
     start = turn % len(cases)
     for case in cases[start:] + cases[:start]:

@@ -47,12 +47,24 @@ class BenchModel:
     @property
     def input_size(self) -> tuple[int, int, int]:
         """Channels, height and width."""
-        return input_size(self.model)
+        return tuple(self.model.pretrained_cfg["input_size"])  # type: ignore
 
     @functools.cached_property
     def gflops(self) -> float:
-        """MACs per image, in 10⁹."""
-        return gflops(self.name, self.model)
+        """MACs per image, in 10⁹: by `hvt.cost`, and by torch's counter for timm's models."""
+        if isinstance(self.model, HVT | OnnxModel):
+            return cost(self.model.config).gflops
+        where = next(self.model.parameters()).device
+        counter = FlopCounterMode(display=False)
+        # The counter does not know every fused attention kernel; the plain one is matrix products.
+        try:
+            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+                self.model(torch.zeros(1, *self.input_size, device=where))
+        except Exception as error:  # of any kind: it is the model's own code that runs
+            raise HVTError(
+                f"the MACs of {self.name} cannot be counted ({first_line(error)}): leave it out"
+            ) from error
+        return counter.get_total_flops() / 2 / 1e9
 
     @property
     def params_m(self) -> float:
@@ -106,9 +118,7 @@ def bench_model(
     name: str, model: nn.Module, mode: str, device: torch.device, folder: Path
 ) -> BenchModel:
     """A model, ready to run in a mode."""
-    model.eval().requires_grad_(
-        False
-    )  # or a graph would be that of training, with its random drops
+    model.eval().requires_grad_(False)  # or its graph would have the random drops of training
     if mode not in EXPORTED:
         model.to(device)
         run = torch.compile(model, dynamic=False) if mode == "compiled" else model
@@ -144,25 +154,3 @@ def modes_of(name: str, modes: Sequence[str]) -> list[str]:
             "add eager to the modes"
         )
     return remaining
-
-
-def input_size(model: Any) -> tuple[int, int, int]:
-    """The channels, height and width that a model of either library takes."""
-    return tuple(model.pretrained_cfg["input_size"])
-
-
-def gflops(name: str, model: nn.Module | OnnxModel) -> float:
-    """MACs per image in 10⁹: by `hvt.cost`, and by torch's counter for timm's models."""
-    if isinstance(model, HVT | OnnxModel):
-        return cost(model.config).gflops
-    where = next(model.parameters()).device
-    counter = FlopCounterMode(display=False)
-    # The counter does not know every fused attention kernel; the plain one is matrix products.
-    try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-            model(torch.zeros(1, *input_size(model), device=where))
-    except Exception as error:  # of any kind: it is the model's own code that runs
-        raise HVTError(
-            f"the MACs of {name} cannot be counted ({first_line(error)}): leave it out"
-        ) from error
-    return counter.get_total_flops() / 2 / 1e9

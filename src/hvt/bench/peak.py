@@ -75,9 +75,8 @@ def _resident(field: str) -> int:
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux its maximum is inherited from the process that started this one.
-        for line in status.read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
+        words = status.read_text().split()  # VmRSS: 8192 kB
+        return int(words[words.index(f"{field}:") + 1]) * 1024
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

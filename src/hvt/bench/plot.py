@@ -42,17 +42,11 @@ def _panel(axes: Any, rows: Sequence[BenchRow]) -> None:
     ends = [min(costs), max(costs)]
     even = [first.images_per_s * first.gflops / x for x in ends]
     axes.plot(ends, even, "--", color=LINE, lw=1, label=f"as {_short(first)} by MACs")
-    labels: set[str] = set()
-    for row in rows:
-        label = f"{row.library}, {row.mode}"
-        axes.plot(
-            row.gflops,
-            row.images_per_s,
-            MARKERS[row.mode],
-            color=COLOURS[row.library],
-            label=None if label in labels else label,
-        )
-        labels.add(label)
+    for library, mode in dict.fromkeys((row.library, row.mode) for row in rows):
+        alike = [row for row in rows if (row.library, row.mode) == (library, mode)]
+        points = [(row.gflops, row.images_per_s) for row in alike]
+        style = {"color": COLOURS[library], "label": f"{library}, {mode}"}
+        axes.plot(*zip(*points, strict=True), MARKERS[mode], **style)
     for model in dict.fromkeys(row.model for row in rows):
         modes = sorted((row for row in rows if row.model == model), key=lambda r: r.images_per_s)
         points = [(row.gflops, row.images_per_s) for row in modes]

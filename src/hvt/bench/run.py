@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import csv
 import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +15,13 @@ import torch
 from ..data.sample import drawn_images
 from ..deploy.export import BATCH, open_exported
 from ..errors import HVTError, first_line
-from ..files import atomic_write
 from ..model import HVT
-from .measure import calls_in_turns, interleaved, matmul_peak, matmuls
+from .measure import interleaved, matmul_peak, matmuls
 from .models import BenchModel, fitting
 
 TURN = 0.25  # seconds that one turn of a model fills at least
 BUSY = 1.5
 """The ratio of p90 to p50 from which on a machine counts as busy; idle ones are below 1.2."""
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,9 +48,6 @@ class BenchRow:
     """Of the fastest float32 matrix product; int8 may pass 1."""
     peak_memory_mb: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def measure(
     models: Sequence[BenchModel],
@@ -64,7 +57,7 @@ def measure(
     rounds: int = 5,
     least: float = TURN,
     memory: Mapping[tuple[str, str, int], int] = {},
-    note: Note = lambda text: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[BenchRow]:
     """Time every model at every batch size, round after round, each a little at a time.
 
@@ -82,9 +75,14 @@ def measure(
     for turn in range(rounds):
         note(f"round {turn + 1} of {rounds}")
         interleaved(products, device, turn, least / 5, product_times)
-        calls_in_turns(runs, device, turn, least, times)
+        interleaved(runs, device, turn, least, times)
     peak = matmul_peak(product_times)
-    return [_row(models[place], batch, times[batch, place], peak, memory) for batch, place in cases]
+    rows = []
+    for batch, place in cases:
+        model = models[place]
+        held = memory.get((model.name, model.mode, batch))
+        rows.append(_row(model, batch, times[batch, place], peak, held))
+    return rows
 
 
 def _warm_up(model: BenchModel, run: Callable[[], object]) -> None:
@@ -99,15 +97,10 @@ def _warm_up(model: BenchModel, run: Callable[[], object]) -> None:
 
 
 def _row(
-    model: BenchModel,
-    batch: int,
-    seconds: list[float],
-    peak: float,
-    memory: Mapping[tuple[str, str, int], int],
+    model: BenchModel, batch: int, seconds: list[float], peak: float, held: int | None
 ) -> BenchRow:
     median, p90, p99 = np.percentile(seconds, (50, 90, 99)).tolist()
     achieved = 2 * model.gflops * batch / median
-    held = memory.get((model.name, model.mode, batch))
     _, height, width = model.input_size
     return BenchRow(
         model=model.name,
@@ -155,12 +148,3 @@ def compare_speed(model: HVT, path: Path, form: str, rounds: int = 3) -> dict[st
     for turn in range(rounds):
         interleaved(calls, torch.device("cpu"), turn, TURN, times)
     return {name: BATCH / statistics.median(seconds) for name, seconds in times.items()}
-
-
-def write_csv(rows: Sequence[dict[str, Any]], path: str | Path) -> None:
-    """Rows with the same columns, as a file that other programs read."""
-    with atomic_write(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})

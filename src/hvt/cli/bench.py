@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
             _ = opened[-1].gflops  # now, as the MACs of some timm models cannot be counted
         memory = {} if args.no_memory else _memory(opened, batches, device, overrides)
         measured = measure(opened, batches, device, rounds=args.rounds, memory=memory, note=note)
-    machine, rows, warning = describe(device), [r.to_dict() for r in measured], busy(measured)
+    machine, rows, warning = describe(device), [asdict(row) for row in measured], busy(measured)
     if args.json:
         print_json({"machine": machine, "busy": warning is not None, "rows": rows})
     else:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..bench.measure import calls_in_turns, describe
+from ..bench.measure import describe, interleaved
 from ..bench.models import bench_model, fitting
 from ..config import HVTConfig
 from ..device import find_device
@@ -210,13 +210,13 @@ def time_models(
             runs[case] = model.call(batch, device)
             runs[case]()
             first: dict[Case, list[float]] = {}
-            calls_in_turns({case: runs[case]}, device, 0, 0.0, first)
+            interleaved({case: runs[case]}, device, 0, 0.0, first)
             needed = any((kind, *case[1:]) in cases for kind in ("deep", "patches"))
             if case[0] == "block" and not needed and first[case][0] > SLOW:
                 break
         for turn in range(rounds):
             note(f"round {turn + 1} of {rounds}")
-            calls_in_turns(runs, device, turn, SECONDS, taken)
+            interleaved(runs, device, turn, SECONDS, taken)
     return taken
 
 
