@@ -2,9 +2,9 @@
 
     python benchmarks/elastic.py --root DATA --runs runs/elastic
 
-In each step of the elastic training the dearest setting, the cheapest and one of the others have
+In each step of the elastic training the largest setting, the smallest and one of the others have
 their turn, so a setting in between sees a part of the images. The single models see as many images
-as their setting did; with --all-images as many as the dearest. Resumes what was begun.
+as their setting did; with --all-images as many as the largest. Resumes what was begun.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def parse() -> argparse.Namespace:
     add("--stages", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     add("--epochs", type=float, default=2.0)
     add("--lr", type=float, default=0.032, help="at a batch of 512")
-    add("--all-images", action="store_true", help="every single model sees what the dearest did")
+    add("--all-images", action="store_true", help="every single model sees what the largest did")
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=1)
     add("--out", type=Path, default=OUT)

@@ -1,8 +1,8 @@
-"""Easy images cheap, hard ones dear: confidence cascades against the plain settings.
+"""Confidence cascades of two settings of an elastic model against its plain settings.
 
     python benchmarks/elastic_cascade.py elastic.safetensors --data IMAGES
 
-A cheap setting classifies every image; those it is least sure of go to a dearer one, at the cost of
+A small setting classifies every image; those it is least sure of go to a larger one, at the cost of
 both. Each row compares a cascade with the plain settings at its mean cost, interpolated.
 """
 
@@ -39,16 +39,16 @@ def main() -> None:
     plains = [100 * right.mean() for _, right in found]
     for config, top1 in zip(configs, plains, strict=True):
         print(f"{label(config)}: {top1:.2f} %")
-    for dear, cheap in itertools.combinations(range(len(configs)), 2):
+    for large, small in itertools.combinations(range(len(configs)), 2):
         for share in SENT_ON:
-            sure, right = found[cheap]
+            sure, right = found[small]
             sent = np.argsort(sure)[: round(share * len(sure))]
             mixed = right.copy()
-            mixed[sent] = found[dear][1][sent]
-            mean = costs[cheap] + share * costs[dear]
+            mixed[sent] = found[large][1][sent]
+            mean = costs[small] + share * costs[large]
             top1, rival = 100 * mixed.mean(), np.interp(mean, costs[::-1], plains[::-1])
             print(
-                f"{label(configs[cheap])} → {label(configs[dear])}, {share:.0%} sent on: "
+                f"{label(configs[small])} → {label(configs[large])}, {share:.0%} sent on: "
                 f"{mean:.3f} GFLOPs, {top1:.2f} %, plain {rival:.2f} %, {top1 - rival:+.2f}"
             )
 

@@ -279,7 +279,10 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
         (("hvt_s_1", "--modes", "onx"), "must be a list of eager or compiled or onnx or int8"),
         (("hvt_s_1", "resnet18", "--img-size", "64"), "hvt's names, and resnet18 has a size of"),
         (("cifar100", "--img-size", "64"), "--img-size is for hvt's names, and cifar100 has"),
-        (("resnet18", "--modes", "onnx"), "resnet18 is not a model of hvt, and only those are"),
+        (
+            ("resnet18", "--modes", "onnx"),
+            "resnet18 is a timm model, which cannot be timed as onnx",
+        ),
         (("hvt_s_1", "--batch", "1,zero"), "batch='1,zero' must be whole numbers of at least 1"),
     ],
 )

@@ -87,7 +87,7 @@ def test_images_that_are_too_large_are_broken(tmp_path: Path) -> None:
     assert [(Path(one.path).name, one.reason) for one in report.broken] == [
         ("1.jpg", "it has more pixels than the limit (PIL.Image.MAX_IMAGE_PIXELS) allows"),
         ("2.tif", "its content is not in an image format"),
-        ("4.png", "it has 1 × 9000 pixels, too long a strip to resize its shorter side to 256"),
+        ("4.png", "its 1 × 9000 pixels are too elongated to resize the shorter side to 256"),
     ]  # fmt: skip
     assert report.modes == {"RGB": 1, "LAB": 1}
 
@@ -160,4 +160,4 @@ def test_everything_is_listed_in_one_go(folder: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     place = lines.index("training cannot use this (2):")
     assert lines[place + 1].endswith("emu has no images: add some or remove the folder")
-    assert "dug is a class that the training data does not have" in lines[place + 2]
+    assert "dug is a class that is not in the training data" in lines[place + 2]

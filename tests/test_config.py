@@ -176,10 +176,10 @@ ERRORS = [
     ({"retention": (8, 9), **POWER}, "retention=9 of block 1", "at most the 8 tokens"),
     (
         {"retention": (9, 1), "global_pool": "avg", **POWER},
-        "no patch to read",
+        "no patch to average",
         "global_pool='token'",
     ),
-    ({"mlp_ratio": 0.001}, "mlp_ratio=0.001", "no width at 384"),
+    ({"mlp_ratio": 0.001}, "mlp_ratio=0.001", "an empty MLP at width 384"),
 ]
 
 

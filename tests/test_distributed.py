@@ -116,8 +116,8 @@ def test_a_worker_that_dies_is_started_again(single: Result, tmp_path: Path) -> 
         os.kill(torchrun.workers()[-1], signal.SIGKILL)
         assert torchrun.wait() == 0, torchrun.words()
     # The second time it went on where a checkpoint was, and said so.
-    to_go = [line.split("an epoch, ")[1].split(" to go")[0] for line in
-             torchrun.words().splitlines() if " to go; " in line]  # fmt: skip
+    to_go = [line.split("per epoch, ")[1].split(" left")[0] for line in
+             torchrun.words().splitlines() if "per epoch, " in line]  # fmt: skip
     assert len(to_go) == 2, torchrun.words()
     assert int(to_go[0]) == 10 > int(to_go[1])
     assert "batch 240 = 2 process(es) × 1 × 120" in torchrun.words()
@@ -152,13 +152,13 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_two_processes_go_on_with_a_run_of_one(single: Result, together: tuple[Path, str]) -> None:
     folder, words = together[0] / "run", together[1]
-    assert "5 steps an epoch, 5 to go" in words
+    assert "5 steps per epoch, 5 left" in words
     assert_like(single, folder)
     assert_counted_once(folder)
     # And one process can go on with what two have done.
     console = quiet()
     assert resume(folder, console=console).rows[0] == single.rows[0]
-    assert "0 to go" in said(console)
+    assert "0 left" in said(console)
 
 
 def test_processes_agree(together: tuple[Path, str]) -> None:

@@ -104,7 +104,7 @@ def test_parts_are_shared_and_a_restart_skips_them(
     (images / "0.png").rename(images / "00.png")
     code, _, err = command(*words)
     assert code == 2
-    assert "is of another run (images, model or options differ): name another folder" in err
+    assert "belongs to another run (images, model or options differ): name another folder" in err
 
 
 def test_torchrun_writes_a_part_in_each_process(

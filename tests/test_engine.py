@@ -166,7 +166,7 @@ def test_what_is_printed_first(tmp_path: Path) -> None:
     assert (data, model) == ("reading the data: digits", "building the model: hvt_ti_2")
     assert "hvt_ti_2 (new weights): 8×8, tokens 16 → 7 → 3; digits: 1293 training and 145" in first
     assert "batch 240 = 1 process(es) × 2 × 120; learning rate 9.37e-03" in second
-    assert "5 steps an epoch, 5 to go on cpu" in second
+    assert "5 steps per epoch, 5 left on cpu" in second
     assert epoch.startswith("epoch 1/1  loss ")
     assert "weights in model.safetensors" in summary
 
@@ -192,8 +192,8 @@ def test_the_estimate_counts_evaluations_and_the_start_of_readers(
     monkeypatch.setattr(trainer.learner, "step", step)
     monkeypatch.setattr(time, "perf_counter", lambda: seconds[0])
     trainer.run()
-    assert f"about {clock(left)} to go: 40 images/s" in said(console)
-    assert "epoch 1/3" not in said(console).split(" to go: ")[0]
+    assert f"about {clock(left)} left: 40 images/s" in said(console)
+    assert "epoch 1/3" not in said(console).split(" left: ")[0]
     monkeypatch.undo()
     trainer = trainer_of(recipe)
     assert trainer.evaluation_seconds(trainer.learner.model) > 0
@@ -322,7 +322,7 @@ def test_a_part_of_an_epoch(tmp_path: Path) -> None:
     """1.4 epochs of 5 steps are 7 steps, and the rate is down at the last of them."""
     console = quiet()
     result = train(tiny(tmp_path / "run", epochs=1.4, **PLAIN), console=console)
-    assert "5 steps an epoch, 7 to go" in said(console)
+    assert "5 steps per epoch, 7 left" in said(console)
     assert "epoch 2/2" in said(console)
     assert [row["epoch"] for row in result.rows] == [1, 2]
     assert result.rows[-1]["lr"] == pytest.approx(1e-5)
@@ -536,7 +536,7 @@ def test_another_teacher_of_the_same_name_is_noticed(done: Result, tmp_path: Pat
     model = hvt.load(teacher)
     torch.nn.init.zeros_(model.head.bias)
     hvt.save(model, teacher)
-    with pytest.raises(HVTError, match="teacher's weights changed since the run began"):
+    with pytest.raises(HVTError, match="teacher's weights changed since the run started"):
         resume(folder, epochs=2, console=quiet())
 
 
@@ -695,7 +695,7 @@ def test_a_run_with_other_images_is_not_resumed(trained_on_images: Result, tmp_p
     """With others the held-out part would be drawn anew, among what was learnt from."""
     images, run = tmp_path / "images", trained_on_images.folder
     before = {path: path.read_bytes() for path in (run / "checkpoints").iterdir()}
-    changed = "cannot be resumed: {} images changed{} since the run began; put the images back, or"
+    changed = "cannot be resumed: {} images changed{} since the run started; restore the images, or"
     draw(images / "dark" / "more.png", 5)  # as many steps an epoch as before
     with pytest.raises(HVTError, match=changed.format("number of training", " from 28 to 29")):
         resume(run, console=quiet(), epochs=3)
@@ -713,10 +713,10 @@ def test_a_run_continues_with_changed_images_where_that_is_allowed(
     command = ["train", "--resume", str(folder), "--epochs", "3"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert "images changed since the run began" in error
-    assert error.endswith("resume all the same with --allow-changed-data\n")
+    assert "images changed since the run started" in error
+    assert error.endswith("resume anyway with --allow-changed-data\n")
     assert main([*command, "--allow-changed-data"]) == 0
-    assert "images changed since the run began" in capsys.readouterr().out
+    assert "images changed since the run started" in capsys.readouterr().out
 
 
 def test_the_images_of_a_run_may_be_moved(trained_on_images: Result, tmp_path: Path) -> None:
@@ -843,8 +843,8 @@ def test_train_and_evaluate_are_functions(tmp_path: Path) -> None:
         (lambda: hvt.train(resume="runs/x", lr=1.0), "only the run, and epochs"),
         (lambda: hvt.train(resume=""), "the name of the run's folder is empty"),
         (lambda: hvt.train("digits", output=""), "output is empty: name one, or leave it out"),
-        (lambda: hvt.train("digits", distill_tau=2.0), "distill_tau is of no use without a teach"),
-        (lambda: hvt.evaluate("cifar100", ""), "has an empty name"),
+        (lambda: hvt.train("digits", distill_tau=2.0), "distill_tau needs a teacher"),
+        (lambda: hvt.evaluate("cifar100", ""), "must not be empty"),
         (lambda: hvt.evaluate("nowhere.pth", "digits"), "cannot read nowhere"),
     ],
 )

@@ -300,7 +300,7 @@ def test_names_of_another_kind_are_matched_by_order_if_that_is_asked() -> None:
 
 
 def test_an_order_that_the_names_contradict() -> None:
-    with pytest.raises(HVTError, match="'b' of here is in another place among the model's"):
+    with pytest.raises(HVTError, match="'b' of here has another index among the model's"):
         match_classes(["x", "b", "y"], ["b", "c", "d"], 3, "here", by_order=True)
     match = match_classes(["x", "b", "y"], ["a", "b", "c"], 3, "here", by_order=True)
     assert match.places == (0, 1, 2)
@@ -323,6 +323,6 @@ def test_a_name_that_occurs_twice() -> None:
     with pytest.raises(HVTError) as caught:
         match_classes(["crane", "dog"], known, 3, "here")
     assert str(caught.value) == (
-        "the class 'crane' of here may be any of 2 of the model's classes that have this name: "
-        "give each a name of its own, hvt.save(hvt.load(MODEL), FILE, class_names=NAMES)"
+        "the class 'crane' of here matches 2 classes of the model: give each a unique name by "
+        "hvt.save(hvt.load(MODEL), FILE, class_names=NAMES)"
     )

@@ -377,7 +377,7 @@ def test_an_int8_file_above_the_ceiling_is_not_written(
     before = sorted(tmp_path.iterdir())
     code, said, err = command(*words)
     assert (code, said) == (2, "")
-    measured = re.search(r"relative error of int8 is ([\d.]+), above the ceiling of 0.1, so", err)
+    measured = re.search(r"relative error of int8 is ([\d.]+), above the limit of 0.1, so", err)
     assert measured
     assert "m.onnx was not written" in err
     assert "--max-error" in err
@@ -490,7 +490,7 @@ def test_a_file_that_does_not_agree_is_not_left_behind(
 
 
 def test_what_an_exported_file_is_not_for(trained: Path) -> None:
-    with pytest.raises(CheckpointError, match="name the checkpoint that it was exported from"):
+    with pytest.raises(CheckpointError, match="use the checkpoint it was exported from"):
         hvt.load(trained / "model.onnx")
     with pytest.raises(HVTError, match=r"images of shape \(2, 3, 9, 8\) do not fit: .* 3, 8, 8\)"):
         OnnxModel(trained / "model.onnx")(torch.zeros(2, 3, 9, 8))

@@ -137,7 +137,7 @@ def test_our_model_that_timm_saved_without_its_arguments_is_an_error(
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architecture": "hvt_ti_2"}))
-    with pytest.raises(CheckpointError, match="does not hold its architecture's weights"):
+    with pytest.raises(CheckpointError, match="does not contain the weights of its architecture"):
         hvt.load(tmp_path)
 
 

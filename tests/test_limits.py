@@ -40,7 +40,7 @@ def test_minutes_end_a_run_with_the_last_learning_rate(
     assert len(rates) == 8
     assert rates[-1] < 0.1 * max(rates)
     assert "val_top1" in result.rows[-1]
-    assert "5 steps an epoch, 500 to go in at most 60 s on cpu" in said(console)
+    assert "5 steps per epoch, 500 left in at most 60 s on cpu" in said(console)
     first, last = [line for line in said(console).splitlines() if line.startswith("epoch ")]
     assert first.endswith("  30 s left")
     assert last.endswith("  0 s left")

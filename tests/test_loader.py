@@ -349,7 +349,7 @@ def test_skipping_ends_somewhere(tmp_path: Path) -> None:
         FileImages(paths, range(6)), timm_training(), batch_size=2, skip_broken=True
     )
     with pytest.raises(
-        UnreadableImageError, match=r"6 images in a row are unreadable, lastly .*empty"
+        UnreadableImageError, match=r"6 images in a row are unreadable; the last: .*empty"
     ):
         next(batches.epoch(0))
 

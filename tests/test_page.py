@@ -169,7 +169,7 @@ def test_hierarchy_is_what_see_finds_and_cost_says(
 def test_what_cannot_be_traced_says_why(build: Callable[..., hvt.HVT]) -> None:
     model = build("hvt_ti_2", pool="conv")
     result = hierarchy(model.config, model, torch.randn(3, 64, 64), {})
-    assert "convolves its tokens" in result["untraced"]
+    assert "pools by convolution" in result["untraced"]
     assert {(stage["kept"], stage["shares"]) for stage in result["stages"]} == {(None, None)}
 
 

@@ -247,7 +247,7 @@ def test_the_error_for_a_budget_out_of_reach_names_the_range(gflops: float) -> N
 def test_power_needs_a_deit(fields: dict[str, Any], reason: str) -> None:
     config = SMALL.replace(**fields)
     for call in (budget_range, lambda config: soften(HVT(config))):
-        with pytest.raises(HVTError, match=f"needs a DeiT, and the model {reason}: use a deit_"):
+        with pytest.raises(HVTError, match=f"needs a DeiT, but the model {reason}: use a deit_"):
             call(config)
 
 
@@ -391,9 +391,9 @@ def test_search_retrain_and_eval(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["search", "DEIT", "--gflops", "5"], "is out of reach: this model costs 4.125e-05"),
+        (["search", "DEIT", "--gflops", "5"], "is out of range: this model costs 4.125e-05"),
         (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "already exists"),
-        (["search", "POWER", "--gflops", "0.00015"], "has a retention already"),
+        (["search", "POWER", "--gflops", "0.00015"], "already has a retention"),
         (["search", "HVT", "--gflops", "0.00015"], "PoWER needs a DeiT"),
         (["search", "FIVE", "--gflops", "0.00015"], "knows 5 classes, digits has 10"),
         (["search", "DEIT", "--gflops", "0.00015"], "does not name its 10 classes, digits has 10"),

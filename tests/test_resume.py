@@ -278,7 +278,7 @@ def test_a_damaged_newest_falls_back(unstopped: Path, stopped: Path) -> None:
     console = quiet()
     resume(stopped, console=console)
     assert f"{newest} is damaged" in said(console)
-    assert "5 steps an epoch, 4 to go" in said(console)
+    assert "5 steps per epoch, 4 left" in said(console)
     assert_same_run(stopped, unstopped)
 
 
@@ -290,11 +290,11 @@ def test_a_run_that_began_anew_keeps_its_new_checkpoints(unstopped: Path, stoppe
     with pytest.raises(Interrupted, match="stopped after epoch 1"):
         resume(stopped, console=console)
     assert said(console).count("is damaged") == 3
-    assert "there is no good checkpoint: starting from the beginning" in said(console)
+    assert "no usable checkpoint: starting from the beginning" in said(console)
     console = quiet()
     resume(stopped, console=console)
     assert "is damaged" not in said(console)
-    assert "5 steps an epoch, 5 to go" in said(console)
+    assert "5 steps per epoch, 5 left" in said(console)
     assert_same_run(stopped, unstopped)
 
 
@@ -303,8 +303,13 @@ def test_a_run_that_began_anew_keeps_its_new_checkpoints(unstopped: Path, stoppe
     [
         ("model", "norm.weight", torch.ones(3), "does not fit its model: .*norm.weight"),
         ("ema", "x", torch.ones(3), "does not fit its model: .*Unexpected key"),
-        ("run", "smoothing", "0.3", "smoothing changed from 0.3 to 0.1 since the run began; put"),
-        ("run", "classes", '["cat"]', "classes changed since the run began; put recipe.json"),
+        (
+            "run",
+            "smoothing",
+            "0.3",
+            "smoothing changed from 0.3 to 0.1 since the run started; restore",
+        ),
+        ("run", "classes", '["cat"]', "classes changed since the run started; restore recipe.json"),
     ],
 )
 def test_a_state_of_another_run_is_an_error(

@@ -113,7 +113,7 @@ def test_fields_that_are_not_searched_are_the_recipes() -> None:
     (config,) = suggested(base(class_token=True, **kept), 1.0, 1, drop_rate=0.3)
     expected = kept | {"drop_rate": 0.3, "class_token": False}  # as in the paper's HVT
     assert {name: getattr(config, name) for name in expected} == expected
-    with pytest.raises(hvt.HVTError, match="cannot keep the recipe's merge: leave it out"):
+    with pytest.raises(hvt.HVTError, match="cannot keep the recipe's merge: omit it"):
         search_space(hvt.get_config("deit_ti", merge=2), 1.0, {})
 
 
@@ -217,12 +217,12 @@ def test_other_settings_are_named_with_their_values(found: Any) -> None:
 @pytest.mark.parametrize("other", ["study", "storage"])
 def test_results_of_another_study_are_not_replaced(found: Any, tmp_path: Path, other: str) -> None:
     words = {other: "mine" if other == "study" else f"sqlite:///{tmp_path}/other.db"}
-    with pytest.raises(hvt.HVTError, match="has the results of another study: use another"):
+    with pytest.raises(hvt.HVTError, match="contains another study: use another"):
         hvt.search("digits", 0.002, 1, output=found.folder, quiet=True, **TINY, **words)
 
 
 def test_a_folder_whose_name_means_something_else_in_a_url(tmp_path: Path) -> None:
-    with pytest.raises(hvt.HVTError, match="cannot hold a database for its name"):
+    with pytest.raises(hvt.HVTError, match="cannot hold a database because of its name"):
         default_storage(tmp_path / "50 %41?")
     open_study("s", default_storage(tmp_path), {})
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
@@ -282,7 +282,7 @@ def test_a_replaced_image_is_noticed(trained: list[Recipe], tmp_path: Path) -> N
     words |= {"img_size": 32, "patch_size": 4, "depth": 2, "workers": 0, "device": "cpu"}
     hvt.search("folder", 0.01, 1, **words)
     Image.new("RGB", (16, 16)).save(path)
-    changed = r"images: content of \w+ images was .* continue all the same by --allow-changed-data"
+    changed = r"images: content of \w+ images was .* continue anyway with --allow-changed-data"
     with pytest.raises(hvt.HVTError, match=changed):
         hvt.search("folder", 0.01, 1, **words)
     with pytest.raises(hvt.HVTError, match="gflops was"):  # which may not differ

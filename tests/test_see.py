@@ -243,7 +243,7 @@ def bright_in_the_middle() -> tuple[hvt.HVT, Tensor]:
     ("name", "overrides", "words"),
     [
         ("deit_ti", {}, "has no pooling, so it keeps all its 65 tokens"),
-        ("hvt_ti_2", {"pool": "conv"}, r"convolves its tokens \(pool=conv\)"),
+        ("hvt_ti_2", {"pool": "conv"}, r"pools by convolution \(pool=conv\)"),
     ],
 )
 def test_what_has_no_sources(
@@ -391,9 +391,9 @@ def test_the_built_in_model(run: Command, flower: Path, tmp_path: Path, kind: st
         ("see tokens hvt_ti_1 IMAGE --output IMAGE", "is the image itself"),
         ("see tokens hvt_ti_1 hvt_ti_2 IMAGE", "'hvt_ti_2' is one model too many"),
         ("see tokens deit_ti IMAGE", "has no pooling"),
-        ("see features deit_ti_power IMAGE", "have lost their places in the image"),
+        ("see features deit_ti_power IMAGE", "have no place in the image"),
         ("see tokens test_resnet IMAGE", "ResNet is not a model of this family"),
-        ("see cost resnet50", "resnet50 is timm's, and only models of this family are priced"),
+        ("see cost resnet50", "resnet50 is a timm model: only hvt's models have costs per block"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(

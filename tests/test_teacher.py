@@ -97,7 +97,7 @@ def test_a_teacher_of_a_student_of_greys(
 
 @pytest.mark.parametrize(
     ("classes", "chans", "match"),
-    [(7, 3, "knows 7 classes, the data has 10"), (10, 1, "takes 1 channels, the student 3")],
+    [(7, 3, "has 7 classes, the data 10"), (10, 1, "takes 1 channels, the student 3")],
 )
 def test_a_teacher_that_does_not_fit_is_an_error(
     build: Build, student: hvt.HVT, tmp_path: Path, classes: int, chans: int, match: str
@@ -132,5 +132,5 @@ def test_a_teacher_of_other_classes_is_an_error(
     hvt.save(build("hvt_ti_2"), path, class_names=list("jihgfedcba"))
     find_teacher(str(path), student, "soft", 1.0)  # the data has no names
     student.pretrained_cfg["label_names"] = tuple("abcdefghij")
-    with pytest.raises(HVTError, match="has other classes than the data, or in another order"):
+    with pytest.raises(HVTError, match="has other classes than the data, or another order"):
         find_teacher(str(path), student, "soft", 1.0)

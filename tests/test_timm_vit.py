@@ -61,7 +61,7 @@ def test_logits_features_and_bare_files_are_timm_s(name: str, tmp_path: Any) -> 
     save_file(theirs.state_dict(), tmp_path / "bare.safetensors")
     asked: dict[str, Any] = {}
     if ours.config.pre_norm:  # CLIPs differ in what tensors do not tell
-        with pytest.raises(hvt.CheckpointError, match="do not tell act_layer and norm_eps"):
+        with pytest.raises(hvt.CheckpointError, match="do not determine act_layer and norm_eps"):
             hvt.load(tmp_path / "bare.safetensors")
         asked = {"act_layer": ours.config.act_layer, "norm_eps": ours.config.norm_eps}
     again = hvt.load(tmp_path / "bare.safetensors", **asked)
@@ -87,7 +87,7 @@ def test_a_hub_directory_is_known_by_its_architecture(name: str, tmp_path: Any) 
         ({"global_pool": "avg", "pool_include_prefix": True}, "its average includes the class"),
         ({"norm_layer": "rmsnorm"}, "its norms are RmsNorm"),
         ({"checkpoint_path": "x.pth"}, "multiple values for keyword argument 'checkpoint_path'"),
-        ({"global_pool": 3}, "timm makes no test_vit of {'global_pool': 3"),
+        ({"global_pool": 3}, "timm cannot build test_vit with {'global_pool': 3"),
     ],
     ids=str,
 )

@@ -224,8 +224,8 @@ def test_every_patch_is_in_a_window(stride: int) -> None:
 @pytest.mark.parametrize(
     ("gflops", "fixed", "match"),
     [
-        (1e-6, {}, r"no placement costs 1e-06 GFLOPs or less: those there are cost from 0\.\d+ to"),
-        (1.0, {}, r"is not less than the 0\.\d+ that the source costs"),
+        (1e-6, {}, r"no placement costs 1e-06 GFLOPs or less: they cost from 0\.\d+ to"),
+        (1.0, {}, r"is not below the source's 0\.\d+ GFLOPs"),
         (None, {"img_size": 48}, "no budget is given"),
         (None, FIXED | {"pool_after": (9,)}, "must name blocks from 0 to 3"),
         (None, FIXED | {"img_size": 50}, "does not divide"),
@@ -385,7 +385,7 @@ def test_the_best_candidate_is_taken_unless_pooling_is_asked_for(
 
 def test_two_runs_of_one_source_do_not_share_a_folder(place: Path, tmp_path: Path) -> None:
     """The second finds the folder taken, whatever the first has written by then."""
-    alone, taken = DistributedContext(), "run is being trained by another process"
+    alone, taken = DistributedContext(), "run is in use by another process"
     with locked(tmp_path / "run", alone), pytest.raises(hvt.HVTError, match=taken):
         run(place, tmp_path, epochs=0.0)
     assert not (tmp_path / "run").exists()
@@ -457,7 +457,7 @@ def test_other_photos_are_noticed_on_resuming(place: Path, tmp_path: Path) -> No
     photo = tmp_path / "photos/a/1.png"
     for change in (lambda: shutil.copy(tmp_path / "photos/a/3.png", photo), photo.unlink):
         change()
-        with pytest.raises(hvt.HVTError, match="are not those that the run"):
+        with pytest.raises(hvt.HVTError, match="have changed since the run"):
             resume(tmp_path / "run", quiet())
 
 
@@ -468,7 +468,7 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
     for words, says in {
         (vit, out, "--data", str(tmp_path / "empty"), *common): "has no images",
         (vit, out, "--data", photos + "/photos/a", "--batch-size", "64", *common): (
-            "20 images, of which 16 are to learn from and 4 held out: too few for a batch of 64"
+            "20 images, 16 to train on and 4 held out: too few for a batch of 64"
         ),
         (vit, "out.pth", "--data", photos): "should end in .safetensors",
         (vit, out): "no photos are given",
@@ -502,7 +502,7 @@ def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"minutes": 3.0, "epochs": 2.0}, "minutes=3 bounds the training instead of epochs=2"),
+        ({"minutes": 3.0, "epochs": 2.0}, "minutes=3 and epochs=2 are both given"),
         ({"pool_stride": (2, 0)}, r"pool_stride=\(2, 0\) must be"),
         ({"batch_size": 7}, "must be a multiple of 2"),
         ({"pool": "conv"}, "pool='conv' must be max or avg or any"),

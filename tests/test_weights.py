@@ -91,7 +91,7 @@ def test_a_weight_beyond_float16_is_not_written_as_infinite(tmp_path: Path) -> N
     hvt.save(model, path)
     before = path.read_bytes()
     model.head.weight.data[0, 0] = 1e5
-    with pytest.raises(HVTError, match=r"head\.weight has the value 100000, beyond torch.float16"):
+    with pytest.raises(HVTError, match=r"head\.weight has the value 100000, too large for"):
         hvt.save(model, path, dtype=torch.float16)
     assert path.read_bytes() == before
 
@@ -244,7 +244,7 @@ def test_load_into_needs_the_same_outputs(tmp_path: Path, fields: dict[str, Any]
     own = {"num_heads": 1, "head_dim": 8, "stages": 2}
     hvt.save(tiny(**own), tmp_path / "own.safetensors")
     name = next(iter(fields))
-    with pytest.raises(CheckpointError, match=f"of another architecture: its {name} is "):
+    with pytest.raises(CheckpointError, match=f"has another architecture: its {name} is "):
         load_into(tiny(**own | fields), tmp_path / "own.safetensors")
     after = tiny(**own).config.pool_blocks
     for alike in ({}, {"drop_path_rate": 0.3}, {"stages": None, "pool_after": after}):
@@ -256,7 +256,7 @@ def test_a_pruned_model_is_not_saved(tmp_path: Path, norm: bool) -> None:
     model = tiny()
     last = len(model.blocks) - 1
     model.prune_intermediate_layers([last if norm else 0], prune_norm=norm, prune_head=False)
-    with pytest.raises(HVTError, match="was not written, as the model is not what its config says"):
+    with pytest.raises(HVTError, match="was not written, because the model does not match"):
         hvt.save(model, tmp_path / "m.safetensors")
     assert names_in(tmp_path) == []
 
@@ -264,7 +264,7 @@ def test_a_pruned_model_is_not_saved(tmp_path: Path, norm: bool) -> None:
 def test_positions_of_another_kind_are_not_resized(tmp_path: Path) -> None:
     hvt.save(tiny(class_token=True), tmp_path / "m.safetensors")
     for other in ({"no_embed_class": True}, {"pool_dims": 2}):
-        with pytest.raises(CheckpointError, match="another architecture than asked for"):
+        with pytest.raises(CheckpointError, match="different architecture than requested"):
             hvt.load(tmp_path / "m.safetensors", img_size=128, **other)
 
 
@@ -280,7 +280,9 @@ def test_another_architecture_is_an_error(saved: Path, fields: dict[str, Any], w
     model = tiny(**fields)
     before = copy.deepcopy(model)
     for use in (lambda: load_into(model, saved), lambda: hvt.load(saved, **fields)):
-        with pytest.raises(CheckpointError, match="another architecture than asked") as caught:
+        with pytest.raises(
+            CheckpointError, match="different architecture than requested"
+        ) as caught:
             use()
         assert words in str(caught.value)
         assert str(saved) in str(caught.value)
@@ -375,7 +377,7 @@ def test_a_wrong_description_is_one_clear_error(tmp_path: Path, case: str) -> No
     [
         (lambda tensors: tensors.pop("blocks.0.pos_embed"), "it lacks blocks.0.pos_embed"),
         (lambda t: t.update({"norm.bias": t["norm.bias"].int()}), "norm.bias as torch.int32"),
-        (lambda t: t["norm.bias"].fill_(float("inf")), "norm.bias with NaN or infinite weights"),
+        (lambda t: t["norm.bias"].fill_(float("inf")), "NaN or infinite weights in norm.bias"),
     ],
 )
 def test_tensors_that_are_not_the_weights_are_named(
@@ -408,8 +410,8 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "zip": (lambda p: p.write_bytes(b"PK\x03\x04" + b"\0" * 500), "damaged or cut short"),
     "ResNet safetensors": (lambda p: save_file(resnet(), p), "is not an HVT, DeiT or plain ViT"),
     "no tensors": (lambda p: torch.save({"epoch": 3}, p), "it has no tensors"),
-    "a list": (lambda p: torch.save([torch.zeros(2)], p), "holds a list"),
-    "empty folder": (lambda p: p.mkdir(), "has no model.safetensors or pytorch_model.bin"),
+    "a list": (lambda p: torch.save([torch.zeros(2)], p), "contains a list"),
+    "empty folder": (lambda p: p.mkdir(), "contains no model.safetensors or pytorch_model.bin"),
     "missing": (lambda p: None, "No such file"),
 }
 

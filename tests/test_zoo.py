@@ -255,7 +255,7 @@ def test_levels_of_features_only(
 
 
 def test_tokens_that_lost_their_places_are_no_map(small: dict) -> None:
-    with pytest.raises(HVTError, match="no map to give after block 11, where tokens were dropped"):
+    with pytest.raises(HVTError, match="no map after block 11: tokens were dropped"):
         timm.create_model("deit_s_power", features_only=True, **small)
     kept = (65, 65) + (9,) * 10
     early = {"features_only": True, "retention": kept, **small}

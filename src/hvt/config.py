@@ -56,38 +56,38 @@ class HVTConfig:
     img_size: int | tuple[int, int] = _count(224, "image height and width in pixels: N or HxW")
     patch_size: int = _count(16, "side of a square patch in pixels")
     in_chans: int = _count(3, "image channels")
-    num_classes: int = field(1000, "outputs of the classifier; 0 leaves it out", ge=0)
+    num_classes: int = field(1000, "classifier outputs; 0 for no classifier", ge=0)
     num_heads: int = _count(6, "attention heads per block")
     head_dim: int = _count(64, "width of one head; the token width is heads × this")
-    embed_dim: int | None = _count(None, "token width; only to state it, must be heads × head_dim")
+    embed_dim: int | None = _count(None, "token width; optional, must equal heads × head_dim")
     depth: int = _size(12, "number of blocks, L")
     stages: int | None = field(
         None, "number of pooling stages, M, spread evenly over the blocks", ge=0
     )
     pool_after: tuple[int, ...] | None = field(
-        None, "the blocks to pool after, instead of stages", ge=0
+        None, "blocks to pool after, instead of stages", ge=0
     )
     pool: str = field("max", "pooling kind: max, avg or conv", choices=POOLINGS)
     pool_kernel: int | tuple[int, int] = _size(3, "pooling window: N, or HxW of the grid")
     pool_stride: int | tuple[int, int] = _size(2, "pooling stride: N, or HxW of the grid")
     pool_dims: int = field(1, "1 pools the token sequence, 2 pools the token grid", ge=1, le=2)
     class_token: bool = field(False, "prepend a class token, as DeiT does")
-    dist_token: bool = field(False, "a second, distilled token with a head of its own, as in DeiT")
-    reg_tokens: int = field(0, "register tokens after the class token, read by no head", ge=0)
+    dist_token: bool = field(False, "a distillation token with its own head, as in DeiT")
+    reg_tokens: int = field(0, "register tokens after the class token; no head reads them", ge=0)
     retention: tuple[int, ...] | None = _count(
-        None, "tokens that leave each block's attention, class token counted: PoWER"
+        None, "tokens kept after each block's attention, with the class token (PoWER)"
     )
     merge: int | tuple[int, ...] | None = field(
         None,
-        "tokens that each block merges into their most similar ones: ToMe's r; an average head "
-        "counts a merged token once",
+        "tokens that each block merges into similar ones (ToMe's r); an average head counts a "
+        "merged token once",
         ge=0,
     )
     proportional_attention: bool = field(
-        False, "a pooled or merged token counts in attention as the tokens it stands for"
+        False, "weight pooled and merged tokens in attention by the tokens they stand for"
     )
     global_pool: str | None = field(
-        None, "what the head reads: avg, token, or '' for all tokens", choices=("avg", "token", "")
+        None, "input of the head: avg, token, or '' for all tokens", choices=("avg", "token", "")
     )
     fc_norm: bool = field(False, "norm after the average instead of before it, as timm does")
     no_embed_class: bool = field(False, "no positions for class and register tokens")
@@ -95,12 +95,12 @@ class HVTConfig:
     norm_eps: float = field(1e-6, "epsilon of the norms", gt=0, lt=1000)
     qkv_bias: bool = field(True, "bias of queries, keys and values")
     init_values: float | None = field(
-        None, "LayerScale's first value; none leaves it out", gt=0, lt=1000
+        None, "initial value of LayerScale; none for no LayerScale", gt=0, lt=1000
     )
     act_layer: str = field(
         "gelu", "activation of the MLP: gelu, gelu_tanh or quick_gelu", choices=ACTIVATIONS
     )
-    mlp_ratio: float = field(4.0, "hidden width of the MLP over the token width", gt=0, le=MAX_SIZE)
+    mlp_ratio: float = field(4.0, "MLP width divided by token width", gt=0, le=MAX_SIZE)
     drop_rate: float = _rate(0.0, "dropout before the classifier")
     pos_drop_rate: float = _rate(0.0, "dropout after the first positional embedding")
     proj_drop_rate: float = _rate(0.0, "dropout after the attention and MLP projections")
@@ -258,7 +258,7 @@ class HVTConfig:
                 f"num_heads={max(1, self.embed_dim // self.head_dim)}"
             )
         if self.mlp_width < 1:
-            raise HVTError(f"mlp_ratio={self.mlp_ratio} leaves the MLP no width at {self.width}")
+            raise HVTError(f"mlp_ratio={self.mlp_ratio} gives an empty MLP at width {self.width}")
 
     def _check_head(self) -> None:
         if self.global_pool == "token" and not self.class_token:
@@ -308,8 +308,8 @@ class HVTConfig:
             return
         if not self.class_token or self.num_prefix_tokens > 1:
             raise HVTError(
-                "retention needs class_token=True and no other prefix token, as DeiT has; "
-                "else use retention=None"
+                "retention needs class_token=True and no other prefix token, as in DeiT: "
+                "otherwise use retention=None"
             )
         if self.pool_blocks:
             raise HVTError(
@@ -328,8 +328,8 @@ class HVTConfig:
                 )
         if self.head_pool == "avg" and kept[-1] < 2:
             raise HVTError(
-                "global_pool='avg' has no patch to read where retention ends with 1: "
-                "use global_pool='token', or let it end with 2"
+                "global_pool='avg' has no patch to average if retention ends with 1: "
+                "use global_pool='token', or end with 2"
             )
 
     def _check_merge(self) -> None:

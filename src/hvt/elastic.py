@@ -1,6 +1,6 @@
 """One set of weights at several costs: settings, each a plain config with small parts of its own.
 
-An elastic model is the `HVT` of its dearest setting whose module `settings` holds the cheaper ones.
+An elastic model is the `HVT` of its largest setting whose module `settings` holds the smaller ones.
 `at` gives any of them as a plain model that shares the weights.
 """
 
@@ -29,7 +29,7 @@ MAY_DIFFER = (
 
 
 class ElasticSettings(nn.Module):
-    """The cheaper settings of a model, dearest first: configs, and the parameters of their own."""
+    """The smaller settings of a model, largest first: configs, and the parameters of their own."""
 
     def __init__(self, configs: Sequence[HVTConfig], own: Sequence[Mapping[str, Tensor]]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class ElasticSettings(nn.Module):
 
 
 def configs_of(model: HVT) -> tuple[HVTConfig, ...]:
-    """The settings of a model, dearest first; a plain model has one."""
+    """The settings of a model, largest first; a plain model has one."""
     cheaper = model.settings.configs if isinstance(model.settings, ElasticSettings) else ()
     head = {"num_classes": model.num_classes, "global_pool": model.config.global_pool}
     return (model.config, *(config.replace(**head) for config in cheaper))
@@ -57,7 +57,7 @@ def label(config: HVTConfig) -> str:
 
 
 def choose(configs: Sequence[HVTConfig], budget: str | float) -> int:
-    """The place of the dearest of some settings that costs at most so many GFLOPs."""
+    """The place of the largest of some settings that costs at most so many GFLOPs."""
     try:
         most = float(budget.strip().rstrip("gG")) if isinstance(budget, str) else float(budget)
     except ValueError:
@@ -65,25 +65,25 @@ def choose(configs: Sequence[HVTConfig], budget: str | float) -> int:
     labels = [label(config) for config in configs]
     within = [place for place, name in enumerate(labels) if float(name[:-1]) <= most]
     if not within:
-        raise HVTError(f"no setting costs {most:g} GFLOPs or less: there are {', '.join(labels)}")
+        raise HVTError(f"no setting costs {most:g} GFLOPs or less, only {', '.join(labels)}")
     return within[0]
 
 
 def at(model: HVT, budget: str | float) -> HVT:
-    """The dearest setting of at most so many GFLOPs, `0.7` or `"0.7G"`: a plain model.
+    """The largest setting of at most so many GFLOPs, `0.7` or `"0.7G"`: a plain model.
 
     It shares the weights: what is learned or loaded by either is seen by both.
     """
     return plain(model, choose(configs_of(model), budget))
 
 
-def dearest(model: HVT) -> HVT:
-    """A model without its cheaper settings."""
+def largest_setting(model: HVT) -> HVT:
+    """A model without its smaller settings."""
     return model if model.settings is None else plain(model, 0)
 
 
 def plain(model: HVT, place: int) -> HVT:
-    """One of a model's settings by its place, dearest first, as a plain model sharing weights."""
+    """One of a model's settings by its place, largest first, as a plain model sharing weights."""
     config = configs_of(model)[place]
     tensors = dict(model.named_parameters())
     if place:
@@ -102,7 +102,7 @@ def plain(model: HVT, place: int) -> HVT:
 
 
 def make_elastic(model: HVT, configs: Sequence[HVTConfig], own: Sequence[str] = OWN) -> HVT:
-    """Give a model cheaper settings, whose own parameters begin as the model's.
+    """Give a model smaller settings, whose own parameters begin as the model's.
 
     Positions follow another image size; those that follow a pooling the model does not have begin
     at zero. `own` are patterns of the names of parameters that are not shared.
@@ -116,17 +116,17 @@ def make_elastic(model: HVT, configs: Sequence[HVTConfig], own: Sequence[str] = 
 
 
 def check_settings(configs: Sequence[HVTConfig]) -> None:
-    """Raise an error unless these can be the settings of one model, dearest first."""
+    """Raise an error unless these can be the settings of one model, largest first."""
     labels, first = [label(config) for config in configs], configs[0].to_dict()
     if len(set(labels)) < len(labels):
         raise HVTError(f"two settings cost the same ({', '.join(labels)}): leave one of them out")
     if sorted(labels, key=lambda text: -float(text[:-1])) != labels:
-        raise HVTError(f"the settings ({', '.join(labels)}) are not in order, dearest first")
+        raise HVTError(f"the settings ({', '.join(labels)}) are not in order, largest first")
     for config in configs:
         for name, value in config.to_dict().items():
             if name not in MAY_DIFFER and value != first[name]:
                 raise HVTError(
-                    f"settings of one model have the same {name}, not {first[name]} and {value}"
+                    f"all settings must have the same {name}, not {first[name]} and {value}"
                 )
 
 

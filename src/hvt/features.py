@@ -70,14 +70,13 @@ class FeatureMaps(FeatureGetterNet):
         if config.kept is not None and any(self.sequences):
             block = self.feature_info.out_indices[self.sequences.index(True)]
             raise HVTError(
-                f"features_only has no map to give after block {block}, where tokens were dropped "
-                "or merged and the others have lost their places: take them as they are, with "
-                "forward_intermediates(images, output_fmt='NLC')"
+                f"features_only has no map after block {block}: tokens were dropped or merged, and "
+                "the rest do not form a grid; use forward_intermediates(images, output_fmt='NLC')"
             )
         if config.pool_dims == 2 and config.pool_blocks and isinstance(config.pool_stride, tuple):
             raise HVTError(
-                f"features_only has no single reduction for pool_stride={config.pool_stride}: take "
-                "the maps as they are, with forward_intermediates(images)"
+                f"features_only has no single reduction for pool_stride={config.pool_stride}: use "
+                "forward_intermediates(images)"
             )
 
     def forward(self, images: Tensor) -> list[Tensor]:  # (B, C, H, W) → (B, D, H/r, W/r) each

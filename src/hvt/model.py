@@ -212,7 +212,7 @@ class HVT(nn.Module):
         self.head_drop = nn.Dropout(config.drop_rate)
         self.head = _classifier(width, config.num_classes)
         self.head_dist = _classifier(width, config.num_classes) if config.dist_token else None
-        self.settings: nn.Module | None = None  # cheaper ones, see `elastic`
+        self.settings: nn.Module | None = None  # smaller ones, see `elastic`
         self.feature_info = feature_info(config)
         self.init_weights()
 

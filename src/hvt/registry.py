@@ -78,7 +78,7 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
 
 
 def _without_settings(state: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Of an elastic checkpoint, the dearest setting."""
+    """Of an elastic checkpoint, the largest setting."""
     return {name: value for name, value in state.items() if not name.startswith("settings.")}
 
 

@@ -124,7 +124,7 @@ def bench_model(
         run = torch.compile(model, dynamic=False) if mode == "compiled" else model
         return BenchModel(name, mode, model, run)
     if not isinstance(model, HVT):
-        raise HVTError(f"{name} is timm's, and only hvt's models are timed as {mode}")
+        raise HVTError(f"{name} is a timm model: only hvt's can be timed as {mode}")
     calibration = None
     if mode == "int8":
         images = drawn_images(2, model.config.in_chans, model.config.image)
@@ -150,7 +150,7 @@ def modes_of(name: str, modes: Sequence[str]) -> list[str]:
     remaining = [mode for mode in modes if mode not in EXPORTED]
     if not remaining:
         raise HVTError(
-            f"{name} is not a model of hvt, and only those are timed as {' and '.join(modes)}: "
-            "add eager to the modes"
+            f"{name} is a timm model, which cannot be timed as {' and '.join(modes)}: add eager "
+            "to the modes"
         )
     return remaining

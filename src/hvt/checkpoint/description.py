@@ -53,7 +53,7 @@ class Description:
     origin: dict[str, str] = field(default_factory=dict)
     """Where the weights come from, such as `source`, `license` and `command`."""
     settings: tuple[HVTConfig, ...] = ()
-    """The cheaper settings of an elastic model, dearest first."""
+    """The smaller settings of an elastic model, largest first."""
 
 
 def describe(

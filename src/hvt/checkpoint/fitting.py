@@ -29,7 +29,7 @@ def parameter_shapes(config: HVTConfig) -> Mapping[str, tuple[int, ...]]:
 def elastic_shapes(
     config: HVTConfig, settings: Sequence[HVTConfig], names: Collection[str]
 ) -> Mapping[str, tuple[int, ...]]:
-    """The same with cheaper settings: of their own they have what is named, or not shared."""
+    """The same with smaller settings: of their own they have what is named, or not shared."""
     base = parameter_shapes(config)
     shapes = dict(base)
     for index, setting in enumerate(settings):
@@ -59,14 +59,14 @@ def check_weights(
     """Raise an error unless these are the finite weights of a model of `config`."""
     with understood(f"{path} does not describe a usable model"):  # such as one beyond torch's sizes
         shapes = elastic_shapes(config, settings, tensors)
-    compare(tensors, shapes, f"{path} does not hold its architecture's weights")
+    compare(tensors, shapes, f"{path} does not contain the weights of its architecture")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.itemsize < 2:
-            raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, not as weights")
+            raise CheckpointError(f"{path} stores {name} as {tensor.dtype}, not as weights")
         if not tensor.isfinite().all():
             raise CheckpointError(
-                f"{path} holds {name} with NaN or infinite weights, as a training that diverged "
-                "leaves it: use an earlier checkpoint"
+                f"{path} has NaN or infinite weights in {name}, as after a diverged training: use "
+                "an earlier checkpoint"
             )
 
 
@@ -78,7 +78,7 @@ def fitted(tensors: State, old: HVTConfig, new: HVTConfig, path: Path) -> State:
         heads = ("head.", "head_dist.")
         tensors = {k: v for k, v in tensors.items() if not k.startswith(heads)}
         shapes = {k: v for k, v in shapes.items() if not k.startswith(heads)}
-    compare(tensors, shapes, f"{path} has another architecture than asked for")
+    compare(tensors, shapes, f"{path} has a different architecture than requested")
     return tensors
 
 

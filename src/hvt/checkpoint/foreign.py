@@ -65,9 +65,9 @@ def _infer(state: State, arguments: dict[str, Any], hints: dict[str, Any]) -> HV
     untold = [name for name in ("act_layer", "norm_eps") if name not in known]
     if "norm_pre.weight" in state and untold:
         raise HVTError(
-            "it has a norm before its blocks, as CLIP's models have, and tensors do not tell "
+            "it has a norm before its blocks, like CLIP, and its tensors do not determine "
             f"{' and '.join(untold)}: pass them to load, such as act_layer='quick_gelu' and "
-            "norm_eps=1e-5 for OpenAI's, or name the model of timm"
+            "norm_eps=1e-5 for OpenAI's models, or use the name of the timm model"
         )
     heads, head_dim = _heads(width, known)
     pooled = sorted(int(name.split(".")[1]) for name in state if name.endswith(".pos_embed"))
@@ -110,7 +110,7 @@ def _heads(width: int, known: dict[str, Any]) -> Size:
         return width // head_dim, head_dim
     if width % 64 or width > _LARGEST:
         raise HVTError(
-            f"a width of {width} does not tell the number of heads: pass num_heads to load"
+            f"a width of {width} does not determine the number of heads: pass num_heads to load"
         )
     return width // 64, 64
 

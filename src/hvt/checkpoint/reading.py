@@ -72,7 +72,7 @@ def _find_weights(path: Path) -> tuple[Path, Path | None]:
         for name in WEIGHT_FILES:
             if (path / name).exists():
                 return path / name, path
-        raise CheckpointError(f"{path} has no {' or '.join(WEIGHT_FILES)} in it")
+        raise CheckpointError(f"{path} contains no {' or '.join(WEIGHT_FILES)}")
     beside = path.name in WEIGHT_FILES and os.path.isfile(path.parent / "config.json")  # noqa: PTH113
     return path, path.parent if beside else None
 
@@ -81,7 +81,7 @@ def _read_file(path: Path) -> tuple[State, dict[str, Any], str | None]:
     """A file's tensors, the training arguments beside them, and our description of the model."""
     if path.suffix.lower() in (".onnx", ".pt2"):
         raise CheckpointError(
-            f"{path} is an exported model: here name the checkpoint that it was exported from"
+            f"{path} is an exported model: use the checkpoint it was exported from"
         )
     try:
         with path.open("rb") as file:
@@ -139,9 +139,8 @@ def _read_folder(path: Path) -> _Told:
         return arguments, transformers_preprocessing(_read_json(processor)), names
     if config:  # ViT's mean and std are not those of DeiT
         raise CheckpointError(
-            f"{path} has no preprocessor_config.json, so nothing tells how its images are "
-            "normalised: save the image processor that the model was trained with there too "
-            "(processor.save_pretrained)"
+            f"{path} has no preprocessor_config.json, so the normalisation of its images is "
+            "unknown: save the model's image processor there too (processor.save_pretrained)"
         )
     return arguments, {}, names
 
@@ -171,7 +170,7 @@ def _timm_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     try:  # one block tells as much as all, and nothing is read from a file that they may name
         named = named_config(name, checkpoint_path="", **arguments | {"depth": 1})
     except (AssertionError, RuntimeError, TypeError) as error:
-        raise ValueError(f"timm makes no {name} of {arguments} ({error})") from error
+        raise ValueError(f"timm cannot build {name} with {arguments} ({error})") from error
     fields = ("num_heads", "act_layer", "norm_eps", "no_embed_class", "global_pool")
     sizes = {"img_size": arguments["img_size"]} if "img_size" in arguments else {}
     return {key: getattr(named, key) for key in fields} | sizes

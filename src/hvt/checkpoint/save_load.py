@@ -44,7 +44,7 @@ def save(
     compare(
         model.state_dict(),
         elastic_shapes(model.config, configs_of(model)[1:], model.state_dict()),
-        f"{path} was not written, as the model is not what its config says",
+        f"{path} was not written, because the model does not match its config",
     )
     tensors = {name: _stored(name, t, dtype) for name, t in model.state_dict().items()}
     metadata[checksum.KEY] = checksum.checksum(checksum.tensor_parts(metadata, tensors))
@@ -59,7 +59,7 @@ def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     stored = tensor if dtype is None else tensor.to(dtype)
     if stored is not tensor and not stored.isfinite().all() and tensor.isfinite().all():
         largest = tensor.abs().max().item()
-        raise HVTError(f"{name} has the value {largest:g}, beyond {dtype}: use another dtype")
+        raise HVTError(f"{name} has the value {largest:g}, too large for {dtype}: use another")
     return stored
 
 
@@ -87,8 +87,8 @@ def load(
     Hugging Face directories. `overrides` are fields of `HVTConfig`: another `img_size`,
     `patch_size` or `in_chans` resizes the weights, another `num_classes` gets a new head.
 
-    An elastic checkpoint gives its dearest setting, whose `at` gives the others; `gflops` loads
-    the dearest of at most that cost instead, as a plain model, and `overrides` are of one.
+    An elastic checkpoint gives its largest setting, whose `at` gives the others; `gflops` loads
+    the largest of at most that cost instead, as a plain model, and `overrides` are of one.
     """
     checkpoint = read(path, overrides)
     if gflops is not None or overrides:
@@ -112,11 +112,11 @@ def load(
 
 
 def one_setting(checkpoint: Checkpoint, gflops: float | str | None = None) -> Checkpoint:
-    """An elastic checkpoint's dearest setting within a budget, as if it were all there is."""
+    """An elastic checkpoint's largest setting within a budget, as if it were all there is."""
     configs = (checkpoint.config, *checkpoint.settings)
     if gflops is not None and len(configs) == 1:
         raise CheckpointError(
-            f"{checkpoint.path} is not elastic, its one setting is {label(configs[0])}: leave "
+            f"{checkpoint.path} is not elastic, its only setting is {label(configs[0])}: leave "
             "the budget out"
         )
     place = choose(configs, math.inf if gflops is None else gflops)
@@ -129,7 +129,7 @@ def one_setting(checkpoint: Checkpoint, gflops: float | str | None = None) -> Ch
 
 
 def _own(tensors: dict[str, Tensor], index: int) -> dict[str, Tensor]:
-    """The tensors of a cheaper setting's own; none of the dearest, -1."""
+    """The tensors of a smaller setting's own; none of the largest, -1."""
     prefix = f"settings.{index}."
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
@@ -144,7 +144,7 @@ def load_into(model: HVT, path: str | Path) -> None:
         value, wanted = getattr(theirs, name), getattr(ours, name)
         if checkpoint.described and value != wanted and name not in _MAY_DIFFER:
             raise CheckpointError(
-                f"{checkpoint.path} is of another architecture: its {name} is {value!r}, the "
+                f"{checkpoint.path} has another architecture: its {name} is {value!r}, the "
                 f"model's is {wanted!r}"
             )
     model.load_state_dict(tensors, strict=False)

@@ -29,7 +29,7 @@ def read_torch(path: Path) -> tuple[State, dict[str, Any]]:
             _check_zip(path)
         content = _unpickled(path)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a model's weights")
+        raise CheckpointError(f"{path} contains a {type(content).__name__}, not a model's weights")
     states = [content.get(key) for key in ("model", "state_dict", "model_ema", "state_dict_ema")]
     state = next((one for one in states if isinstance(one, dict)), content)
     tensors = {str(k): v.detach() for k, v in state.items() if isinstance(v, Tensor)}
@@ -44,8 +44,8 @@ def _unpickled(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         if found := re.search(r"GLOBAL (\S+)", str(error)):
             raise UnsafeCheckpointError(
-                f"{path} holds {found[1]}, which is not a tensor or a plain value, so it is not "
-                "opened: save only its state_dict"
+                f"{path} contains {found[1]}, which is not a tensor or a plain value, so it was "
+                "not opened: save only its state_dict"
             ) from error
         raise
 

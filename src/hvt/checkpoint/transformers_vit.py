@@ -47,7 +47,7 @@ def from_transformers(state: State, path: Path) -> State:
         try:
             joined = torch.cat([renamed.pop(part) for part in names])
         except (KeyError, RuntimeError) as error:
-            raise CheckpointError(f"{path} has no {' or '.join(names)} that fit") from error
+            raise CheckpointError(f"{path} has no matching {', '.join(names)}") from error
         renamed[name.replace(".attention.attention.query.", ".attn.qkv.")] = joined
     return renamed
 
@@ -55,7 +55,7 @@ def from_transformers(state: State, path: Path) -> State:
 def transformers_config(config: dict[str, Any]) -> tuple[dict[str, Any], list[Any] | None]:
     """What a transformers `config.json` knows and weights do not tell, and the class names."""
     if config.get("hidden_act", "gelu") != "gelu":
-        raise ValueError(f"hidden_act={config['hidden_act']!r}, where this family has gelu")
+        raise ValueError(f"hidden_act={config['hidden_act']!r}, but this family uses gelu")
     labels = {int(index): name for index, name in (config.get("id2label") or {}).items()}
     if sorted(labels) != list(range(len(labels))):
         raise ValueError("id2label does not number the classes from 0")
@@ -83,7 +83,7 @@ def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
     usual = _VIT | (_DEIT if str(kind).startswith("DeiT") else {})
     told = usual | {name: value for name, value in processor.items() if value is not None}
     if not told["do_rescale"] or not math.isclose(told["rescale_factor"], 1 / 255, rel_tol=1e-3):
-        raise ValueError("the images' values are not rescaled to 0 … 1, as this family's are")
+        raise ValueError("image values are not rescaled to 0 … 1, as this family requires")
     cropped = told["do_center_crop"]
     keeps_shape = isinstance(told["size"], dict) and "shortest_edge" in told["size"]
     return {

@@ -109,7 +109,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--batch-size": {"help": "images per batch", "kind": int, "default": 64, "ge": 1},
     "--csv": {"help": "print CSV", "kind": bool},
     "--device": {"help": "auto, cpu, cuda …", "default": "auto"},
-    "--gflops": {"help": "of an elastic checkpoint, the dearest setting within this cost",
+    "--gflops": {"help": "of an elastic checkpoint, the largest setting within this cost",
                  "kind": float, "gt": 0},
     "--json": {"help": "print JSON", "kind": bool},
     "--match-by-order": {"help": "match the data's classes with the model's by order, not by name",

@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
     add_flag(parser, "--top", "classes to show for each image", int, 5, ge=1)
     budget = parser.add_mutually_exclusive_group()
     add_shared(budget, "--gflops")
-    text = "of an elastic checkpoint, the dearest setting that takes so many ms an image here"
+    text = "of an elastic checkpoint, the largest setting that takes so many ms an image here"
     add_flag(budget, "--ms", text, float, gt=0)
     add_shared(parser, "--batch-size", "--device")
     add_shared(parser.add_mutually_exclusive_group(), "--csv", "--json")

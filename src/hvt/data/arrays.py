@@ -46,9 +46,7 @@ def open_digits(in_chans: int) -> tuple[ArrayImages, ArrayImages, tuple[str, ...
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise HVTError(
-            "digits are a part of scikit-learn, which is not installed: pip install 'hvt[train]'"
-        ) from error
+        raise HVTError("digits needs scikit-learn: pip install 'hvt[train]'") from error
     digits = load_digits()
     grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # (N, 8, 8), from 0…16
     images = torch.from_numpy(grey)[..., None].repeat(1, 1, 1, in_chans)
@@ -72,7 +70,7 @@ def open_cifar(
             raise HVTError(f"cannot get {name}: {reason}") from error
         raise HVTError(
             f"{name} is not in {root}, or damaged: pass --download (download=True) to fetch it, or "
-            f"--root the folder that has {source.base_folder} in it ({reason})"
+            f"--root with the folder that contains {source.base_folder} ({reason})"
         ) from error
     images = None if train is None else _from_torchvision(train, in_chans)
     return images, _from_torchvision(test, in_chans), tuple(test.classes)

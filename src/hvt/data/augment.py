@@ -179,7 +179,7 @@ class SeededDataset:
                     return None, 0, 1
                 if broken == min(MAX_BROKEN_IN_A_ROW, len(self)):
                     return UnreadableImageError(
-                        f"{broken} images in a row are unreadable, lastly {error}"
+                        f"{broken} images in a row are unreadable; the last: {error}"
                     )
                 index = (index + 1) % len(self)
 

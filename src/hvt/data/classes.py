@@ -86,9 +86,8 @@ def match_classes(
     twice = next((name for name in names if counts[name] > 1), None)
     if twice is not None:
         raise HVTError(
-            f"the class {twice!r} of {where} may be any of {counts[twice]} of the model's classes "
-            "that have this name: give each a name of its own, "
-            "hvt.save(hvt.load(MODEL), FILE, class_names=NAMES)"
+            f"the class {twice!r} of {where} matches {counts[twice]} classes of the model: give "
+            "each a unique name by hvt.save(hvt.load(MODEL), FILE, class_names=NAMES)"
         )
     return ClassMatch("name", names, known, tuple(places[name] for name in names))
 
@@ -105,6 +104,6 @@ def _check_order(
     for name, other in zip(names, known or names, strict=True):
         if name in shared and name != other:
             raise HVTError(
-                f"the class {name!r} of {where} is in another place among the model's classes: "
+                f"the class {name!r} of {where} has another index among the model's classes: "
                 "match them by name, without --match-by-order"
             )

@@ -71,7 +71,7 @@ class RefuseStrips:
         if self.side**2 * long > _MAX_RESIZED * max(1, short):
             raise UnreadableImageError.of(
                 "the image",
-                f"it has {image.width} × {image.height} pixels, too long a strip to resize its "
+                f"its {image.width} × {image.height} pixels are too elongated to resize the "
                 f"shorter side to {self.side}",
             )
         return image

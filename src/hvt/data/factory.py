@@ -108,7 +108,7 @@ def _open_split(
         labels = [int(label) for label in reader.dataset[reader.label_key]]
     except Exception as error:  # a column of another name, several numbers for an image
         raise HVTError(
-            f"{name} does not have its labels as numbers in a column called label: {why(error)}"
+            f"{name} has no numeric labels in a column called label: {why(error)}"
         ) from error
     if labels and min(labels) < 0:
         raise MissingSplitError(f"the split {split} of {name} has no labels")
@@ -123,8 +123,8 @@ def read_names(file: Path) -> tuple[str, ...]:
         raise HVTError(f"{file} cannot be read as UTF-8 text: {why(error)}") from error
     if "" in names:
         raise HVTError(
-            f"line {names.index('') + 1} of {file} is empty, where the name of class "
-            f"{names.index('')} should be: give each class its line"
+            f"line {names.index('') + 1} of {file} is empty: it must be the name of class "
+            f"{names.index('')}"
         )
     return names
 
@@ -139,7 +139,7 @@ class StreamLabels:
         if not 0 <= int(label) < len(self.places):
             count = len(self.places)
             raise HVTError(
-                f"{self.name} has the label {label} and names {count} classes: name them all"
+                f"{self.name} has the label {label} but only {count} class names: name them all"
             )
         return self.places[int(label)]
 

@@ -70,7 +70,7 @@ def open_folder(
                 continue
             if name not in names:
                 problems.append(
-                    f"{part / name} is a class that the training data does not have: rename or "
+                    f"{part / name} is a class that is not in the training data: rename or "
                     f"remove it; {did_you_mean(name, names)}"
                 )
                 names.append(name)

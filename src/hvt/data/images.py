@@ -165,7 +165,7 @@ def mode_of(in_chans: int) -> str:
     """Pillow's name of the mode with this many channels."""
     modes = {1: "L", 3: "RGB"}
     if in_chans not in modes:
-        raise HVTError(f"in_chans={in_chans} is not understood: images have 3 channels or 1")
+        raise HVTError(f"in_chans={in_chans} is not supported: use 3 or 1")
     return modes[in_chans]
 
 

@@ -31,7 +31,7 @@ def sample_images(
     parts = open_parts(name, root=root, in_chans=in_chans)
     dataset = parts.val if parts.train is None else parts.train
     if not isinstance(dataset, Images):
-        raise HVTError(f"{name} is a stream, of which no part can be chosen: name a folder instead")
+        raise HVTError(f"images cannot be sampled from the stream {name}: use a folder instead")
     chosen: list[Tensor] = []
     for index in evenly(len(dataset), count):
         with contextlib.suppress(UnreadableImageError):

@@ -109,10 +109,10 @@ def why_not_trainable(name: str, parts: Splits) -> list[str]:
     """Why training cannot use a source, each reason a sentence; empty if it can."""
     reasons = list(parts.problems)
     if parts.train is None:
-        reasons.append(f"{name} has no train folder: add one with a folder for each class")
+        reasons.append(f"{name} has no train folder: add one with one folder per class")
     if len(parts.class_names) == 1:
         reasons.append(
-            f"{name} has the single class {parts.class_names[0]!r}: a classifier needs at least "
+            f"{name} has only the class {parts.class_names[0]!r}: a classifier needs at least "
             "two class folders"
         )
     elif parts.val is None and isinstance(parts.train, Images):
@@ -191,7 +191,7 @@ def open_parts(
     name = str(name)
     mode_of(in_chans)
     if "" in (name, root):  # which would be the working folder
-        raise HVTError("the data or its root has an empty name: name a folder")
+        raise HVTError("data and root must not be empty: name a folder")
     base = None if root is None else expanded(root)
     base_or_default = base or Path("data")
     if name == "digits":
@@ -200,8 +200,8 @@ def open_parts(
         return Splits(*open_cifar(name, base_or_default, download, in_chans, need_train))
     if name == "imagenet" and not (base_or_default / "val").is_dir():
         raise HVTError(
-            f"{base_or_default / 'val'} does not exist: pass --root the folder that has ImageNet's "
-            "train and val in it, each with a folder for each class"
+            f"{base_or_default / 'val'} does not exist: pass --root with the folder that contains "
+            "ImageNet's train and val, each with one folder per class"
         )
     if name == "imagenet":
         return Splits(*open_folder(base_or_default, in_chans, need_train))
@@ -227,7 +227,7 @@ def _cut(name: str, dataset: AnyImages, fraction: float, seed: int) -> tuple[Ima
 def _with_labels(name: str, dataset: AnyImages) -> Images:
     if not isinstance(dataset, Images):
         raise HVTError(
-            f"{name} is a stream, of which no part can be held out: it needs a training and a "
-            "validation split"
+            f"no part of the stream {name} can be held out: it needs a training and a validation "
+            "split"
         )
     return dataset

@@ -24,7 +24,7 @@ TIMED, WARM_UP = 7, 2
 
 
 def settings_of(source: str | Path | HVT, device: str | torch.device) -> Iterator[tuple[str, HVT]]:
-    """The settings of a checkpoint by name, dearest first, as plain models on a device."""
+    """The settings of a checkpoint by name, largest first, as plain models on a device."""
     model = open_model(source, device)
     if not isinstance(model, HVT) or model.settings is None:
         raise HVTError(f"{source} is not elastic: it has one setting, so leave the choice out")
@@ -33,7 +33,7 @@ def settings_of(source: str | Path | HVT, device: str | torch.device) -> Iterato
 
 
 def evaluate_settings(source: str | Path | HVT, data: str | Path, **keywords: Any) -> list[Any]:
-    """A row for each setting, dearest first: its cost, accuracy and images/s; see `evaluate`."""
+    """A row for each setting, largest first: its cost, accuracy and images/s; see `evaluate`."""
     rows = []
     for name, model in settings_of(source, "cpu"):
         score, config = evaluate(model, data, **keywords), model.config
@@ -61,7 +61,7 @@ def draw_curve(path: Path, rows: list[Any]) -> None:
 
 
 def within_ms(source: str | Path | HVT, limit: float, device: str) -> tuple[str, HVT, float]:
-    """The dearest setting that takes at most so many milliseconds an image on this machine.
+    """The largest setting that takes at most so many milliseconds an image on this machine.
 
     Its name, the plain model, and its time: the median of a few runs on one image.
     """
@@ -71,7 +71,7 @@ def within_ms(source: str | Path | HVT, limit: float, device: str) -> tuple[str,
         if took <= limit:
             return name, model, took
     raise HVTError(
-        f"no setting takes {limit:g} ms or less: the cheapest, {name}, takes {took:.1f} ms here"
+        f"no setting takes {limit:g} ms or less: the smallest, {name}, takes {took:.1f} ms here"
     )
 
 

@@ -41,7 +41,7 @@ def evaluate(
     or with `match_by_order` by their order. A broken image is an `HVTError`, or with
     `skip_broken` skipped and counted. Under torchrun each process evaluates its share and gets
     the whole score. `worst` is where to draw the misclassified images with the highest loss.
-    `gflops` asks for the dearest setting of an elastic model within that cost.
+    `gflops` asks for the largest setting of an elastic model within that cost.
     """
     with distributed.process_group(device) as (processes, place):
         what = "the model" if isinstance(model, HVT | OnnxModel) else str(model)

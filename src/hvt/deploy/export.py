@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import __version__
 from ..checkpoint.description import describe
 from ..data.sample import drawn_images
-from ..elastic import dearest
+from ..elastic import largest_setting
 from ..errors import HVTError
 from ..files import atomic_write, check_writable
 from ..model import HVT
@@ -84,7 +84,7 @@ def export(
         import_extra(needed)
     if not model.num_classes or model.global_pool == "":
         raise HVTError("only a model with a classifier over pooled tokens can be exported")
-    model = copy.deepcopy(dearest(model)).cpu().float().eval().requires_grad_(False)
+    model = copy.deepcopy(largest_setting(model)).cpu().float().eval().requires_grad_(False)
     config, real = model.config, images is not None
     calibration = None
     if form == "int8":
@@ -99,9 +99,9 @@ def export(
         errors = _compare(model, open_exported(temporary, form), images)
         if form == "int8" and not errors["relative_error"] <= max_error:
             raise HVTError(
-                f"the relative error of int8 is {errors['relative_error']:.3f}, above the ceiling "
+                f"the relative error of int8 is {errors['relative_error']:.3f}, above the limit "
                 f"of {max_error:g}, so {path} was not written: export in float32, or raise the "
-                "ceiling with --max-error (max_error in Python)"
+                "limit with --max-error (max_error in Python)"
             )
         if form != "int8" and not errors["difference"] <= TOLERANCE:
             raise HVTError(
@@ -133,8 +133,8 @@ def _calibrate(model: HVT, images: Tensor | None) -> tuple[Tensor, Calibration]:
         raise HVTError("a model that merges tokens cannot be calibrated: export it in float32")
     if images is None or count < LEAST_IMAGES:
         raise HVTError(
-            f"int8 is calibrated on real images and compared on others: name a source of at "
-            f"least {LEAST_IMAGES} with --data (images in Python), not {count}"
+            f"int8 needs at least {LEAST_IMAGES} real images to calibrate and compare on, not "
+            f"{count}: name them with --data (images in Python)"
         )
     # Every second one, as their order may be that of the classes.
     return images[1::2], calibrate(model, images[::2])
@@ -142,7 +142,7 @@ def _calibrate(model: HVT, images: Tensor | None) -> tuple[Tensor, Calibration]:
 
 def write_onnx(model: HVT, path: Path, calibration: Calibration | None = None) -> None:
     """Write a float32 model in evaluation mode without comparing anything; calibrated, in int8."""
-    model = dearest(model)
+    model = largest_setting(model)
     if calibration is None:
         graph = to_onnx(model)
     else:

@@ -103,7 +103,7 @@ def write_results(
     if suffix in formats:
         if processes > 1:
             raise HVTError(
-                f"{output} is one file, and {processes} processes write a part each: name a folder"
+                f"{output} is one file, but {processes} processes write a part each: name a folder"
             )
         check_writable(output)
         every = list(images)
@@ -138,7 +138,8 @@ def _write_part(
     others = [other for other in output.glob(f"part-{number:05d}-*") if other != path]
     if others:
         raise HVTError(
-            f"{others[0]} is of another run (images, model or options differ): name another folder"
+            f"{others[0]} belongs to another run (images, model or options differ): name another "
+            "folder"
         )
     if not path.exists():
         write_rows(path, rows_of(part))

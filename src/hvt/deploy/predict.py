@@ -125,7 +125,7 @@ class Predictor(ImageModel):
 
     Also takes an ONNX file, a built-in model's name or a model; the default is the built-in model
     for ImageNet's 1,000 classes. `threads` are those of ONNX Runtime; 0 takes as many as torch.
-    `gflops` asks for the dearest setting of an elastic model within that cost.
+    `gflops` asks for the largest setting of an elastic model within that cost.
     """
 
     def __init__(

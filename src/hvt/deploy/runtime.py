@@ -143,8 +143,7 @@ def read_onnx(path: Path) -> tuple[bytes, dict[str, str]]:
     checksum.check(path, metadata, [memoryview(content)[: -len(sealed(b""))]])
     if METADATA not in metadata:
         raise CheckpointError(
-            f"{path} was not written by hvt export: it does not say which classes it knows "
-            "and how images are prepared for it"
+            f"{path} was not written by hvt export: its classes and preprocessing are unknown"
         )
     graph = model.graph
     attributes = [attribute for node in graph.node for attribute in node.attribute]
@@ -194,7 +193,7 @@ def open_model(
 ) -> HVT | OnnxModel:
     """A model on a device; of a path, its checkpoint in float32 or its ONNX file.
 
-    `gflops` asks for the dearest setting of an elastic model within that cost.
+    `gflops` asks for the largest setting of an elastic model within that cost.
     """
     if isinstance(model, OnnxModel):
         return model
@@ -240,8 +239,8 @@ def _providers(runtime: Any, device: str) -> list[str]:
     kind, _, _ = device.partition(":")
     if kind == "cuda" and not cuda:
         raise HVTError(
-            f"this ONNX Runtime does not know the device {device!r}: "
-            "pip install onnxruntime-gpu in place of onnxruntime, or use cpu"
+            f"this ONNX Runtime does not support the device {device!r}: "
+            "pip install onnxruntime-gpu instead of onnxruntime, or use cpu"
         )
     if kind not in ("auto", "cpu", "cuda"):
         raise HVTError(f"exported models do not run on {device!r}: use auto, cpu or cuda")

@@ -144,7 +144,7 @@ def _folder(output: str | Path | None, data: str | Path) -> Path:
     folder = Path(output)
     found = found_run(folder)
     if found and ((folder / "report.json").exists() or not (folder / "recipe.json").exists()):
-        raise HVTError(f"{output} has a {found} already: choose another --output")
+        raise HVTError(f"{output} already contains a {found}: choose another --output")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

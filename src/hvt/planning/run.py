@@ -48,8 +48,7 @@ def plan(
     measured = (mode, device, threads, batch, remeasure)
     if latency_ms is None and measured != ("eager", "auto", None, 1, False):
         raise HVTError(
-            "mode, device, threads, batch and remeasure say how latency is measured: give "
-            "latency_ms, or leave them out"
+            "mode, device, threads, batch and remeasure need latency_ms: give it, or leave them out"
         )
     space = space_of(fixed)
     latency: LatencyTable | None = None
@@ -66,12 +65,12 @@ def _check_timed(space: Space) -> None:
     """Raise an error for what the timed blocks, of max pooling and wide heads, do not represent."""
     if space.base.pool == "conv":
         raise HVTError(
-            "pool='conv' has no latency, for only max pooling is timed, which stands for avg too: "
-            "fix one of these, or leave latency_ms out"
+            "latency cannot be predicted for pool='conv', only for max and avg: fix one of these, "
+            "or leave latency_ms out"
         )
     narrowest = min(dim for _, dim in space.widths)
     if narrowest < MIN_HEAD_DIM:  # the softmax of many narrow heads takes much longer
         raise HVTError(
-            f"head_dim={narrowest} has no latency, for only heads of 32 and 64 are timed: fix at "
-            f"least {MIN_HEAD_DIM}, or leave latency_ms out"
+            f"latency cannot be predicted for head_dim={narrowest}, only from {MIN_HEAD_DIM}: fix "
+            "a larger one, or leave latency_ms out"
         )

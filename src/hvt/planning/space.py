@@ -159,7 +159,7 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
         if name not in FIELDS:
             raise HVTError(f"unknown field {name!r}: {did_you_mean(name, [*SEARCHED, *KEPT])}")
         if name not in (*SEARCHED, *KEPT):
-            raise HVTError(f"a plan has no {name}: leave it out, or use hvt cost for such a model")
+            raise HVTError(f"hvt plan does not support {name}: leave it out, or use hvt cost")
     fixed = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in fixed.items()

@@ -28,7 +28,7 @@ def check_deit(config: HVTConfig) -> None:
     }
     for reason, applies in reasons.items():
         if applies:
-            raise HVTError(f"PoWER needs a DeiT, and the model {reason}: use a deit_* model")
+            raise HVTError(f"PoWER needs a DeiT, but the model {reason}: use a deit_* model")
 
 
 def budget_range(config: HVTConfig) -> tuple[float, float]:
@@ -136,8 +136,8 @@ def check_budget(config: HVTConfig, gflops: float) -> None:
     # Either end may be asked for, whatever its last bit.
     if not lowest * (1 - 1e-9) <= gflops <= highest * (1 + 1e-9):
         raise HVTError(
-            f"gflops={gflops:g} is out of reach: this model costs {lowest:.4g} GFLOPs with the "
-            f"fewest tokens and {highest:.4g} with all of them, so ask for something in between"
+            f"gflops={gflops:g} is out of range: this model costs {lowest:.4g} GFLOPs with the "
+            f"fewest tokens and {highest:.4g} with all of them"
         )
 
 

@@ -97,7 +97,7 @@ def search(
         config = model.config
         log(
             f"{recipe.init}: {cost(config).gflops:.4g} GFLOPs with all {config.tokens[0]} tokens, "
-            f"{gflops:.4g} wanted; {batches.steps} steps an epoch on {device}"
+            f"{gflops:.4g} wanted; {batches.steps} steps per epoch on {device}"
         )
         log(match.describe())
         searcher = Searcher(recipe, soften(model), batches, processes, device, gflops, r_lr)
@@ -122,12 +122,12 @@ def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Dat
     checkpoint = read(path)
     config = checkpoint.config
     if config.retention is not None:
-        raise HVTError(f"{path} has a retention already: search from the DeiT it was made of")
+        raise HVTError(f"{path} already has a retention: search from the DeiT it was made from")
     check_budget(config, gflops)
     model, data, _ = build_model(recipe, keep_classifier=True)
     if model.num_classes != config.num_classes:
         raise HVTError(
-            f"{path} knows {config.num_classes} classes, {data.name} has {model.num_classes}: "
+            f"{path} has {config.num_classes} classes, {data.name} has {model.num_classes}: "
             f"fine-tune it first, with hvt train finetune --init {path} --data {recipe.data}"
         )
     # The classifier is kept, so the labels must be its own. Matched by order, the classes take the

@@ -147,7 +147,7 @@ def _recipe(
     for field in ("init", "pretrained", "teacher", "processes"):
         if getattr(base, field):
             raise HVTError(
-                f"a search trains from scratch, by labels and in one process: leave {field} out"
+                f"a search trains from scratch, with labels, in one process: leave {field} out"
             )
     if values.get("holdout") == 0:
         raise HVTError(
@@ -162,8 +162,7 @@ def _check_folder(folder: Path, study: str) -> None:
     path = folder / "trials.json"
     if path.exists() and study not in path.read_text():
         raise HVTError(
-            f"{folder} has the results of another study: use another --output, or its --study and "
-            "--storage"
+            f"{folder} contains another study: use another --output, or its --study and --storage"
         )
 
 
@@ -181,6 +180,6 @@ def _given(configs: Sequence[str | Path | HVTConfig], space: SearchSpace) -> lis
         config = config.replace(num_classes=space.space.base.num_classes)
         price = cost(config).gflops
         if price > tolerance(space.gflops):
-            raise HVTError(f"{one} takes {rounded_up(price)} GFLOPs, above {space.gflops:g}")
+            raise HVTError(f"{one} costs {rounded_up(price)} GFLOPs, above {space.gflops:g}")
         given.append(json.loads(json.dumps(config.to_dict())))
     return given

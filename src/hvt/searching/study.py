@@ -64,7 +64,7 @@ def open_study(
     if changed and not (allow_changed_data and images == changed):
         advice = "use the same, or another --study"
         if images == changed:
-            advice += ", or continue all the same by --allow-changed-data"
+            advice += ", or continue anyway with --allow-changed-data"
         raise HVTError(
             f"the study {name} was started with other settings ({', '.join(changed)}): {advice}"
         )
@@ -120,7 +120,7 @@ def default_storage(folder: Path) -> str:
     """A SQLite file in the search's folder."""
     path = str(folder.resolve() / "study.db")
     if set("?#%{") & set(path):  # which mean something else in a URL, or to Optuna
-        raise HVTError(f"{folder} cannot hold a database for its name: use another --output")
+        raise HVTError(f"{folder} cannot hold a database because of its name: use another --output")
     return f"sqlite:///{path}"
 
 

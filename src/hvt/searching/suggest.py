@@ -145,7 +145,7 @@ def search_space(config: HVTConfig, gflops: float, fixed: dict[str, Any]) -> Sea
     """
     for name in ("retention", "merge"):
         if getattr(config, name) is not None:
-            raise HVTError(f"a search pools, and cannot keep the recipe's {name}: leave it out")
+            raise HVTError(f"a search varies pooling and cannot keep the recipe's {name}: omit it")
     around: dict[str, Any] = {}
     if fixed.get("embed_dim") is None:
         around["head_dim"] = config.head_dim

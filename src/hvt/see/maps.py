@@ -82,8 +82,8 @@ def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:
         places = [place for place in places if not model.feature_info[place]["sequence"]]
     if not places:
         raise HVTError(
-            "the model drops or merges tokens from its first block on, and those that are left "
-            "have lost their places in the image: see tokens shows which they are"
+            "the model drops or merges tokens from its first block on, and the rest have no place "
+            "in the image: use hvt see tokens"
         )
     maps = model.forward_intermediates(images, places, stop_early=True, intermediates_only=True)
     levels = []

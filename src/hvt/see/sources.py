@@ -62,12 +62,12 @@ def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
     if len(config.tokens) == 1:
         raise HVTError(
             f"the model has no pooling, so it keeps all its {config.tokens[0]} tokens: "
-            "look at one with stages, such as hvt_s_4"
+            "use one with stages, such as hvt_s_4"
         )
     if config.pool_blocks and config.pool == "conv":
         raise HVTError(
-            "the model convolves its tokens (pool=conv), so none comes from some of the patches in "
-            "known parts: look at one with max or average pooling, such as hvt_s_4"
+            "the model pools by convolution (pool=conv), so its tokens cannot be traced: "
+            "use one with max or average pooling, such as hvt_s_4"
         )
     averaged = config.merge is not None or (config.pool == "avg" and bool(config.pool_blocks))
     (rows, cols), weights = config.grid, own_patches(config.grid)

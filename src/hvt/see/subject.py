@@ -78,8 +78,7 @@ def open_price(name: str | None = None) -> tuple[str, Cost]:
         return _title(source), cost(read(source.name).config)
     if source.kind == "timm":
         raise HVTError(
-            f"{name} is timm's, and only models of this family are priced block by block: "
-            "choose from hvt models"
+            f"{name} is a timm model: only hvt's models have costs per block, see hvt models"
         )
     return source.name, cost(source.name)
 

@@ -1,6 +1,6 @@
 """The model behind a service: images to pixels, pixels to inputs, inputs to class scores.
 
-An elastic model has several settings, the dearest first: the longer the queue, the cheaper the one
+An elastic model has several settings, the largest first: the longer the queue, the cheaper the one
 that answers. Every other model is a single setting.
 """
 
@@ -87,7 +87,7 @@ class Setting:
 class Controller:
     """Chooses a setting by how many images wait.
 
-    Each `high` images that wait make it one cheaper, at once. It gets dearer by one when for `hold`
+    Each `high` images that wait make it one smaller, at once. It gets larger by one when for `hold`
     seconds fewer waited than half of what made it that cheap.
     """
 
@@ -177,7 +177,7 @@ class Engine:
 
 
 def _models(path: Path, settings: Settings) -> Sequence[HVT | None]:
-    """A checkpoint's settings within the limits of cost, dearest first; of a plain one itself."""
+    """A checkpoint's settings within the limits of cost, largest first; of a plain one itself."""
     model = None
     if resolve(path).kind != "onnx":
         model = load(path).float().eval().requires_grad_(False)

@@ -20,49 +20,43 @@ _count = functools.partial(field, ge=1)
 class Settings:
     """Limits and sizes of a service; each worker has its own queue and threads."""
 
-    host: str = field("127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
+    host: str = field("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
     allow_host: tuple[str, ...] = field(
         (),
-        "a name by which clients may call the service, besides localhost and its address; may be "
-        "given several times; * allows all",
+        "host name that clients may use besides localhost and the address; repeatable; * allows "
+        "all",
         metavar="NAME",
     )
-    port: int = field(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
-    workers: int = _count(1, "processes that answer")
-    max_batch_size: int = _count(16, "images in a batch, at most")
+    port: int = field(8000, "port to listen on; 0 for a free one", ge=0, le=65535)
+    workers: int = _count(1, "worker processes")
+    max_batch_size: int = _count(16, "maximum images per batch")
     max_wait_ms: float = field(
-        2.0, "milliseconds that an image waits for others to share its batch", ge=0, le=1000
+        2.0, "milliseconds that an image waits for its batch to fill", ge=0, le=1000
     )
-    threads: int = _count(1, "threads of ONNX Runtime for one batch")
-    concurrent_batches: int = field(0, "batches at once in a worker; 0 is one for each core", ge=0)
-    decoders: int = _count(2, "images that a worker decodes at once")
-    device: str = field("auto", "where the model runs: auto, cpu or cuda")
-    elastic: bool = field(False, "answer by cheaper settings of an elastic model under load")
-    elastic_queue: int = _count(8, "elastic: waiting images that make it one setting cheaper")
+    threads: int = _count(1, "ONNX Runtime threads per batch")
+    concurrent_batches: int = field(0, "concurrent batches per worker; 0 for one per core", ge=0)
+    decoders: int = _count(2, "images decoded concurrently per worker")
+    device: str = field("auto", "device: auto, cpu or cuda")
+    elastic: bool = field(False, "use smaller settings of an elastic model under load")
+    elastic_queue: int = _count(8, "elastic: waiting images per step to a smaller setting")
     elastic_hold_ms: float = field(
-        500.0, "elastic: milliseconds of a short queue before a dearer setting answers", ge=0
+        500.0, "elastic: milliseconds of a short queue before a larger setting", ge=0
     )
-    min_gflops: float = field(0.0, "elastic: no setting that costs less", ge=0)
-    max_gflops: float = field(1e6, "elastic: no setting that costs more", gt=0)
-    max_body: int = _count(20_000_000, "bytes of a request's body, at most")
-    max_pixels: int = _count(50_000_000, "pixels of an image, at most", le=MAX_PIXELS)
-    max_images: int = _count(64, "images of a request, at most")
-    max_queue: int = _count(256, "images that a worker has accepted and not answered, at most")
-    max_buffered: int = _count(
-        500_000_000, "bytes of bodies that a worker has accepted and not answered, at most"
-    )
-    limit_concurrency: int = _count(
-        1000, "connections of a worker; requests on more are answered with 503"
-    )
+    min_gflops: float = field(0.0, "elastic: smallest setting to use, in GFLOPs", ge=0)
+    max_gflops: float = field(1e6, "elastic: largest setting to use, in GFLOPs", gt=0)
+    max_body: int = _count(20_000_000, "maximum bytes of a request body")
+    max_pixels: int = _count(50_000_000, "maximum pixels of an image", le=MAX_PIXELS)
+    max_images: int = _count(64, "maximum images per request")
+    max_queue: int = _count(256, "maximum pending images per worker")
+    max_buffered: int = _count(500_000_000, "maximum bytes of pending request bodies per worker")
+    limit_concurrency: int = _count(1000, "maximum connections per worker; more get a 503")
     timeout: float = field(
-        30.0, "seconds for a request, from its headers to its answer", ge=0.001, le=86400
+        30.0, "seconds per request, from its headers to the response", ge=0.001, le=86400
     )
-    timeout_keep_alive: int = _count(75, "seconds after which an idle connection is closed")
-    decode_timeout: float = field(
-        10.0, "seconds for decoding an image, which is then given up", ge=0.001, le=86400
-    )
+    timeout_keep_alive: int = _count(75, "seconds until an idle connection is closed")
+    decode_timeout: float = field(10.0, "maximum seconds to decode an image", ge=0.001, le=86400)
     drain: float = field(
-        0.5, "seconds of still accepting requests after SIGTERM or Ctrl-C", ge=0, le=3600
+        0.5, "seconds to keep accepting requests after SIGTERM or Ctrl-C", ge=0, le=3600
     )
 
     def __post_init__(self) -> None:

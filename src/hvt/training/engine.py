@@ -81,7 +81,7 @@ def _run(
     console = processes.console(console)
     state = newest_state(folder / "checkpoints", processes, console)
     if state is None and (folder / "recipe.json").exists():
-        print_line(console, "there is no good checkpoint: starting from the beginning")
+        print_line(console, "no usable checkpoint: starting from the beginning")
     trainer = open_trainer(recipe, folder, processes, device, console, state)
     return trainer.run(state, allow_changed_data)
 
@@ -103,7 +103,7 @@ def open_trainer(
         torch.set_num_threads(recipe.threads)
     seed_all(recipe.seed, -1, device)
     if recipe.elastic:
-        recipe = recipe.replace({"stages": min(recipe.elastic)})  # the model is the dearest setting
+        recipe = recipe.replace({"stages": min(recipe.elastic)})  # the model is the largest setting
     say = functools.partial(print_line, console)
     built = build_model(recipe, described=state, say=say)
     if state is None:

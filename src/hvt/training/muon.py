@@ -1,6 +1,6 @@
 """Muon: momentum made orthogonal, for the matrices of a transformer.
 
-Where images are few and steps are dear it learns far more per step than AdamW does. torch and
+Where images are few and steps are expensive it learns far more per step than AdamW does. torch and
 timm have it too, but orthogonalise in bfloat16 whatever the device, which takes a CPU with
 AVX2 more than twenty times as long as float32.
 """

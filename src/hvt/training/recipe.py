@@ -34,54 +34,52 @@ class Recipe:
     init: str | None = field(None, "checkpoint to start from: a path or a built-in name")
     pretrained: bool = field(False, "start from the published weights of the named model")
     data: str | None = field(None, "digits, cifar10, cifar100, imagenet or a folder")
-    root: str | None = field(None, "folder that has the named data set in it")
-    download: bool = field(False, "fetch the named data set if it is absent")
+    root: str | None = field(None, "folder that contains the named dataset")
+    download: bool = field(False, "download the named dataset if missing")
     val_fraction: float = field(0.1, "validation fraction of a folder without splits", gt=0, lt=1)
     holdout: float = field(0.0, "validate on this fraction of the training data", ge=0, lt=1)
     train_fraction: float = field(
         1.0, "use this fraction of the training images of each class", gt=0, le=1
     )
     skip_broken: bool = field(False, "skip unreadable images and count them")
-    output: str | None = field(None, "the run's folder (default: runs/RECIPE-MODEL)")
+    output: str | None = field(None, "folder of the run (default: runs/RECIPE-MODEL)")
 
     epochs: float = field(
-        300, "passes over the training data, of which the last may be a part", gt=0, le=MAX_EPOCHS
+        300, "passes over the training data; fractions end within an epoch", gt=0, le=MAX_EPOCHS
     )
     minutes: float | None = field(
-        None, "end after so many minutes, the learning rate with them, if epochs do not", gt=0
+        None, "time limit in minutes; the learning rate follows the clock", gt=0
     )
-    patience: int | None = field(None, "stop after so many evaluations without a better one", ge=1)
+    patience: int | None = field(None, "stop after this many evaluations without improvement", ge=1)
     batch_size: int = field(
-        1024, "images per step over all processes; 0 chooses by their number", ge=0
+        1024, "images per step over all processes; 0 chooses by the number of images", ge=0
     )
-    accumulate: int = field(
-        1, "microbatches of each process to accumulate gradients over, to save memory", ge=1
-    )
+    accumulate: int = field(1, "gradient accumulation: microbatches per process and step", ge=1)
     optimizer: str = field(
         "adamw",
-        "adamw, or muon, which learns more per step where images are few",
+        "adamw, or muon, which learns more per step from few images",
         choices=("adamw", "muon"),
     )
-    lr: float = field(5e-4, "learning rate at a batch of 512; scales with the batch", gt=0)
+    lr: float = field(5e-4, "learning rate for a batch of 512; scales with the batch", gt=0)
     warmup_lr: float = field(1e-6, "learning rate at the first step", ge=0)
     min_lr: float = field(1e-5, "learning rate at the last step", ge=0)
     warmup_epochs: float = field(5, "epochs of linear warm-up", ge=0, le=MAX_EPOCHS)
-    weight_decay: float = field(0.025, "AdamW's; none on biases, norms and positions", ge=0)
-    layer_decay: float | None = field(None, "rate of a block over that of the next one", gt=0, le=1)
-    clip_grad: float | None = field(None, "largest gradient norm", gt=0)
-    freeze: int = field(0, "keep the embedding and so many first blocks as they are", ge=0)
-    balance: bool = field(False, "weight classes equally, however many images they have")
+    weight_decay: float = field(0.025, "weight decay, not of biases, norms and positions", ge=0)
+    layer_decay: float | None = field(None, "rate of a block relative to the next", gt=0, le=1)
+    clip_grad: float | None = field(None, "maximum gradient norm", gt=0)
+    freeze: int = field(0, "freeze the embedding and this many first blocks", ge=0)
+    balance: bool = field(False, "weight classes equally, regardless of their number of images")
 
     smoothing: float = field(0.1, "label smoothing", ge=0, lt=1)
-    mixup: float = field(0.8, "mixup's alpha; 0 is off", ge=0)
-    cutmix: float = field(1.0, "CutMix's alpha; 0 is off", ge=0)
+    mixup: float = field(0.8, "mixup alpha; 0 disables it", ge=0)
+    cutmix: float = field(1.0, "CutMix alpha; 0 disables it", ge=0)
     mixup_prob: float = field(1.0, "probability that a batch is mixed", ge=0, le=1)
     mixup_switch: float = field(0.5, "probability of CutMix in a mixed batch", ge=0, le=1)
-    rand_augment: str = field("rand-m9-mstd0.5-inc1", "timm's RandAugment; '' is off")
-    color_jitter: float = field(0.4, "colour jitter where RandAugment is off", ge=0)
+    rand_augment: str = field("rand-m9-mstd0.5-inc1", "timm's RandAugment policy; '' disables it")
+    color_jitter: float = field(0.4, "colour jitter without RandAugment", ge=0)
     erase: float = field(0.25, "probability of random erasing", ge=0, le=1)
-    repeats: int = field(3, "augmented copies of an image in an epoch of equal length", ge=1)
-    min_crop: float = field(0.08, "smallest part of an image that is cropped", gt=0, le=1)
+    repeats: int = field(3, "repeated augmentation: copies of an image in an epoch", ge=1)
+    min_crop: float = field(0.08, "smallest area of a random crop", gt=0, le=1)
     flip: float = field(0.5, "probability of a horizontal flip", ge=0, le=1)
     padding: int = field(4, "padding of random crops, for images up to 64 pixels", ge=0)
     interpolation: str = field(
@@ -89,10 +87,10 @@ class Recipe:
         "resizing: bicubic or bilinear",
         choices=("bicubic", "bilinear"),
     )
-    ema: float = field(0.99996, "decay of the averaged weights; 0 is off", ge=0, lt=1)
+    ema: float = field(0.99996, "EMA decay of the weights; 0 disables it", ge=0, lt=1)
 
     elastic: tuple[int, ...] | None = field(
-        None, "train one elastic model with a setting for each of these numbers of stages", ge=0
+        None, "train one elastic model with a setting per number of stages, such as 0,2,4", ge=0
     )
 
     teacher: str | None = field(None, "teacher to distil from: a checkpoint or a timm model's name")
@@ -110,18 +108,18 @@ class Recipe:
     )
     compile: bool = field(False, "torch.compile the model")
     grad_checkpointing: bool = field(False, "recompute blocks in the backward pass")
-    workers: int = field(-1, "processes that read images; -1 chooses", ge=-1, le=MAX_THREADS)
-    threads: int | None = field(None, "CPU threads of each process", ge=1, le=MAX_THREADS)
+    workers: int = field(-1, "reading processes; -1 chooses", ge=-1, le=MAX_THREADS)
+    threads: int | None = field(None, "CPU threads per process", ge=1, le=MAX_THREADS)
     processes: int | None = field(
         None, "local CPU processes that share each batch (default: 1)", ge=1, le=MAX_THREADS
     )
     seed: int = field(0, "seed of weights, order, augmentation and splits", ge=0)
     eval_every: int = field(
-        1, "epochs between evaluations, of which the last has one; 0: a fifth of all", ge=0
+        1, "epochs between evaluations, besides the last; 0 for a fifth of all", ge=0
     )
     checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", ge=0)
-    max_bad_steps: int = field(5, "stop after so many losses in a row that are not finite", ge=1)
-    tensorboard: bool = field(True, "write TensorBoard logs where it is installed")
+    max_bad_steps: int = field(5, "stop after this many non-finite losses in a row", ge=1)
+    tensorboard: bool = field(True, "write TensorBoard logs if it is installed")
 
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of `HVTConfig` to replace."""

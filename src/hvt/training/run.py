@@ -55,12 +55,12 @@ def check_arguments(
     if resume is not None:
         if recipe is not None or set(values) - {"epochs", "processes"}:
             raise HVTError(
-                "a resumed run has its own recipe: give only the run, and epochs to make it "
-                "longer or processes"
+                "a resumed run uses its own recipe: give only the run, and epochs (to extend it) "
+                "or processes"
             )
         return "run", read_recipe(resume).replace(**values)
     if allow_changed_data:
-        raise HVTError("allow_changed_data is for resuming a run: it needs resume")
+        raise HVTError("allow_changed_data needs resume")
     name = "run"
     if recipe is None:
         raise HVTError(f"no recipe is given: use one of {', '.join(list_recipes())}")
@@ -73,5 +73,5 @@ def check_arguments(
     whole = recipe.replace(**values)
     alone = [field for field in values if field.startswith("distill")]
     if alone and whole.teacher is None:
-        raise HVTError(f"{alone[0]} is of no use without a teacher: name one with teacher=")
+        raise HVTError(f"{alone[0]} needs a teacher: name one with teacher=")
     return name, whole

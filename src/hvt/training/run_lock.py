@@ -33,8 +33,8 @@ def locked(folder: Path, processes: DistributedContext) -> Iterator[None]:
             lock.acquire(timeout=0)
         except Timeout:
             error = HVTError(
-                f"{folder} is being trained by another process: wait for its end, or choose "
-                "another folder"
+                f"{folder} is in use by another process: wait until it ends, or choose another "
+                "folder"
             )
         except (NotImplementedError, OSError):  # a folder that cannot be written fails later
             pass

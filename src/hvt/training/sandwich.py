@@ -1,7 +1,7 @@
 """Learning all settings of an elastic model at once: the sandwich rule.
 
-Each step runs the dearest setting, the cheapest and one in between. The labels, or another model,
-teach the dearest, and it teaches the others.
+Each step runs the largest setting, the smallest and one in between. The labels, or another model,
+teach the largest, and it teaches the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sandwich(nn.Module):
         self.models = nn.ModuleList(self.all)
 
     def forward(self, views: Sequence[Tensor], chosen: Sequence[int]) -> list[Tensor]:
-        """Logits of the chosen settings, the dearest first; `views` has a batch for each."""
+        """Logits of the chosen settings, the largest first; `views` has a batch for each."""
         outputs = [self.all[i](view) for i, view in zip(chosen, views, strict=True)]
         # Or DDP would wait for the gradients of settings that have no turn.
         idle = torch.stack([parameter.sum() for parameter in self.own]).sum()
@@ -40,7 +40,7 @@ class Sandwich(nn.Module):
 
 
 def chosen_settings(count: int, seed: int, update: int) -> list[int]:
-    """Which of the settings, dearest first, have their turn in a step."""
+    """Which of the settings, largest first, have their turn in a step."""
     chosen = sorted({0, count - 1})
     if count > 2:
         chosen.insert(1, random.Random(f"{seed}/{update}").randrange(1, count - 1))
@@ -53,9 +53,9 @@ def divergence(logits: Tensor, target: Tensor) -> Tensor:
     return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
 
 
-def sandwich_loss(dearest: Tensor, cheaper: Sequence[Tensor], weight: float) -> Tensor:
-    """The mean of losses, of which the dearest setting's counts `weight` times."""
-    return torch.stack([weight * dearest, *cheaper]).sum() / (weight + len(cheaper))
+def sandwich_loss(largest: Tensor, cheaper: Sequence[Tensor], weight: float) -> Tensor:
+    """The mean of losses, of which the largest setting's counts `weight` times."""
+    return torch.stack([weight * largest, *cheaper]).sum() / (weight + len(cheaper))
 
 
 class ElasticLearner(Learner):
@@ -75,10 +75,10 @@ class ElasticLearner(Learner):
         chosen = chosen_settings(len(self.sandwich.all), self.recipe.seed, update)
         with self._autocast():
             outputs = self.network([images] * len(chosen), chosen)
-            dearest = self._objective(outputs[0], images, target)
+            largest = self._objective(outputs[0], images, target)
             teacher = outputs[0].detach()
             taught = [divergence(one, teacher).mean() for one in outputs[1:]]
-            return sandwich_loss(dearest, taught, weight=1.0)
+            return sandwich_loss(largest, taught, weight=1.0)
 
     def _trial(self, size: int) -> Tensor:
         config = self.model.config

@@ -83,14 +83,12 @@ def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
     model = build(Source("timm", name) if hub else resolve(name), pretrained=True)
     outputs = getattr(model, "num_classes", student.num_classes)
     if outputs != student.num_classes:
-        raise HVTError(
-            f"teacher {name} knows {outputs} classes, the data has {student.num_classes}"
-        )
+        raise HVTError(f"teacher {name} has {outputs} classes, the data {student.num_classes}")
     named = isinstance(model, HVT) and model.class_names and student.class_names
     if named and model.class_names != student.class_names:
         raise HVTError(
-            f"teacher {name} has other classes than the data, or in another order: if only their "
-            "names differ, hvt.save(hvt.load(TEACHER), FILE, class_names=NAMES)"
+            f"teacher {name} has other classes than the data, or another order: if only their "
+            "names differ, rename them by hvt.save(hvt.load(TEACHER), FILE, class_names=NAMES)"
         )
     wants = resolve_model_data_config(model)
     channels, *size = wants["input_size"]

@@ -251,7 +251,7 @@ class Trainer:
         if not best:
             raise HVTError(
                 "the trained model's outputs are not finite: lower --lr or set --clip-grad; "
-                f"best.safetensors in {self.folder}, if it is there, is of an earlier epoch"
+                f"best.safetensors in {self.folder}, if present, is from an earlier epoch"
             )
         model = candidates[best].eval()
         if self.processes.is_main_process:
@@ -278,7 +278,7 @@ class Trainer:
         self._say(
             f"batch {recipe.batch_size} = {self.processes.world_size} process(es) × "
             f"{recipe.accumulate} × {recipe.batch_size // shards}; "
-            f"learning rate {recipe.scaled_lr:.2e}; {self.steps} steps an epoch, {left} to go"
+            f"learning rate {recipe.scaled_lr:.2e}; {self.steps} steps per epoch, {left} left"
             + (f" in at most {clock(60 * recipe.minutes)}" if recipe.minutes else "")
             + f" on {self.device}"
         )
@@ -296,7 +296,7 @@ class Trainer:
         evaluations = math.ceil(epochs / self.recipe.eval_every)
         seconds = steps * step + (epochs - 1) * started + evaluations * evaluation
         left, speed = clock(self._seconds_left(seconds)), self.recipe.batch_size / step
-        self._say(f"about {left} to go: {speed:.0f} images/s, evaluation {clock(evaluation)}")
+        self._say(f"about {left} left: {speed:.0f} images/s, evaluation {clock(evaluation)}")
 
     def _seconds_left(self, seconds: float) -> float:
         """The rest of a run that needs so many more seconds, unless its minutes end it before."""
@@ -384,14 +384,14 @@ class Trainer:
             ) from error
 
     def _check_change(self, name: str, before: str, now: str, allow_changed_data: bool) -> None:
-        changed = f"{name} changed since the run began"
+        changed = f"{name} changed since the run started"
         if name not in self.identity or now.isdecimal():  # the rest are digests and long lists
-            changed = f"{name} changed from {before} to {now} since the run began"
-        how = "put recipe.json and the data back as they were"
+            changed = f"{name} changed from {before} to {now} since the run started"
+        how = "restore recipe.json and the data"
         if name.endswith("images"):
             if allow_changed_data:
                 return self._say(changed)
-            how = "put the images back, or resume all the same with --allow-changed-data"
+            how = "restore the images, or resume anyway with --allow-changed-data"
         raise StateMismatchError(f"{self.folder} cannot be resumed: {changed}; {how}")
 
     def _run_identity(self) -> dict[str, str]:

@@ -133,7 +133,7 @@ class HoldoutAgreement:
     """Held-out photos with the source's outputs, on which models are compared with it.
 
     `views` are this process's photos as the source sees them, then as each setting of the models
-    does; the dearest setting counts `weight` times.
+    does; the largest setting counts `weight` times.
     """
 
     def __init__(

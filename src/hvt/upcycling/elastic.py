@@ -27,7 +27,7 @@ from .student import pooled, resized
 
 
 def options(source: HVTConfig, settings: Settings) -> list[list[HVTConfig]]:
-    """The candidates of each budget, dearest first.
+    """The candidates of each budget, largest first.
 
     A budget that the source meets at its own size has only that.
     """
@@ -46,9 +46,9 @@ def options(source: HVTConfig, settings: Settings) -> list[list[HVTConfig]]:
 
 def make_student(source: HVT, configs: Sequence[HVTConfig], own: Sequence[str]) -> HVT:
     """The elastic model that a source becomes, untrained; it shares nothing with the source."""
-    dearest = max(configs, key=lambda config: cost(config).macs)
-    model = copy.deepcopy(pooled(resized(source, dearest.image), dearest))
-    return make_elastic(model, [config for config in configs if config != dearest], own)
+    largest = max(configs, key=lambda config: cost(config).macs)
+    model = copy.deepcopy(pooled(resized(source, largest.image), largest))
+    return make_elastic(model, [config for config in configs if config != largest], own)
 
 
 # ── learning ────────────────────────────────────────────────────────────────────────────────────
@@ -79,7 +79,7 @@ class ElasticDistiller(ElasticLearner):
         return self._taught(unpack(batch.images, channels, self.sizes), update)
 
     def _taught(self, views: Sequence[Tensor], update: int) -> Tensor:
-        """The source teaches the dearest setting, which teaches the others unless it is frozen."""
+        """The source teaches the largest setting, which teaches the others unless it is frozen."""
         settings, configs = self.settings, configs_of(self.model)
         chosen = chosen_settings(len(configs), self.recipe.seed, update)
         if settings.every_setting:
@@ -95,8 +95,8 @@ class ElasticDistiller(ElasticLearner):
             if settings.freeze:
                 return torch.stack([divergence(one, target).mean() for one in outputs]).mean()
             taught = [divergence(one, outputs[0].detach()).mean() for one in outputs[1:]]
-            dearest = divergence(outputs[0], target).mean()
-            return sandwich_loss(dearest, taught, settings.dearest_weight)
+            largest = divergence(outputs[0], target).mean()
+            return sandwich_loss(largest, taught, settings.largest_weight)
 
     def _trial(self, size: int) -> Tensor:
         channels = self.model.config.in_chans

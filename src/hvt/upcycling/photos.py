@@ -48,7 +48,7 @@ def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int
     paths = sorted(find_images([str(folder)]))
     base = expanded(folder)
     if not base.is_dir():
-        raise HVTError(f"{folder} is not a folder: name the one that has the photos in it")
+        raise HVTError(f"{folder} is not a folder: name the folder of the photos")
 
     def rank(path: str) -> str:
         inner = Path(path).relative_to(base)
@@ -61,9 +61,8 @@ def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int
     )
     if not len(val) or len(train) < batch_size:
         raise HVTError(
-            f"{folder} has {len(paths)} images, of which {len(train)} are to learn from and "
-            f"{len(val)} held out: too few for a batch of {batch_size}, add more or lower "
-            "--batch-size"
+            f"{folder} has {len(paths)} images, {len(train)} to train on and {len(val)} held out: "
+            f"too few for a batch of {batch_size}, so add some or lower --batch-size"
         )
     data = Data(name=str(folder), train=train, val=val, class_names=(), held_out=True)
     return Photos(data.name, train, val, identity(data))

@@ -90,18 +90,17 @@ def candidates(source: HVTConfig, gflops: float | None, fixed: dict[str, Any]) -
     whole = cost(base).gflops
     if gflops >= whole:
         raise HVTError(
-            f"gflops={gflops:g} is not less than the {whole:.3g} that the source costs: name a "
-            "smaller budget"
+            f"gflops={gflops:g} is not below the source's {whole:.3g} GFLOPs: use a smaller budget"
         )
     configs = map(drop_unread_patches, placements(base, fixed))
     prices = {config: cost(config).gflops for config in configs}
-    dearest = max((price for price in prices.values() if price <= gflops), default=None)
-    if dearest is None:
+    highest = max((price for price in prices.values() if price <= gflops), default=None)
+    if highest is None:
         raise HVTError(
-            f"no placement costs {gflops:g} GFLOPs or less: those there are cost from "
+            f"no placement costs {gflops:g} GFLOPs or less: they cost from "
             f"{min(prices.values()):.3g} to {max(prices.values()):.3g}"
         )
-    lowest = min(dearest, NEAR * gflops)
+    lowest = min(highest, NEAR * gflops)
     near = [config for config, price in prices.items() if lowest <= price <= gflops]
     unpooled = [drop_unread_patches(base.replace(img_size=size)) for size in _sizes(base, fixed)]
     largest = [config for config in unpooled if cost(config).gflops <= gflops][-1:]

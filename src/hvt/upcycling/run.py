@@ -67,7 +67,7 @@ class Upcycled:
     path: Path
     folder: Path
     ranked: list[dict[str, Any]]
-    """The candidates of the dearest budget, best first; empty where there was only one."""
+    """The candidates of the largest budget, best first; empty where there was only one."""
     rows: list[Row]
 
 
@@ -110,7 +110,7 @@ def resume(folder: str | Path, console: Console | None = None) -> Upcycled:
         photos = values["photos"]
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise HVTError(
-            f"{folder} is not the folder of an upcycling: it has no readable upcycle.json"
+            f"{folder} is not the folder of an upcycling run: it has no readable upcycle.json"
         ) from error
     group = distributed.process_group(settings.device)
     with group as (processes, device), locked(folder, processes):
@@ -181,8 +181,8 @@ class Upcycling:
         self._open_photos()
         if self.photos.identity != identity:
             raise HVTError(
-                f"the images in {self.data} are not those that the run in {self.folder} began "
-                "with: put them back, or begin another run"
+                f"the images in {self.data} have changed since the run in {self.folder} started: "
+                "restore them, or start another run"
             )
 
     def _asked(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class Upcycling:
     # ── where to pool ───────────────────────────────────────────────────────────────────────────
 
     def _options(self) -> list[list[HVTConfig]]:
-        """What to choose from for each budget, dearest first; raises where there is nothing."""
+        """What to choose from for each budget, largest first; raises where there is nothing."""
         config, settings = self.source.config, self.settings
         if settings.elastic:
             return elastic_options(config, settings)
@@ -306,7 +306,7 @@ class Upcycling:
         shard = self.photos.val.subset(range(rank, len(self.photos.val), world_size))
         models = [self.source, *(plain(student, i) for i in range(len(configs_of(student))))]
         views = read_views(shard, models, self.workers, self.settings.skip_broken)
-        weight = self.settings.dearest_weight
+        weight = self.settings.largest_weight
         return HoldoutAgreement(self.source, views, self.processes, self.device, weight)
 
     def _measure(self, name: str, model: HVT, holdout: HoldoutAgreement, rows: list[Row]) -> float:

@@ -24,27 +24,29 @@ EPOCHS = 10.0
 class Settings:
     """Everything but the source, the photos and the file to write."""
 
-    gflops: float | None = field(None, "MACs per image to stay within, in 10⁹", gt=0)
+    gflops: float | None = field(None, "budget: MACs per image in 10⁹", gt=0)
 
     elastic: tuple[float, ...] | None = field(
-        None, "make one elastic checkpoint with a setting for each of these budgets in GFLOPs", gt=0
+        None,
+        "make one elastic checkpoint with a setting per budget in GFLOPs, such as 0.4,0.7",
+        gt=0,
     )
     own: tuple[str, ...] = field(
-        OWN, "elastic: parameters that each setting has of its own, a pattern of names; repeatable"
+        OWN, "elastic: name pattern of parameters that are separate for each setting; repeatable"
     )
     freeze: bool = field(
-        False, "elastic: train only what the cheaper settings have of their own, by the source; "
-        "the dearest stays the source",
+        False, "elastic: train only the separate parameters of the smaller settings; the "
+        "largest setting stays the source",
     )  # fmt: skip
     every_setting: bool = field(
-        False, "elastic: train all settings in each step, not dearest, cheapest and one between"
+        False, "elastic: train all settings in each step, not largest, smallest and one other"
     )
-    dearest_weight: float = field(2.0, "elastic: weight of the dearest setting's loss", gt=0)
+    largest_weight: float = field(2.0, "elastic: weight of the largest setting's loss", gt=0)
 
     img_size: int | tuple[int, int] | None = field(None, "image size: N or HxW")
     pool_after: tuple[int, ...] | None = field(None, "blocks to pool after; () pools nowhere")
     pool: str | None = field(
-        None, "ask for pooling: max, avg, or any of the two", choices=("max", "avg", "any")
+        None, "require pooling: max, avg or any", choices=("max", "avg", "any")
     )
     pool_dims: int | None = field(None, "1 pools the sequence, 2 the grid", ge=1, le=2)
     pool_stride: int | tuple[int, int] | None = field(
@@ -54,32 +56,30 @@ class Settings:
         None, "pooling window: N, or HxW of the grid", ge=1
     )
     proportional_attention: bool | None = field(
-        None, "pooled tokens count in attention as the tokens they stand for"
+        None, "weight pooled tokens in attention by the tokens they stand for"
     )
-    rank_photos: int = field(256, "photos that the best placements are ranked by", ge=1)
+    rank_photos: int = field(256, "photos to rank the best placements on", ge=1)
 
     epochs: float | None = field(
-        None, "passes over the photos (default: 10); 0 leaves it untrained", ge=0, le=MAX_EPOCHS
+        None, "passes over the photos (default: 10); 0 for no training", ge=0, le=MAX_EPOCHS
     )
-    minutes: float | None = field(
-        None, "bound the training by about so many minutes instead of by epochs", ge=0
-    )
+    minutes: float | None = field(None, "approximate training time, instead of epochs", ge=0)
     kl: float = field(1.0, "weight of the logits' KL divergence", ge=0)
     feature: float = field(1.0, "weight of the final feature", ge=0)
     tokens: float = field(0.5, "weight of later blocks' tokens", ge=0)
     batch_size: int = field(16, "crops per step over all processes", ge=2)
-    lr: float = field(1e-4, "learning rate at this batch size", gt=0)
+    lr: float = field(1e-4, "learning rate for this batch size", gt=0)
     layer_decay: float | None = field(
-        0.85, "learning rate of a block over that of the next one", gt=0, le=1
+        0.85, "learning rate of a block relative to the next", gt=0, le=1
     )
-    weight_decay: float = field(0.02, "AdamW's", ge=0)
-    ema: float = field(0.0, "decay of averaged weights; 0 is off", ge=0, lt=1)
-    mixup: float = field(0.0, "fraction of the crops that are blended with another", ge=0, le=1)
-    scale: float = field(0.5, "smallest fraction of a photo that a crop shows", gt=0, le=1)
-    holdout: int = field(500, "photos held out to measure by, at most a fifth of all", ge=1)
-    skip_broken: bool = field(False, "pass over unreadable photos and count them")
+    weight_decay: float = field(0.02, "weight decay of AdamW", ge=0)
+    ema: float = field(0.0, "EMA decay of the weights; 0 disables it", ge=0, lt=1)
+    mixup: float = field(0.0, "fraction of crops that are blended with another", ge=0, le=1)
+    scale: float = field(0.5, "smallest area of a random crop", gt=0, le=1)
+    holdout: int = field(500, "photos held out for evaluation, at most a fifth", ge=1)
+    skip_broken: bool = field(False, "skip unreadable photos and count them")
 
-    license: str | None = field(None, "licence of the source, for the written file")
+    license: str | None = field(None, "licence of the source, recorded in the output")
 
     device: str = field("auto", "auto, cpu, cuda …")
     amp: str = field(
@@ -87,8 +87,8 @@ class Settings:
         "mixed precision: auto (bfloat16 on GPUs), off, bfloat16, float16",
         choices=("auto", "off", "bfloat16", "float16"),
     )
-    workers: int = field(-1, "processes that read photos; -1 chooses", ge=-1)
-    threads: int | None = field(None, "CPU threads of each process", ge=1, le=MAX_THREADS)
+    workers: int = field(-1, "reading processes; -1 chooses", ge=-1)
+    threads: int | None = field(None, "CPU threads per process", ge=1, le=MAX_THREADS)
     seed: int = field(0, "seed of crops and order", ge=0)
     checkpoint_minutes: float = field(10.0, "minutes between checkpoints within an epoch", ge=0)
 
@@ -96,13 +96,12 @@ class Settings:
         check_values(self)
         if self.minutes is not None and self.epochs is not None:
             raise HVTError(
-                f"minutes={self.minutes:g} bounds the training instead of epochs={self.epochs:g}: "
-                "leave one of the two out"
+                f"minutes={self.minutes:g} and epochs={self.epochs:g} are both given: leave one out"
             )
         if self.elastic is not None and self.gflops is not None:
-            raise HVTError("elastic names the budgets itself: leave gflops out")
+            raise HVTError("elastic already names the budgets: leave gflops out")
         if self.elastic is not None and len(set(self.elastic)) < 2:
-            raise HVTError(f"elastic={self.elastic} needs two budgets at least, such as 0.4,0.7")
+            raise HVTError(f"elastic={self.elastic} needs at least two budgets, such as 0.4,0.7")
 
     @property
     def fixed(self) -> dict[str, Any]:
