@@ -9,10 +9,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 from shards import write_shards
-from timm.data import IterableImageDataset, Mixup, create_dataset, create_transform
+from timm.data import Mixup, create_transform
 from torch import Tensor
 
 from hvt import cli
@@ -32,7 +30,6 @@ from hvt.data.arrays import ArrayImages
 from hvt.data.augment import BatchAugment, normalise
 from hvt.data.images import FileImages, UnreadableImageError
 from hvt.data.loader import Batch, EvalBatches, TrainBatches, rows_of_shard
-from hvt.data.sources import open_data, open_eval
 from hvt.errors import HVTError
 from hvt.training.engine import train
 from hvt.training.recipe import load_recipe
@@ -378,143 +375,23 @@ def test_evaluation_counts_every_image_once(count: int, batch: int, size: int) -
     assert sorted(seen) == list(range(count))
 
 
-# Streams
+# Shards
 
 
-class Numbers:
-    """A reader of grey images in one file, one of each shade; the shade is the label."""
-
-    split_info = SimpleNamespace(filenames=["only.tar"])
-
-    def __init__(self, count: int, num_samples: int | None = None) -> None:
-        self.count, self.num_samples = count, num_samples or count
-
-    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
-        for shade in range(self.count):
-            yield Image.new("RGB", (SIDE, SIDE), (shade,) * 3), shade
-
-
-def stream(reader: Numbers) -> IterableImageDataset:
-    return IterableImageDataset(None, reader=reader)
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """WebDataset: 24 training images in four shards, 7 for validation in two of unequal size."""
-    pytest.importorskip("webdataset")
-    parts = {"train": (6, 6, 6, 6), "validation": (2, 5)}
-    folder = write_shards(tmp_path_factory.mktemp("shards"), parts)
-    (folder / "classes.txt").write_text("\n".join(f"class {i}" for i in range(24)))
-    return folder
-
-
-@pytest.mark.parametrize("workers", [0, 2, 6])  # of which only four have a file
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_shards_for_training(shards: Path, workers: int) -> None:
-    images = open_data(f"wds/{shards}").train
-    next(iter(images))  # a stream that somebody has begun to read
-    batches = TrainBatches(images, timm_training(), batch_size=8, workers=workers, seed=3)
-    assert batches.steps == 3
-    first, second = list(batches.epoch(0)), list(batches.epoch(1))
-    assert sorted(labels(first)) == sorted(labels(second)) == list(range(24))
-    assert labels(first) != labels(second)
-    # An epoch is the same whatever was read before it, and from its middle on.
-    assert same(list(batches.epoch(0)), first)
-    assert same(list(batches.epoch(0, 2)), first[2:])
-    assert not torch.equal(first[0].images[0], first[0].images[1])
-
-
-def test_a_single_shard_is_shuffled_anew_in_each_epoch(shards: Path) -> None:
-    images = create_dataset("wds/", root=str(shards), split="train-0.tar|6", is_training=True)
-    batches = TrainBatches(images, timm_training(), batch_size=6)
-    orders = [labels(batches.epoch(epoch)) for epoch in range(4)]
-    assert all(sorted(order) == list(range(6)) for order in orders)
-    assert len({tuple(order) for order in orders}) == 4
-    assert labels(batches.epoch(2)) == orders[2]
-
-
-def test_shards_for_several_processes(shards: Path) -> None:
-    images = open_data(f"wds/{shards}").train
-    seen = []
-    for rank in range(2):
-        own = TrainBatches(images, timm_training(), batch_size=8, shard_of=(2 * rank, 2, 4))
-        got = list(own.epoch(0))
-        assert [len(batch.labels) for batch in got] == [2] * 6  # three steps of two microbatches
-        seen += labels(got)
-    assert sorted(seen) == list(range(24))
-    # The files go round: in another epoch a process gets others.
-    assert len({frozenset(labels(own.epoch(epoch))) for epoch in range(5)}) > 1
-    for rank in range(8):
-        own = TrainBatches(images, timm_training(), batch_size=16, shard_of=(rank, 1, 8))
-        if rank < 4:
-            assert len(list(own.epoch(0))) == 1
-        else:
-            with pytest.raises(HVTError, match=r"no image for process \d of 8: use no more"):
-                list(own.epoch(0))
-
-
-def test_a_training_on_shards(shards: Path, tmp_path: Path) -> None:
+def test_a_training_on_shards(tmp_path: Path) -> None:
     """Two epochs from the command's own parts; without names of classes there is no head."""
+    shards = write_shards(tmp_path, {"train": (6, 6, 6, 6), "validation": (2, 5)})
     recipe = load_recipe("digits").replace(
         {"img_size": SIDE, "patch_size": 4, "depth": 2, "stages": 1, "num_heads": 1},
         model="hvt_ti_1", data=f"wds/{shards}", output=str(tmp_path / "run"), epochs=2,
         batch_size=8, tensorboard=False, device="cpu",
     )  # fmt: skip
+    with pytest.raises(HVTError, match=r"does not name its classes: .* classes\.txt beside"):
+        train(recipe)
+    (shards / "classes.txt").write_text("\n".join(f"class {i}" for i in range(24)))
     result = train(recipe, console=Console(file=io.StringIO()))
     assert [row["epoch"] for row in result.rows] == [1, 2]
     assert result.model.class_names == tuple(f"class {i}" for i in range(24))
-    unnamed = tmp_path / "unnamed"
-    shutil.copytree(shards, unnamed, ignore=shutil.ignore_patterns("classes.txt"))
-    with pytest.raises(HVTError, match=r"does not name its classes: .* classes\.txt beside"):
-        train(recipe.replace(data=f"wds/{unnamed}", output=str(tmp_path / "other")))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_shards_for_evaluation_count_every_image_once(
-    shards: Path, workers: int, size: int
-) -> None:
-    images = open_eval(f"wds/{shards}").val
-    seen = []
-    for rank in range(size):
-        batches = EvalBatches(
-            images, timm_eval(), batch_size=2, rank=rank, world_size=size, workers=workers
-        )
-        seen += labels(batches)
-        assert labels(batches) == labels(batches)  # once more is the same
-    assert sorted(seen) == list(range(7))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_with_repeats(workers: int) -> None:
-    batches = TrainBatches(
-        stream(Numbers(24)), timm_training(), batch_size=6, repeats=3, workers=workers
-    )
-    got = list(batches.epoch(0))
-    assert len(got) == batches.steps == 4
-    assert labels(got) == [shade for shade in range(8) for _ in range(3)]
-    assert same(list(batches.epoch(0, 3)), got[3:])
-    assert not same(list(batches.epoch(1)), got)  # augmented anew
-
-
-def test_a_stream_that_is_shorter_than_it_says() -> None:
-    batches = TrainBatches(stream(Numbers(5, 12)), timm_training(), batch_size=4)
-    assert labels(batches.epoch(0)) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_of_a_stream(workers: int) -> None:
-    class Torn(Numbers):
-        def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
-            yield from super().__iter__()
-            raise OSError("image file is\ntruncated")
-
-    batches = EvalBatches(stream(Torn(3)), timm_eval(), batch_size=2, workers=workers)
-    with pytest.raises(UnreadableImageError) as caught:
-        list(batches)
-    assert str(caught.value) == (
-        "an image of the stream cannot be read as an image: image file is truncated"
-    )
 
 
 # Reading processes that have no room, die or get stuck

@@ -6,11 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,14 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from shards import write_shards
-from timm.data import IterableImageDataset
-from torchvision.transforms.functional import pil_to_tensor
 
 from hvt.data.check import check
-from hvt.data.factory import FactoryImages, check_labels, read_names
 from hvt.data.fingerprint import identity
 from hvt.data.images import UnreadableImageError
-from hvt.data.loader import EvalBatches
+from hvt.data.packed import read_names
 from hvt.data.sources import (
     Data,
     open_data,
@@ -397,11 +392,11 @@ def test_unknown_source(name: str, offer: str) -> None:
         open_data(name)
 
 
-# timm's factory
+# Hugging Face and WebDataset
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(HVTError, match=r"pip install datasets$") as caught:
         open_data("hfds/mnist")
     sentence(caught)
@@ -444,55 +439,64 @@ def test_hugging_face_data(hub_folder: Path, tmp_path: Path) -> None:
     sentence(caught)
 
 
-def test_a_missing_split_is_cut_from_the_training_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is one without labels."""
-
-    def create(name: str, split: str, **options: object) -> SimpleNamespace:
-        if split == "validation":
-            raise ValueError("Unknown split")
-        reader = Reader([0, 1] * 4 if split == "train" else [-1], {"dog": 1, "cat": 0})
-        return SimpleNamespace(reader=reader)
-
-    monkeypatch.setattr("hvt.data.factory.create_dataset", create)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    data = open_data("hfds/mine")
-    assert (len(data.train), data.held_out, data.class_names) == (6, True, ("cat", "dog"))
-    with pytest.raises(UnreadableImageError, match="image 1 of hfds/mine cannot be read as an im"):
-        data.train[0]
-    with pytest.raises(HVTError, match="cannot be opened with the split validation: Unknown split"):
+def test_hugging_face_splits_and_columns(
+    hub_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A validation split that is missing, or has no labels, is cut from the training data."""
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.load_dataset(str(hub_folder), cache_dir=str(tmp_path / "cache"))
+    test = whole["train"].map(lambda row: row | {"label": -1}, load_from_cache_file=False)
+    splits = datasets.DatasetDict(train=whole["train"], test=test)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, **options: splits)
+    data = open_data("hfds/mine", val_fraction=0.3)
+    assert (len(data.train), data.held_out) == (4, True)
+    assert len(open_eval("hfds/mine").val) == 6
+    splits = datasets.DatasetDict(train=whole["train"].rename_column("label", "kind"))
+    with pytest.raises(HVTError, match="hfds/mine cannot be opened with an image and a number"):
+        open_data("hfds/mine")
+    splits = datasets.DatasetDict(other=whole["train"])
+    with pytest.raises(HVTError, match="hfds/mine has no split called train or validation"):
         open_eval("hfds/mine")
-    named = SimpleNamespace(reader=Reader(["cat"]))
-    monkeypatch.setattr("hvt.data.factory.create_dataset", lambda name, **options: named)
-    with pytest.raises(HVTError, match="hfds/named has no numeric labels"):
-        open_data("hfds/named")
 
 
 def test_webdataset_shards(tmp_path: Path) -> None:
-    pytest.importorskip("webdataset")
-    write_shards(tmp_path, {"train": [20], "validation": [6]}, label=lambda shade: shade % 2)
+    write_shards(tmp_path, {"train": [12, 8], "validation": [6]}, label=lambda shade: shade % 2)
     assert open_data(f"wds/{tmp_path}").class_names == ()
     (tmp_path / "classes.txt").write_text("even\nodd\n")
-    data = open_data("wds/", root=tmp_path)
-    assert (len(data.train), len(data.val), data.class_names) == (20, 6, ("even", "odd"))
-    assert [label for _, label in data.val] == [0, 1, 0, 1, 0, 1]
-    below = open_data(f"wds/{tmp_path.name}", root=tmp_path.parent)
-    assert below.class_names == ("even", "odd")
+    data = open_data(f"wds/{tmp_path.name}", root=tmp_path.parent, holdout=0.2)
+    assert (len(data.train), len(data.val), data.class_names) == (16, 4, ("even", "odd"))
+    for image, label in (data.train[i] for i in range(16)):
+        assert (image.size, image.getpixel((0, 0))[0] % 2) == ((20, 16), label)
     turned = open_eval(f"wds/{tmp_path}", class_names=("odd", "even"))
-    assert [label for _, label in turned.val] == [1, 0, 1, 0, 1, 0]
-    with pytest.raises(HVTError, match="can be held out"):
-        open_data(f"wds/{tmp_path}", holdout=0.1)
+    assert [turned.val[i][1] for i in range(6)] == [1, 0, 1, 0, 1, 0]
+    before = identity(open_data(f"wds/{tmp_path}"))
+    write_shards(tmp_path, {"train": [11, 9], "validation": [6]}, label=lambda shade: shade % 2)
+    after = identity(open_data(f"wds/{tmp_path}"))
+    changed = [name for name in before if before[name] != after[name]]
+    assert changed == ["content of training images"]
+
+
+def test_shards_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match=r"has no tar files called \*train\*\.tar or"):
+        open_data(f"wds/{tmp_path}")
+    write_shards(tmp_path, {"train": [4]}, label=lambda shade: shade % 2)
     (tmp_path / "classes.txt").write_text("even\n")
     with pytest.raises(HVTError, match="has the label 1 but only 1 class names: name them all"):
-        list(open_eval(f"wds/{tmp_path}").val)
-    shutil.rmtree(tmp_path)
-    with pytest.raises(HVTError, match="cannot be opened"):
+        open_eval(f"wds/{tmp_path}")
+    shard = tmp_path / "train-0.tar"
+    shard.write_bytes(b"x" * 1024)
+    with pytest.raises(HVTError, match=r"train-0\.tar cannot be read as a shard of WebDataset"):
+        open_data(f"wds/{tmp_path}")
+    with tarfile.open(shard, "w") as tar:
+        tar.add(save_image(tmp_path / "7.png"), "7.png")
+    with pytest.raises(HVTError, match=r"train-0\.tar has no label 7\.cls"):
         open_data(f"wds/{tmp_path}")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"even\n\nodd\n", "line 2 of .*classes.txt is empty: it must be the name of class 1"),
+        (b"even\n\nodd\n", "line 2 of .*classes.txt is empty: give each class its line"),
         ("gr\u00fcn\nrot\n".encode("latin-1"), "classes.txt cannot be read as UTF-8 text"),
     ],
 )
@@ -505,38 +509,6 @@ def test_names_that_cannot_be_right_are_an_error(
     sentence(caught)
     (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfeven \r\nodd\r\n\r\n")
     assert read_names(tmp_path / "classes.txt") == ("even", "odd")
-
-
-def test_a_label_that_has_no_name() -> None:
-    images = FactoryImages(None, "mine", [0, 2, 1])
-    check_labels("hfds/mine", images, 3)
-    with pytest.raises(
-        HVTError, match="hfds/mine has the label 2 but only 2 class names: name them"
-    ):
-        check_labels("hfds/mine", images, 2)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_label_of_a_stream_that_has_no_name(workers: int) -> None:
-    stream = IterableImageDataset(None, reader=Reader([0, 1, 2]))
-    check_labels("wds/shards", stream, 2)
-    assert next(iter(stream))[1] == 0
-    with pytest.raises(HVTError) as caught:
-        list(EvalBatches(stream, pil_to_tensor, batch_size=2, workers=workers))
-    assert str(caught.value) == "wds/shards has the label 2 but only 2 class names: name them all"
-
-
-class Reader:
-    """As timm's of a Hugging Face data set without files, and of a stream in one file."""
-
-    label_key = "label"
-    split_info = SimpleNamespace(filenames=["only.tar"])
-
-    def __init__(self, labels: list[Any], class_to_idx: dict[str, int] | None = None) -> None:
-        self.dataset, self.class_to_idx = {"label": labels}, class_to_idx or {}
-
-    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
-        return ((Image.new("RGB", (4, 4)), label) for label in self.dataset["label"])
 
 
 def test_a_folder_called_val_beside_classes_is_one_of_them(tmp_path: Path) -> None:

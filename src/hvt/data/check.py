@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from ..errors import HVTError
 from ..files import encodable
 from .evaluation import RefuseStrips
 from .images import FileImages, UnreadableImageError, image_formats, read_image, why
@@ -95,20 +94,18 @@ def check(
 ) -> Report:
     """Read every image of a source in full; threads do, since decoding lets go of the lock."""
     source = open_parts(name, root=root)
-    parts: dict[str, Images] = {}
-    for part, images in (("train", source.train), ("val", source.val)):
-        if isinstance(images, Images):
-            parts["all" if source.val is None else part] = images
-        elif images is not None:
-            raise HVTError(f"{name} is a stream, which cannot be checked: check it as a folder")
-    places = [(part, images, i) for part, images in parts.items() for i in range(len(images))]
+    parts = {"train": source.train, "val": source.val}
+    if source.val is None:
+        parts = {"all": source.train}
+    opened = {part: images for part, images in parts.items() if images is not None}
+    places = [(part, images, i) for part, images in opened.items() for i in range(len(images))]
     look = functools.partial(_look, source.class_names)
     with ThreadPool(workers or min(32, os.cpu_count() or 1)) as pool:
         seen: list[_Seen] = list(progress(pool.imap(look, places, _CHUNK), len(places)))
     counts = Counter((one.image.class_name, one.image.part) for one in seen)
     names = source.class_names or sorted({name for name, _ in counts})
-    classes = {name: {part: counts[name, part] for part in parts} for name in names}
-    first = next(iter(parts))  # that is trained on, if there is one
+    classes = {name: {part: counts[name, part] for part in opened} for name in names}
+    first = next(iter(opened))  # that is trained on, if there is one
     few = {name: of[first] for name, of in classes.items() if of[first] < TINY}
     read = [one for one in seen if not one.image.reason]
     same: dict[bytes, list[CheckedImage]] = defaultdict(list)
@@ -116,7 +113,7 @@ def check(
         same[one.digest].append(one.image)
     return Report(
         name=encodable(str(name)),
-        images={part: len(images) for part, images in parts.items()},
+        images={part: len(images) for part, images in opened.items()},
         classes=classes,
         broken=[one.image for one in seen if one.image.reason],
         ignored=sorted(map(encodable, source.ignored)),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
-from torch.utils.data import IterableDataset
 
 from ..files import atomic_write
 from ..terminal import printable
@@ -27,7 +26,7 @@ def thumbnail(image: Path | Image.Image) -> Image.Image:
 
 def draw_worst(output: Path, images: Any, worst: Sequence[Any], names: Sequence[str]) -> None:
     """Write a PNG of the images of a data set that a `Score` lists as `worst`."""
-    if not worst or isinstance(images, IterableDataset):  # a stream has no places
+    if not worst:
         return
     shown = []
     for one in worst:

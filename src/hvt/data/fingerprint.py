@@ -13,7 +13,6 @@ import numpy as np
 from .arrays import ArrayImages
 from .images import FileImages
 from .sources import Data, Images
-from .streams import stream_length
 
 _SAMPLED = 256
 """Files of a part whose content is read. Of all of them the size is known, which nearly every
@@ -27,9 +26,6 @@ def identity(data: Data) -> dict[str, str]:
     """
     found = {}
     for part, images in (("training", data.train), ("validation", data.val)):
-        if not isinstance(images, Images):
-            found[f"number of {part} images"] = str(stream_length(images))
-            continue
         files = images.names if isinstance(images, FileImages) else []
         found[f"number of {part} images"] = str(len(images))
         found[f"list of {part} images"] = _list_digest(images.labels, files)
@@ -53,11 +49,13 @@ def _list_digest(labels: object, files: Sequence[str]) -> str:
 def _content_digest(images: Images, files: Sequence[str]) -> str:
     """Of the size of all files and the content of a few hundred, the same for the same number.
 
-    Of what is in memory, all pixels count; of what lies elsewhere, nothing.
+    Of what is in memory, all pixels count; of what lies in other containers, where that is.
     """
     digest = hashlib.blake2b(digest_size=16)
     if isinstance(images, ArrayImages):
         digest.update(images.images.numpy().tobytes())
+    elif not files:  # the places and sizes in shards
+        digest.update(images.items.tobytes())
     for file in files:
         digest.update(_size(file).to_bytes(8, "little", signed=True))
     for file in random.Random(len(files)).sample(files, min(_SAMPLED, len(files))):

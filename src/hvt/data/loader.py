@@ -3,7 +3,6 @@
 Nothing here has a state. The order of an epoch follows from (seed, epoch), and what happens to an
 image from its key, which follows from (seed, epoch, position). So a run can stop and resume at any
 step, with any number of reading processes, and several processes see what one would have seen.
-Streams, which have no order to choose from, promise less: see `TrainBatches`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _remove_worker_pids
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from ..errors import HVTError
 from .arrays import ArrayImages
 from .augment import Item, SeededDataset, keys_for
 from .images import UnreadableImageError
-from .streams import SeededStream, stream_length
 
 READ_TIMEOUT = 600.0  # seconds for a batch, after which a reading process counts as stuck
 _PREFETCH = 2  # batches that each reading process is ahead, as is usual in torch
@@ -70,10 +68,6 @@ class TrainBatches:
 
     `shard_of` is (first shard, number of shards this process takes, shards in all): the processes
     times the microbatches of each.
-
-    A stream (`wds/…`) is shuffled by its own reader and divided among the processes by
-    files, so other processes or workers see it in another order, and `start` reads and drops what
-    comes before. `repeats` then take each image so many times in a row and end an epoch early.
     """
 
     dataset: Any
@@ -89,8 +83,7 @@ class TrainBatches:
     pin_memory: bool = False
 
     def __post_init__(self) -> None:
-        self.stream = isinstance(self.dataset, IterableDataset)
-        self.num_images = stream_length(self.dataset) if self.stream else len(self.dataset)
+        self.num_images = len(self.dataset)
         size, unit = self.batch_size, 2 * self.shard_of[2]
         if not size or size % unit:
             raise HVTError(
@@ -129,8 +122,6 @@ class TrainBatches:
         return rows_of_shard(self.batch_size, self.shard_of[2], shard)
 
     def _read(self, epoch: int, start: int) -> Iterator[Batch]:
-        if self.stream:
-            return self._from_stream(epoch, start)
         plan = self._plan(epoch, start)
         if isinstance(self.dataset, ArrayImages):
             batches = (_from_arrays(self.dataset, self.augment, *each) for each in plan)
@@ -149,45 +140,10 @@ class TrainBatches:
                 plan.append((order[rows], keys_for(self.seed, epoch, rows)))
         return plan
 
-    def _from_stream(self, epoch: int, start: int) -> Iterator[Batch]:
-        _, count, shards = self.shard_of
-        size = self.batch_size // shards
-        batches = _rechunk(self._passes(epoch, size), size)
-        return itertools.islice(batches, start * count, self.steps * count)
-
-    def _passes(self, epoch: int, size: int) -> Iterator[Batch]:
-        """A stream over and over: files of unequal length may end before the epoch does."""
-        first, count, shards = self.shard_of
-        rank, processes = first // count, shards // count
-        seed_of_workers = int(keys_for(self.seed, epoch, np.array([rank]))[0] >> np.uint64(1))
-        while True:
-            stream = SeededStream(
-                self.dataset,
-                self.augment,
-                rank=rank,
-                world_size=processes,
-                seed=self.seed,
-                epoch=epoch,
-                repeats=self.repeats,
-            )
-            draw = torch.Generator().manual_seed(seed_of_workers)
-            options = {"batch_size": size, "generator": draw, "pin_memory": self.pin_memory}
-            batch: Batch | None = None
-            for batch in _load(stream, stream.workers(self.workers), **options):
-                yield batch
-            if batch is None:
-                raise HVTError(
-                    f"the stream has no image for process {rank} of {processes}: "
-                    "use no more processes than it has files"
-                )
-
 
 @dataclass
 class EvalBatches:
-    """Each image exactly once over all processes, in order, without augmentation.
-
-    Of a stream every process reads the whole and keeps its part.
-    """
+    """Each image exactly once over all processes, in order, without augmentation."""
 
     dataset: Any
     transform: Any
@@ -199,15 +155,6 @@ class EvalBatches:
     skip_broken: bool = False
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self.dataset, IterableDataset):
-            stream = SeededStream(
-                self.dataset,
-                self.transform,
-                rank=self.rank,
-                world_size=self.world_size,
-                skip_broken=self.skip_broken,
-            )
-            return _load(stream, stream.workers(self.workers), batch_size=self.batch_size)
         indices = np.arange(self.rank, len(self.dataset), self.world_size)
         starts = range(0, len(indices), self.batch_size)
         batches = [indices[i : i + self.batch_size] for i in starts]
@@ -340,19 +287,6 @@ def _end(reference: weakref.ref[Any]) -> None:
     batches._shutdown_workers()  # asks, and waits a little
     for process in processes:
         process.kill()
-
-
-def _rechunk(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
-    """The same images in batches of equal size; a reading process's last one may be smaller."""
-    rest: Batch | None = None
-    for batch in batches:
-        images, labels = batch.images, batch.labels
-        if rest is not None:
-            images, labels = torch.cat((rest.images, images)), torch.cat((rest.labels, labels))
-        while len(labels) >= size:
-            yield Batch(images[:size], labels[:size])
-            images, labels = images[size:], labels[size:]
-        rest = Batch(images, labels) if len(labels) else None
 
 
 def _ahead(batches: Iterator[Batch], depth: int = 3) -> Iterator[Batch]:

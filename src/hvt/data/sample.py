@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import HVTError
 from .images import UnreadableImageError
-from .sources import Images, open_parts
+from .sources import open_parts
 
 
 def sample_images(
@@ -30,8 +30,7 @@ def sample_images(
     """
     parts = open_parts(name, root=root, in_chans=in_chans)
     dataset = parts.val if parts.train is None else parts.train
-    if not isinstance(dataset, Images):
-        raise HVTError(f"images cannot be sampled from the stream {name}: use a folder instead")
+    assert dataset is not None
     chosen: list[Tensor] = []
     for index in evenly(len(dataset), count):
         with contextlib.suppress(UnreadableImageError):

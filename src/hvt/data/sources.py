@@ -9,25 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timm.data import IterableImageDataset
-
 from ..errors import HVTError, did_you_mean
 from ..files import expanded
 from .arrays import CIFAR, ArrayImages, open_cifar, open_digits
 from .classes import ClassMatch, match_classes
-from .factory import FactoryImages, StreamLabels, is_factory_name, open_factory
 from .folders import open_folder
-from .images import FileImages, mode_of
+from .images import IndexedImages, mode_of
+from .packed import open_hub, open_shards
 from .splits import split_stratified, subsample
 
 SOURCES = ("cifar10", "cifar100", "digits", "imagenet")
 
 
-Images = ArrayImages | FileImages | FactoryImages
-"""The data sets with random access; each has `labels`, `subset(indices)` and `relabel(mapping)`."""
-
-AnyImages = Images | IterableImageDataset
-"""Those, and timm's streams, which have a length and no labels."""
+Images = ArrayImages | IndexedImages
+"""Each has `labels`, `subset(indices)` and `relabel(mapping)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +30,9 @@ class EvalData:
     """What a model is evaluated on."""
 
     name: str
-    val: AnyImages
+    val: Images
     class_names: tuple[str, ...]
-    """By label; empty where the source does not tell, as WebDataset shards do not."""
+    """By label; empty where the source does not tell, as WebDataset shards may not."""
     match: ClassMatch | None = None
     """How the labels became indices of a model's logits, where one was named."""
     validation_part: bool = True
@@ -48,7 +43,7 @@ class EvalData:
 class Data(EvalData):
     """What a model is trained and evaluated on."""
 
-    train: AnyImages
+    train: Images
     held_out: bool
     """Whether `val` was cut from the training data, there being no other or none wanted."""
 
@@ -57,8 +52,8 @@ class Data(EvalData):
 class Splits:
     """A source before any split; a part is None where there is none."""
 
-    train: AnyImages | None
-    val: AnyImages | None
+    train: Images | None
+    val: Images | None
     class_names: tuple[str, ...]
     ignored: tuple[str, ...] = ()
     """Files that are not taken for images."""
@@ -83,18 +78,17 @@ def open_data(
     image of it.
     """
     name = str(name)
-    parts = open_parts(name, seed=seed, **where)
+    parts = open_parts(name, **where)
     if reasons := why_not_trainable(name, parts):
         raise HVTError("; ".join(reasons))
     train, val = parts.train, parts.val
     assert train is not None
     if val is None:
-        train, val = _cut(name, train, val_fraction, seed)
+        train, val = _cut(train, val_fraction, seed)
     if holdout:
-        train, val = _cut(name, train, holdout, seed)
+        train, val = _cut(train, holdout, seed)
     if train_fraction != 1:
-        images = _with_labels(name, train)
-        train = images.subset(subsample(images.labels, train_fraction, seed))
+        train = train.subset(subsample(train.labels, train_fraction, seed))
     return Data(
         name=name,
         train=train,
@@ -115,7 +109,7 @@ def why_not_trainable(name: str, parts: Splits) -> list[str]:
             f"{name} has only the class {parts.class_names[0]!r}: a classifier needs at least "
             "two class folders"
         )
-    elif parts.val is None and isinstance(parts.train, Images):
+    elif parts.val is None and parts.train is not None:
         counts = Counter(int(label) for label in parts.train.labels)
         if max(counts.values(), default=0) < 2:
             reasons.append(
@@ -150,7 +144,7 @@ def open_eval(
     if class_names is not None or num_classes is not None:
         count = len(class_names) if class_names is not None else num_classes or 0
         match = match_classes(names, class_names, count, name, match_by_order)
-        val = relabel(val, match.places)
+        val = val if match.by == "label" else val.relabel(match.places)
         names = tuple(class_names or names)
     return EvalData(
         name=name,
@@ -161,32 +155,20 @@ def open_eval(
     )
 
 
-def relabel(images: AnyImages, places: Sequence[int]) -> AnyImages:
-    """The same images with the label `places[label]` instead of `label`."""
-    if list(places) == list(range(len(places))):
-        return images
-    if isinstance(images, Images):
-        return images.relabel(places)
-    images.target_transform = StreamLabels("the stream", places)  # timm's have a place for it
-    return images
-
-
 def open_parts(
     name: str | Path,
     *,
     root: str | Path | None = None,
-    seed: int = 0,
     download: bool = False,
     in_chans: int = 3,
     need_train: bool = True,
 ) -> Splits:
     """Open a source without splitting it; without `need_train`, training data is not read.
 
-    `name` is one of `SOURCES`, a folder (with `train/` and `val/`, or of class folders only), or
-    has a prefix of timm's dataset factory (`hfds/food101`); `./digits` is a folder in any case.
+    `name` is one of `SOURCES`, a folder (with `train/` and `val/`, or of class folders only),
+    `hfds/…` of the Hugging Face hub or `wds/…` of WebDataset; `./digits` is a folder in any case.
     `root` is where the named sources lie (`data` if not given), and what a relative folder is
-    relative to. `seed` shuffles streams. A folder of class folders without a validation part is
-    the training part.
+    relative to. A folder of class folders without a validation part is the training part.
     """
     name = str(name)
     mode_of(in_chans)
@@ -205,10 +187,10 @@ def open_parts(
         )
     if name == "imagenet":
         return Splits(*open_folder(base_or_default, in_chans, need_train))
-    if is_factory_name(name):
-        return Splits(
-            *open_factory(name, base, in_chans, need_train=need_train, download=download, seed=seed)
-        )
+    if name.startswith("hfds/"):
+        return Splits(*open_hub(name, base, in_chans))
+    if name.startswith("wds/"):
+        return Splits(*open_shards(name, base, in_chans, need_train))
     folder = expanded(name) if base is None else base / expanded(name)
     exists = os.path.exists(folder)  # noqa: PTH110 - never raises
     if not exists and not any(sign in name for sign in "/\\.~"):
@@ -218,16 +200,6 @@ def open_parts(
     return Splits(*open_folder(folder, in_chans, need_train))
 
 
-def _cut(name: str, dataset: AnyImages, fraction: float, seed: int) -> tuple[Images, Images]:
-    images = _with_labels(name, dataset)
+def _cut(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
     train, val = split_stratified(images.labels, fraction, seed)
     return images.subset(train), images.subset(val)
-
-
-def _with_labels(name: str, dataset: AnyImages) -> Images:
-    if not isinstance(dataset, Images):
-        raise HVTError(
-            f"no part of the stream {name} can be held out: it needs a training and a validation "
-            "split"
-        )
-    return dataset

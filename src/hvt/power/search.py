@@ -23,7 +23,7 @@ from ..checkpoint.save_load import read, save
 from ..costs import cost
 from ..data.classes import ClassMatch, match_classes
 from ..data.loader import Batch, TrainBatches
-from ..data.sources import Data, relabel
+from ..data.sources import Data
 from ..errors import HVTError
 from ..evaluation import evaluate
 from ..files import check_new
@@ -142,7 +142,7 @@ def _open(recipe: Recipe, gflops: float, match_by_order: bool) -> tuple[HVT, Dat
     )
     names = match.model_names if match.by == "name" else match.data_names
     model.pretrained_cfg["label_names"] = names
-    train, val = relabel(data.train, match.places), relabel(data.val, match.places)
+    train, val = data.train.relabel(match.places), data.val.relabel(match.places)
     return model, dataclasses.replace(data, train=train, val=val, class_names=names), match
 
 

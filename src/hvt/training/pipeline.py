@@ -25,8 +25,7 @@ from ..data.contact_sheet import draw_worst
 from ..data.evaluation import SMALL, as_files, eval_batches, per_channel
 from ..data.fingerprint import identity
 from ..data.loader import EvalBatches, TrainBatches
-from ..data.sources import ArrayImages, Data, Images, open_data
-from ..data.streams import stream_length
+from ..data.sources import ArrayImages, Data, open_data
 from ..distributed import DistributedContext
 from ..errors import HVTError
 from ..evaluation import Mistake, evaluate
@@ -169,8 +168,7 @@ def fit_to_data(
     A batch of 0 becomes a 32nd of them, from 16 to 64; then the warm-up is a tenth of the epochs at
     most, and the averaged weights are over a tenth of the steps at most.
     """
-    images = len(data.train) if isinstance(data.train, Images) else stream_length(data.train)
-    unit = 2 * processes * recipe.accumulate
+    images, unit = len(data.train), 2 * processes * recipe.accumulate
     size = recipe.batch_size or max(1, max(16, min(64, images // 32)) // unit) * unit
     most = images // unit * unit
     if 0 < most < size:
@@ -195,8 +193,6 @@ def class_weights(recipe: Recipe, data: Data) -> torch.Tensor | None:
     """What each class counts in the loss, one on average over the images; None for equally much."""
     if not recipe.balance:
         return None
-    if not isinstance(data.train, Images):
-        raise HVTError(f"{data.name} is a stream, whose classes cannot be counted: no --balance")
     labels = torch.as_tensor(data.train.labels)
     counts = torch.bincount(labels, minlength=len(data.class_names))
     return len(labels) / (len(counts) * counts.clamp(min=1)).float()

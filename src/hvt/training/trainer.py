@@ -81,6 +81,7 @@ class Trainer:
         identity: dict[str, str],
         about: str,
         resume_with: str | None = None,
+        allow_nonfinite: bool = False,
         draw: Callable[[HVT, Path], None] = lambda model, folder: None,
     ) -> None:
         self.learner, self.folder = learner, folder
@@ -89,7 +90,7 @@ class Trainer:
         self.console = self.processes.console(console)
         self.evaluate, self.evaluation_seconds = evaluate, evaluation_seconds
         self.measure, self.direction, self.identity = measure, direction, identity
-        self.about, self.draw = about, draw
+        self.about, self.allow_nonfinite, self.draw = about, allow_nonfinite, draw
         self.resume_with = resume_with or resume_command(folder)
         self.steps = self.batches.steps
         self.total = self.recipe.total_steps(self.steps)
@@ -248,12 +249,12 @@ class Trainer:
             figures = {k.partition("_")[2]: v for k, v in rows[-1].items() if k.startswith(prefix)}
             if self._better(figures, metrics.get(self.measure)):
                 best, metrics = prefix, figures
-        if not best:
+        if not best and not self.allow_nonfinite:
             raise HVTError(
                 "the trained model's outputs are not finite: lower --lr or set --clip-grad; "
                 f"best.safetensors in {self.folder}, if present, is from an earlier epoch"
             )
-        model = candidates[best].eval()
+        model = candidates[best or "val"].eval()
         if self.processes.is_main_process:
             with self._writing():
                 save(model, self.folder / "model.safetensors")
@@ -263,7 +264,7 @@ class Trainer:
                 self.draw(model, self.folder)
             which = " (averaged weights)" if best == "ema" else ""
             self._say(
-                f"{self.folder}: {figure(self.measure, metrics[self.measure])}{which}, best "
+                f"{self.folder}: {figure(self.measure, metrics.get(self.measure))}{which}, best "
                 f"{figure(self.measure, self.progress.best)}, {clock(seconds)}, {speed:.0f} "
                 "images/s; weights in model.safetensors"
             )
@@ -318,10 +319,8 @@ class Trainer:
         remove_leftovers(self.folder)
         described = self.recipe.replace(output=str(self.folder)).to_dict()
         described = {k: v for k, v in described.items() if v is not None}
-        for name, values in (
-            ("recipe.json", described),
-            ("config.json", self.learner.model.config.to_dict()),
-        ):
+        config = self.learner.model.config.to_dict()
+        for name, values in {"recipe.json": described, "config.json": config}.items():
             with self._writing(), atomic_write(self.folder / name) as temporary:
                 temporary.write_text(json.dumps(values, indent=2) + "\n")
 

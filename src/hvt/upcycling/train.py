@@ -88,6 +88,7 @@ def distil(
             identity=run.photos.identity,
             about=f"distilling on {len(run.photos.train)} photos",
             resume_with=resume_command(run.folder),
+            allow_nonfinite=True,
         )
 
     if not processes.broadcast((folder / "model.safetensors").exists()):
