@@ -249,7 +249,7 @@ def test_a_plan_is_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not a config: it is not valid JSON"),
+        (b"", "plan.json is not a config: Expecting value"),
         (b"[1]", "it must be an object"),
         (b'{"widht": 3}', "unknown override 'widht'"),
         (b'{"depth": "12"}', "depth='12' must be a whole number"),

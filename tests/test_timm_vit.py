@@ -100,17 +100,6 @@ def test_arguments_of_a_hub_directory_are_used_or_named(
         hvt.load(tmp_path)
 
 
-def test_a_hub_directory_tells_the_shape_of_its_images(tmp_path: Any) -> None:
-    """64 patches may be a square, and are 4 × 16 here."""
-    fields = {"img_size": (64, 256), "num_classes": 3}
-    theirs = timm.create_model("test_vit", **fields).eval()
-    save_for_hf(theirs, tmp_path, model_args=fields, safe_serialization=True)
-    again, images = hvt.load(tmp_path), torch.randn(1, 3, 64, 256)
-    assert again.config.image == (64, 256)
-    with torch.inference_mode():
-        assert torch.allclose(again(images), theirs(images), atol=1e-5)
-
-
 def test_heads_of_wide_models_are_asked_for(tmp_path: Any) -> None:
     theirs = timm.create_model(
         "vit_huge_patch14_224", img_size=28, depth=1, num_classes=2, mlp_ratio=0.1

@@ -50,7 +50,7 @@ class Compression:
 
 @dataclass(frozen=True, repr=False)
 class Cost:
-    """Totals and a row per layer for one image; a short table of them in an interactive session."""
+    """Totals and a row per layer for one image."""
 
     layers: list[Layer]
     tokens: list[int]
@@ -102,15 +102,8 @@ class Cost:
         return [layer.tokens_in for layer in self.layers if layer.name.endswith(".mlp")]
 
     def __repr__(self) -> str:
-        rows = [f"{'block':>5}  {'tokens':>6}  {'M MACs':>7}"]
-        rows += [f"{i:>5}  {n:>6}  {macs / 1e6:>7.1f}" for i, (n, macs) in enumerate(self.blocks())]
-        cheaper = f", {self.ratio:.2f}× cheaper than with all tokens" if self.ratio > 1 else ""
-        lines = [
-            f"{self.gflops:.2f} GFLOPs (MACs){cheaper}",
-            f"{self.params_m:.2f} M parameters, {self.activation_mb:.1f} MB activations per image",
-            f"tokens {arrow(self.tokens)}",
-        ]
-        return "\n".join(lines + rows)
+        size = f"{self.gflops:.2f} GFLOPs, {self.params_m:.2f} M parameters"
+        return f"Cost({size}, tokens {arrow(self.tokens)})"
 
     def to_dict(self) -> dict[str, Any]:
         return {

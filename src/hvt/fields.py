@@ -42,18 +42,15 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 def check_values(instance: Any) -> None:
     """Check each field of a dataclass against its type and bounds."""
-    kind: type = type(instance)
-    for name, default, hint, limits in _checks(kind):
-        value = getattr(instance, name)
-        if value is not default:  # most are, and configs are made by the thousand
-            check_value(name, value, hint, **limits)
+    check_some(type(instance), vars(instance))
 
 
 def check_some(kind: type, values: dict[str, Any]) -> None:
     """Check values of some fields of a dataclass against their types and bounds."""
-    for name, _, hint, limits in _checks(kind):
-        if name in values:
-            check_value(name, values[name], hint, **limits)
+    for name, default, hint, limits in _checks(kind):
+        value = values.get(name, default)
+        if value is not default:  # most are, and configs are made by the thousand
+            check_value(name, value, hint, **limits)
 
 
 def check_value(name: str, value: Any, hint: Any, **limits: Any) -> None:

@@ -22,7 +22,7 @@ from .extraction import Extract, shared_softmax
 from .features import feature_info
 from .merging import Merge
 from .pooling import Pool, as_image
-from .resize import resize_patches, resize_positions
+from .resize import resized
 
 
 class PatchEmbed(nn.Module):
@@ -366,25 +366,19 @@ class HVT(nn.Module):
             img_size=old.img_size if img_size is None else img_size,
             patch_size=old.patch_size if patch_size is None else patch_size,
         )
-        with torch.no_grad():
-            projection = self.patch_embed.proj
-            projection.weight = _moved(
-                projection.weight, resize_patches(projection.weight, new.patch_size)
-            )
-            projection.kernel_size = projection.stride = (new.patch_size, new.patch_size)
-            self.pos_embed = _moved(self.pos_embed, resize_positions(self.pos_embed, old, new, 0))
-            stage = 0
-            for index, block in enumerate(self.blocks):
-                if isinstance(block, Block):
-                    block.extract = _extraction(new, index)
-                    block.merge = _merging(new, index)
-                    bias = _key_bias(new, index)
-                    block.key_bias = None if bias is None else bias.to(self.pos_embed)
-                if isinstance(block.pool, Pool):
-                    block.pool.set_grid(new, stage)
-                    stage += 1
-                    pooled = block.get_parameter("pos_embed")
-                    block.pos_embed = _moved(pooled, resize_positions(pooled, old, new, stage))
+        for name, tensor in resized(self.state_dict(), old, new).items():
+            module, _, last = name.rpartition(".")
+            learned = self.get_parameter(name).requires_grad  # what was frozen stays frozen
+            setattr(self.get_submodule(module), last, nn.Parameter(tensor, learned))
+        projection = self.patch_embed.proj
+        projection.kernel_size = projection.stride = (new.patch_size, new.patch_size)
+        blocks: Any = self.blocks
+        for index, block in enumerate(blocks):
+            block.extract, block.merge = _extraction(new, index), _merging(new, index)
+            bias = _key_bias(new, index)
+            block.key_bias = None if bias is None else bias.to(self.pos_embed)
+            if block.pool is not None:
+                block.pool.set_grid(new, new.pool_blocks.index(index))
         self.config = new
         self.feature_info = feature_info(new)
         self.pretrained_cfg["input_size"] = (new.in_chans, *new.image)
@@ -453,11 +447,6 @@ class HVT(nn.Module):
     save_pretrained: ClassVar[Callable[..., None]]
     push_to_hub: ClassVar[Callable[..., str]]
     from_pretrained: ClassVar[Callable[..., HVT]]
-
-
-def _moved(parameter: Tensor, data: Tensor) -> nn.Parameter:
-    """A resized parameter; what was frozen stays frozen."""
-    return nn.Parameter(data, requires_grad=parameter.requires_grad)
 
 
 def _tokens(count: int, width: int) -> nn.Parameter | None:

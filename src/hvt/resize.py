@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor
 
 from .config import HVTConfig
+
+
+def resized(tensors: Mapping[str, Tensor], old: HVTConfig, new: HVTConfig) -> dict[str, Tensor]:
+    """Those of a model's tensors that follow another image or patch size."""
+    filters = "patch_embed.proj.weight"
+    moved = {filters: resize_patches(tensors[filters], new.patch_size)}
+    names = ["pos_embed", *(f"blocks.{block}.pos_embed" for block in new.pool_blocks)]
+    for stage, name in enumerate(names):
+        if name in tensors:  # a pruned model has fewer blocks
+            moved[name] = resize_positions(tensors[name], old, new, stage)
+    return moved
 
 
 def resize_positions(embedding: Tensor, old: HVTConfig, new: HVTConfig, stage: int) -> Tensor:

@@ -90,15 +90,12 @@ def read_config(path: str | Path) -> HVTConfig:
     """The config in a JSON file: `hvt plan --save` writes one, and a run's folder has one."""
     try:
         values = json.loads(Path(path).read_bytes())
+        if not isinstance(values, dict):
+            raise HVTError("it must be an object with the model's fields")
+        return HVTConfig.from_dict(values)
     except OSError as error:
         raise HVTError(f"cannot read the config {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise HVTError(f"{path} is not a config: it is not valid JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise HVTError(f"{path} is not a config: it must be an object with the model's fields")
-    try:
-        return HVTConfig.from_dict(values)
-    except HVTError as error:
+    except ValueError as error:  # of JSON, or of a field
         raise HVTError(f"{path} is not a config: {error}") from error
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..config import HVTConfig
 from ..errors import CheckpointError
 from ..model import HVT
-from ..resize import resize_patches, resize_positions
+from ..resize import resized
 from .description import understood
 
 State = dict[str, Tensor]
@@ -72,31 +72,21 @@ def check_weights(
 
 def fitted(tensors: State, old: HVTConfig, new: HVTConfig, path: Path) -> State:
     """The weights as a model of `new` takes them, without the head where the classes differ."""
-    tensors = _resized(tensors, old, new, path)
-    shapes = parameter_shapes(new)
-    if new.num_classes != old.num_classes:
-        heads = ("head.", "head_dist.")
-        tensors = {k: v for k, v in tensors.items() if not k.startswith(heads)}
-        shapes = {k: v for k, v in shapes.items() if not k.startswith(heads)}
-    compare(tensors, shapes, f"{path} has a different architecture than requested")
-    return tensors
-
-
-def _resized(tensors: State, old: HVTConfig, new: HVTConfig, path: Path) -> State:
-    """The tensors at another image size, patch size or channel count."""
-    tensors = dict(tensors)
-    filters = "patch_embed.proj.weight"
-    tensors[filters] = resize_patches(tensors[filters], new.patch_size)
+    alike = ("pool_blocks", "num_prefix_tokens", "no_embed_class", "pool_dims")
+    if all(getattr(new, name) == getattr(old, name) for name in alike):
+        tensors = tensors | resized(tensors, old, new)
     if new.in_chans != old.in_chans:
         if old.in_chans != 3:
             raise CheckpointError(
                 f"{path} takes {old.in_chans} channels and cannot be adapted to {new.in_chans}: "
                 "only weights for 3 channels can"
             )
-        tensors[filters] = adapt_input_conv(new.in_chans, tensors[filters])
-    alike = ("pool_blocks", "num_prefix_tokens", "no_embed_class", "pool_dims")
-    if all(getattr(new, name) == getattr(old, name) for name in alike):
-        names = ["pos_embed", *(f"blocks.{i}.pos_embed" for i in new.pool_blocks)]
-        for stage, name in enumerate(names):
-            tensors[name] = resize_positions(tensors[name], old, new, stage)
+        filters = "patch_embed.proj.weight"
+        tensors = tensors | {filters: adapt_input_conv(new.in_chans, tensors[filters])}
+    shapes = parameter_shapes(new)
+    if new.num_classes != old.num_classes:
+        heads = ("head.", "head_dist.")
+        tensors = {k: v for k, v in tensors.items() if not k.startswith(heads)}
+        shapes = {k: v for k, v in shapes.items() if not k.startswith(heads)}
+    compare(tensors, shapes, f"{path} has a different architecture than requested")
     return tensors

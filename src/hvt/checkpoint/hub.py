@@ -29,7 +29,7 @@ _CARD = """\
 
 {gflops:.2f} GFLOPs (multiply-adds), {params_m:.2f} M parameters.
 
-{where}
+To load it, a folder from the one that holds it:
 
 ```python
 import hvt  # makes the architecture known to timm and transformers
@@ -37,13 +37,9 @@ model = hvt.from_pretrained({source})
 
 import timm
 model = timm.create_model({for_timm}, pretrained=True)
-{pipeline}```
+```
 
 Method: Pan et al., *Scalable Vision Transformers with Hierarchical Pooling*, ICCV 2021.
-"""
-_PIPELINE = """
-from transformers import pipeline
-classify = pipeline("image-classification", model={source})
 """
 
 
@@ -126,8 +122,6 @@ def push_to_hub(
 def _card(model: HVT, directory: Path, repo_id: str | None) -> str:
     """A model card: what the model costs, and commands that open it."""
     name, priced = directory.resolve().name, cost(model.config)
-    source = json.dumps(repo_id or name)
-    classifies = model.num_classes and model.config.in_chans == 3  # its images have colours
     data = ModelCardData(
         library_name="hvt",
         license=(model.pretrained_cfg.get("origin") or {}).get("license"),
@@ -139,10 +133,8 @@ def _card(model: HVT, directory: Path, repo_id: str | None) -> str:
         title=repo_id or name,
         gflops=priced.gflops,
         params_m=priced.params_m,
-        where="To load it:" if repo_id else "To load it, in the folder that holds this one:",
-        source=source,
+        source=json.dumps(repo_id or name),
         for_timm=json.dumps(f"hf-hub:{repo_id}" if repo_id else f"local-dir:{name}"),
-        pipeline=_PIPELINE.format(source=source) if classifies else "",
     )
 
 
