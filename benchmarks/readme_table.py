@@ -86,7 +86,7 @@ def models_table(paper: list[Row], speed: list[Row]) -> str:
 
 def is_published(name: str) -> bool:
     """Whether `create_model(name, pretrained=True)` finds weights."""
-    import timm  # after hvt, which mends torchvision where its compiled part does not load
+    import timm  # after hvt, which fixes torchvision where its compiled part does not load
 
     alike = [one for one in hvt.list_models() if hvt.get_config(one) == hvt.get_config(name)]
     found = [timm.get_pretrained_cfg(one) for one in alike]  # hvt_s_4's are scale_hvt_ti_4's
@@ -100,7 +100,7 @@ def machine_line(speed: list[Row]) -> str:
         f"Images/s are inference at batch {r['batch']} in {r['dtype']} on {where} "
         f"({r['cores']} cores, {r['threads']} threads), torch {r['torch']}, timm {r['timm']}, "
         f"{r['date']}, by `{r['command']}`. “× DeiT-S” is the ratio to timm's "
-        f"`{BASELINE}`, which gives {speed_of(r)} images/s there."
+        f"`{BASELINE}` with {speed_of(r)} images/s."
     )
 
 
@@ -123,8 +123,8 @@ def beside_table(speed: list[Row]) -> str:
         for r in train
     ]
     beside = (
-        f"Beside models of timm, at batch {train[0]['batch']}; accuracies are the paper's and "
-        "those of timm's `results-imagenet.csv`:"
+        f"Compared with timm's models at batch {train[0]['batch']}; accuracies are from the paper "
+        "and timm's `results-imagenet.csv`:"
     )
     return f"{beside}\n\n{table(headings, rows, TEXTS)}"
 

@@ -185,7 +185,7 @@ def test_bad_arguments(command: Command, words: tuple[str, ...], message: str) -
         ({"pool_dims": 1, "pool_kernel": (3, 2)}, "needs pool_dims=2"),
         ({"patch_size": 11}, "patch_size=11 fits no image of the plan: fix both"),
         ({"img_size": 100_000, "depth": 64}, "gflops=1 cannot be met: the closest config"),
-        ({"retention": (3, 2)}, "a plan has no retention"),
+        ({"retention": (3, 2)}, "hvt plan does not support retention"),
     ],
 )
 def test_bad_fields(fixed: dict[str, Any], message: str) -> None:

@@ -395,7 +395,7 @@ def test_search_retrain_and_eval(
         (["search", "DEIT", "--gflops", "0.00015", "--output", "DEIT"], "already exists"),
         (["search", "POWER", "--gflops", "0.00015"], "already has a retention"),
         (["search", "HVT", "--gflops", "0.00015"], "PoWER needs a DeiT"),
-        (["search", "FIVE", "--gflops", "0.00015"], "knows 5 classes, digits has 10"),
+        (["search", "FIVE", "--gflops", "0.00015"], "has 5 classes, digits has 10"),
         (["search", "DEIT", "--gflops", "0.00015"], "does not name its 10 classes, digits has 10"),
         (["retrain", "DEIT"], "has no retention: make one with hvt power search"),
     ],

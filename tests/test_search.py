@@ -332,7 +332,7 @@ def test_given_configs_are_checked(command: Command, tmp_path: Path) -> None:
     words = ("search", "digits", "--gflops", 0.0004, "--img-size", 8, "--output", tmp_path / "out")
     code, _, err = command(*words, "--configs", tmp_path / "mine.json")
     assert code == 2
-    assert "mine.json takes 0.001" in err
+    assert "mine.json costs 0.001" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -384,7 +384,7 @@ def test_the_built_in_model(run: Command, flower: Path, tmp_path: Path, kind: st
         ("see features", "required: MODEL… IMAGE"),
         ("see features hvt_ti_1", "no image is given: use hvt see features hvt_ti_1 IMAGE"),
         ("see features hvt_ti_1 none.png", "none.png cannot be read as an image: there is no"),
-        ("see tokens hvt_ti_1 strip.png", "strip.png cannot be read as an image: it has 1 × 9999"),
+        ("see tokens hvt_ti_1 strip.png", "strip.png cannot be read as an image: its 1 × 9999"),
         ("see features hvt_s4 IMAGE", "'hvt_s4' is neither a model nor a checkpoint: did you"),
         ("see features cut.png IMAGE", "cut.png is neither a safetensors nor a PyTorch file"),
         ("see features hvt_ti_1 IMAGE --output a.pdf", "a.pdf should end in .png or .svg"),
