@@ -134,7 +134,7 @@ def test_a_model_of_timm(tmp_path: Path) -> None:
     params = sum(p.numel() for p in timm.create_model("test_vit").parameters())
     assert opened.params_m == pytest.approx(params / 1e6)
     assert opened.call(2, CPU)().shape == (2, 1000)  # type: ignore[attr-defined]
-    with pytest.raises(HVTError, match="test_vit is timm's"):
+    with pytest.raises(HVTError, match="test_vit is a timm model"):
         open_bench_model("test_vit", "onnx", CPU, tmp_path)
 
 

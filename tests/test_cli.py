@@ -84,7 +84,7 @@ def test_rows_as_a_table_as_json_and_as_csv(capsys: Captured) -> None:
 
 def test_models_lists_every_model_on_a_line_of_its_own(capsys: Captured) -> None:
     table, *built_in, note = run(capsys, "models").split("\n\n")
-    assert built_in[-1] == "cifar100 is built in and knows CIFAR-100's classes"
+    assert built_in[-1] == "cifar100 is built in, with CIFAR-100's classes"
     assert [text.split()[0] for text in built_in] == list(BUILT_IN)
     lines = [line for line in table.splitlines() if "GFLOPs" not in line and "params" not in line]
     names = [line.split()[0] for line in lines if line[1] != " "]

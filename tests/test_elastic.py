@@ -337,7 +337,7 @@ def test_eval_measures_all_settings(file: Path, tmp_path: Path, capsys: Any) -> 
     assert plot.exists()
     assert main([*words, "--settings", "all"]) == 0
     assert main([*words, "--plot", str(plot)]) == 2
-    assert "--plot draws the curve of --settings all" in capsys.readouterr().err
+    assert "--plot needs --settings all" in capsys.readouterr().err
 
 
 def test_an_export_is_one_setting(file: Path, tmp_path: Path) -> None:

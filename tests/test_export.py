@@ -416,7 +416,7 @@ def test_the_command(command: Command, build: Build, tmp_path: Path) -> None:
     assert lines[0].split()[0] == "MB"
     assert [line.split()[0] for line in lines[1:3]] == ["PyTorch", "torch.export"]
     assert "100.0 %" in lines[2]
-    assert "on 16 drawn images" in said
+    assert "on 16 random images" in said
     assert "--data" in said
     assert out.is_file()
 
@@ -432,9 +432,9 @@ def test_errors_before_anything_is_written(
     for words, message in (
         ((checkpoint, tmp_path / "model.bin"), "model.bin should end in .onnx, as model.onnx does"),
         ((checkpoint, tmp_path / "m.onnx", "--to", "torch"), "should end in .pt2, as m.pt2 does"),
-        ((checkpoint, tmp_path / "m.pt2", "--int8"), "--int8 is for ONNX"),
-        ((checkpoint, tmp_path / "m.onnx", "--int8"), "calibrated on images: name some with"),
-        ((checkpoint, tmp_path / "m.onnx", "--max-error", "1"), "--max-error is for --int8"),
+        ((checkpoint, tmp_path / "m.pt2", "--int8"), "--int8 needs ONNX"),
+        ((checkpoint, tmp_path / "m.onnx", "--int8"), "images to calibrate on: name them with"),
+        ((checkpoint, tmp_path / "m.onnx", "--max-error", "1"), "--max-error needs --int8"),
         (
             (checkpoint, tmp_path / "m.onnx", "--int8", "--data", "digits", "--max-error", "nan"),
             "--max-error=nan must be above 0, such as 0.1",

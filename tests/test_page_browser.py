@@ -205,7 +205,7 @@ def test_a_broken_file_is_answered_in_words(page: Page, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         page.one("#file").send_keys(str(tmp_path / name))
         page.until(lambda words=words: words in page.text("problem"))
-        assert page.text("status") == "No answer."
+        assert page.text("status") == "No prediction."
         assert not page.shown("stages")
     page.sample("apple")  # and goes on
     assert page.text("status").startswith("apple")

@@ -156,7 +156,7 @@ def test_budgets_that_cannot_be_met_name_the_closest_config(
         (("--gflops", "0"), "gflops=0.0 must be a number above 0"),
         (("--latency-ms", "5", "--mode", "onx"), "unknown mode 'onx': did you mean onnx?"),
         (("--gflops", "1", "--device", "cpu"), "need latency_ms: give it, or leave them out"),
-        (("--gflops", "1", "--choice", "3"), "--choice says which of the best --save writes"),
+        (("--gflops", "1", "--choice", "3"), "--choice needs --save FILE.json"),
         (("--latency-ms", "5", "--pool", "conv"), "latency cannot be predicted for pool='conv'"),
         (
             ("--gflops", "1", "--img-size", "32", "--patch-size", "16", "--stages", "4"),

@@ -164,7 +164,7 @@ CUT = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r
         ({"content": encoded_image()[:60]}, 422, "damaged"),
         ({"content": png(60_000, 60_000)}, 413, "pixels"),
         ({"content": png(1, 500_000)}, 413, "after resizing to a shorter side"),
-        ({"content": bytes(200_001)}, 413, "more than the 200000 bytes"),
+        ({"content": bytes(200_001)}, 413, "larger than the 200000 bytes"),
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "image/*"),
         ({"content": b"image=cat", "headers": CURL}, 415, "a known format"),
         ({"files": [("image", encoded_image())]}, 422, "in the field 'images'"),

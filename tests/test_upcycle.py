@@ -471,9 +471,9 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path, capsys: Any) -> 
             "20 images, 16 to train on and 4 held out: too few for a batch of 64"
         ),
         (vit, "out.pth", "--data", photos): "should end in .safetensors",
-        (vit, out): "no photos are given",
+        (vit, out): "name photos with --data",
         (vit, out, "--data", photos + "/photos/a/*.png", *common): "is not a folder",
-        (vit,): "a source and a file",
+        (vit,): "name a source and an output",
         (vit, out, "--resume", "x"): "leave the others out",
         ("--resume", str(tmp_path)): "not the folder of an upcycling",
     }.items():

@@ -81,7 +81,7 @@ def test_errors(command: Command, build: Build, tmp_path: Path) -> None:
     for words, message in (
         ((checkpoint, tmp_path / "full", "--web"), "full is not empty: name a new folder"),
         ((features, tmp_path / "out", "--web"), "a model with a classifier"),
-        ((checkpoint, tmp_path / "out", "--runtime", "."), "--runtime is for --web"),
+        ((checkpoint, tmp_path / "out", "--runtime", "."), "--runtime needs --web"),
         ((checkpoint, tmp_path / "out", "--web", "--runtime", tmp_path), "npm install onnxr"),
         ((checkpoint, tmp_path / "out", "--web", "--to", "onnx"), "leave --to out"),
     ):

@@ -47,10 +47,10 @@ def window(dims: int, size: int | Grid) -> Grid:
 
 @dataclass(frozen=True)
 class HVTConfig:
-    """Everything that tells one model of the family from another.
+    """The architecture of a model.
 
-    `HVT(config)` builds it, `cost(config)` prices it, a checkpoint carries it as JSON. A value
-    that cannot work raises an `HVTError` that names the field, the value and what would be right.
+    `HVT(config)` builds it, `cost(config)` prices it, a checkpoint stores it as JSON. An
+    invalid value raises an `HVTError` that names the field, the value and a valid one.
     """
 
     img_size: int | tuple[int, int] = _count(224, "image height and width in pixels: N or HxW")
@@ -201,7 +201,7 @@ class HVTConfig:
     # ── plain data ──────────────────────────────────────────────────────────────────────────────
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can carry; `from_dict` is the way back."""
+        """Plain values for JSON; `from_dict` is the inverse."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -211,10 +211,10 @@ class HVTConfig:
         return cls(**values)
 
     def replace(self, **overrides: Any) -> HVTConfig:
-        """The same config with other values; `stages` and `pool_after` displace each other, and
-        a class token asked for or dropped takes the head along.
+        """The same config with other values; `stages` and `pool_after` replace each other, and
+        adding or removing a class token changes the head.
 
-        A retention follows another image size, patch size or depth in proportion.
+        A retention is scaled to another image size, patch size or depth.
         """
         check_fields(overrides)
         if "pool_after" in overrides:

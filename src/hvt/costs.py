@@ -116,7 +116,7 @@ class Cost:
 
 
 def cost(model: HVTConfig | HVT | str | Path, **overrides: Any) -> Cost:
-    """What a config, model or named model costs; nothing is built.
+    """The cost of a config, model or named model, without building it.
 
     >>> round(cost("hvt_s_4").gflops, 2)
     1.39

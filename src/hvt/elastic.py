@@ -72,7 +72,7 @@ def choose(configs: Sequence[HVTConfig], budget: str | float) -> int:
 def at(model: HVT, budget: str | float) -> HVT:
     """The largest setting of at most so many GFLOPs, `0.7` or `"0.7G"`: a plain model.
 
-    It shares the weights: what is learned or loaded by either is seen by both.
+    It shares the weights: training or loading either changes both.
     """
     return plain(model, choose(configs_of(model), budget))
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class HVTError(ValueError):
-    """Bad input; the command line prints only its message and exits with 2."""
+    """Invalid input; the command line prints only its message and exits with 2."""
 
 
 class CheckpointError(HVTError):
-    """A weights file that cannot be read, is not ours to read, or does not fit."""
+    """A checkpoint that cannot be read, is unsafe, or does not fit."""
 
 
 class UnsafeCheckpointError(CheckpointError):

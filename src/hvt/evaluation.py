@@ -35,7 +35,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Score:
-    """The result of an evaluation, in per cent where it is a share."""
+    """The result of an evaluation; accuracies are in per cent."""
 
     top1: float
     top5: float
@@ -76,7 +76,7 @@ class Score:
         return self.images / self.seconds if self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; classes without images are left out, and two may have the same name."""
+        """Plain values; classes without images are omitted, and two may have the same name."""
         class_names = self.class_names or [*map(str, range(self.num_classes))]
         rows = enumerate(zip(class_names, self.per_class, self.class_images, strict=True))
         return {

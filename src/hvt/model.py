@@ -178,7 +178,7 @@ class Block(nn.Module):
 
 
 class HVT(nn.Module):
-    """A vision transformer whose sequence is pooled stage by stage; DeiT where it never is.
+    """A vision transformer with pooling between its stages; without pooling it is a DeiT.
 
     Meets timm's contract for classification models. Logits are logits in every mode.
     """
@@ -268,8 +268,8 @@ class HVT(nn.Module):
     ) -> Any:
         """The output of chosen blocks, after their pooling; arguments and results as timm's.
 
-        `NLC` gives the tokens. `NCHW` gives grids; a sequence that was pooled in 1D or has lost
-        tokens has no grid, so it comes as one row, `(B, D, 1, N')`.
+        `NLC` returns the tokens, `NCHW` returns grids; a sequence that was pooled in 1D or lost
+        tokens has no grid and is returned as one row, `(B, D, 1, N')`.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise HVTError(f"output_fmt={output_fmt!r} must be 'NCHW' or 'NLC'")
@@ -343,9 +343,9 @@ class HVT(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head for another task, newly initialised; 0 classes leave the features.
+        """Replace the head by a new one; 0 classes return features.
 
-        The names of the old classes go with the old head, even if there are as many new ones.
+        The class names are dropped, even if the number of classes stays the same.
         """
         pool = self.global_pool if global_pool is None else global_pool
         self.config = self.config.replace(num_classes=num_classes, global_pool=pool)
@@ -360,7 +360,7 @@ class HVT(nn.Module):
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | None = None
     ) -> None:
-        """Take images of another size from now on, resampling positions and patch filters."""
+        """Change the image size, resampling positions and patch filters."""
         old = self.config
         new = old.replace(
             img_size=old.img_size if img_size is None else img_size,

@@ -27,12 +27,12 @@ default_cfgs = generate_default_cfgs(
 
 
 def create_model(name: str | Path, pretrained: bool = False, **overrides: Any) -> HVT:
-    """A named model, any field of `HVTConfig` replaced: `create_model("hvt_s_4", depth=24)`.
+    """A named model, with fields of `HVTConfig` replaced: `create_model("hvt_s_4", depth=24)`.
 
-    A `.json` file that `hvt plan --save` wrote may take the place of a name.
+    A `.json` file of `hvt plan --save` can be used instead of a name.
 
-    `pretrained` fetches the published ImageNet weights, resized to the asked image size; another
-    number of classes gets a new head.
+    `pretrained` downloads the published ImageNet weights and resizes them to the image size;
+    another number of classes gets a new head.
     """
     config = get_config(name, **overrides)  # raises errors before anything is built
     if is_config_file(name):

@@ -61,19 +61,19 @@ BUILT_IN: dict[str, str] = {
     "imagenet": "ImageNet's 1,000 classes",
     "cifar100": "CIFAR-100's classes",
 }
-"""Name → what the model knows; its weights are in `assets/NAME.safetensors`."""
+"""Name → the classes of the model; its weights are in `assets/NAME.safetensors`."""
 
 DEFAULT = "imagenet"
 """The checkpoint where none is named."""
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names that match a shell pattern, in the order of size: `list_models("hvt_s_*")`."""
+    """Names that match a shell pattern, ordered by size: `list_models("hvt_s_*")`."""
     return [name for name in MODELS if fnmatch.fnmatchcase(name, pattern)]
 
 
 def get_config(name: str | Path, **overrides: Any) -> HVTConfig:
-    """The config of a named model, or in a `.json` file, with some fields replaced."""
+    """The config of a named model or a `.json` file, with fields replaced."""
     if is_config_file(name):
         return read_config(name).replace(**overrides)
     if str(name) not in MODELS:

@@ -35,10 +35,10 @@ def save(
     """Write weights, config, class names and preprocessing to one safetensors file, atomically.
 
     Names and preprocessing (mean, std, interpolation, crop_pct, crop_mode) default to the model's.
-    `dtype` is what the file holds its weights in: `torch.float16` halves it, and `load` still gives
+    `dtype` is the precision in the file: `torch.float16` halves its size, and `load` still returns
     the model in its own precision. The same model gives the same bytes.
-    What `model.pretrained_cfg["origin"]` says of where the weights come from goes along.
-    A model that is no longer what its config says, such as a pruned one, raises an error.
+    `model.pretrained_cfg["origin"]`, the source of the weights, is saved too.
+    A model that does not match its config, such as a pruned one, raises an error.
     """
     metadata = {"format": "pt", "hvt": describe(model, class_names, preprocessing)}
     compare(
@@ -81,14 +81,14 @@ def load(
     gflops: float | str | None = None,
     **overrides: Any,
 ) -> HVT:
-    """The model of a checkpoint, in evaluation mode.
+    """Load the model of a checkpoint, in evaluation mode.
 
     Reads our files, the authors' `.pth`, DeiT's and timm's plain ViTs (`.pth` or safetensors) and
     Hugging Face directories. `overrides` are fields of `HVTConfig`: another `img_size`,
     `patch_size` or `in_chans` resizes the weights, another `num_classes` gets a new head.
 
-    An elastic checkpoint gives its largest setting, whose `at` gives the others; `gflops` loads
-    the largest of at most that cost instead, as a plain model, and `overrides` are of one.
+    An elastic checkpoint returns its largest setting, whose `at` returns the others; `gflops` and
+    `overrides` load one setting as a plain model, with `gflops` the largest within that cost.
     """
     checkpoint = read(path, overrides)
     if gflops is not None or overrides:

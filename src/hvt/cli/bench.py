@@ -1,4 +1,4 @@
-"""`hvt bench`: how fast models are, beside each other, on this machine."""
+"""`hvt bench`: the speed of models on this machine."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ _COLUMNS = {
 
 
 def register(commands: Any) -> None:
-    parser = add_command(commands, "bench", run, "time models beside each other", _EXAMPLES)
+    parser = add_command(commands, "bench", run, "compare the speed of models", _EXAMPLES)
     parser.add_argument(
         "first",
         metavar="MODEL",
         help="a model's name (hvt's or timm's), a .json config, a checkpoint or an .onnx file",
     )
-    parser.add_argument("others", nargs="*", metavar="MODEL", help="more of them")
-    text = f"of {', '.join(MODES)}; timm's have no exported ones"
+    parser.add_argument("others", nargs="*", metavar="MODEL", help="more models")
+    text = f"any of {', '.join(MODES)}; for timm's models not the exported ones"
     add_flag(parser, "--modes", text, tuple[str, ...], "eager", metavar="MODES", choices=MODES)
     add_flag(parser, "--batch", "batch sizes", tuple[int, ...], "1,16", ge=1)
     add_flag(parser, "--img-size", "pixels, for hvt's models", int, ge=1)
     add_shared(parser, "--threads", "--device")
-    add_flag(parser, "--rounds", "turns of each", int, 5, ge=1)
-    add_flag(parser, "--no-memory", "leave out the peak memory", bool)
+    add_flag(parser, "--rounds", "timing rounds", int, 5, ge=1)
+    add_flag(parser, "--no-memory", "do not measure peak memory", bool)
     add_shared(parser, "--plot")
     add_shared(parser.add_mutually_exclusive_group(), "--csv", "--json")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Time models of hvt and timm, plans, checkpoints and ONNX files in turns.
+    """Time models of hvt and timm, plans, checkpoints and ONNX files, interleaved.
 
     GFLOPs are MACs per image; the share of peak is that of the machine's fastest float32 matrix
     product.

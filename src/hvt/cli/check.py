@@ -1,4 +1,4 @@
-"""`hvt check`: whether every image of a data set can be read."""
+"""`hvt check`: unreadable images of a dataset."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 20  # classes and repeated images listed without --json
 
 def register(commands: Any) -> None:
     parser = add_command(
-        commands, "check", run_check, "find the broken images of a data set",
+        commands, "check", run_check, "find unreadable images in a dataset",
         "hvt check digits\nhvt check path/to/images --workers 8\n"
         "hvt check imagenet --root path/to/imagenet --json",
     )  # fmt: skip
@@ -31,7 +31,7 @@ def register(commands: Any) -> None:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Read every image of a data set and list those that are broken, with the reason.
+    """Read every image of a dataset and list the unreadable ones with the reason.
 
     It also lists everything else for which training would raise an error. The exit code is 0 if
     all is well and 1 if it is not.

@@ -31,7 +31,7 @@ _SETTINGS: Columns = {
 
 def register(commands: Any) -> None:
     parser = add_command(
-        commands, "eval", run_eval, "measure a checkpoint on images",
+        commands, "eval", run_eval, "measure the accuracy of a checkpoint",
         "hvt eval runs/digits-hvt_ti_2/best.safetensors --data digits\n"
         "hvt eval model.safetensors --data IMAGES --confusion confusion.png --json\n"
         "hvt eval model.onnx --data IMAGES\n"
@@ -43,8 +43,8 @@ def register(commands: Any) -> None:
         help="a checkpoint in any format that hvt.load reads, an ONNX file or a built-in model",
     )
     add_flag(parser, "--data", "digits, cifar100, imagenet or a folder", required=True)
-    add_flag(parser, "--download", "fetch the named data set", bool)
-    add_flag(parser, "--workers", "processes that read images", int, 1, ge=0, le=MAX_THREADS)
+    add_flag(parser, "--download", "download the named dataset", bool)
+    add_flag(parser, "--workers", "reading processes", int, 1, ge=0, le=MAX_THREADS)
     add_flag(parser, "--skip-broken", "skip unreadable images", bool)
     text = "draw the misclassified images with the highest loss"
     add_flag(parser, "--worst", text, metavar="PNG")
@@ -65,7 +65,7 @@ def run_eval(args: argparse.Namespace) -> int:
     if args.settings:
         return _run_settings(args)
     if args.plot:
-        raise HVTError("--plot draws the curve of --settings all: add that, or leave --plot out")
+        raise HVTError("--plot needs --settings all: add it, or leave --plot out")
     drawing = None if args.confusion is None else figure_path(args.confusion)
     score = evaluate(args.checkpoint, **keywords_of(evaluate, args))
     if os.environ.get("RANK", "0") != "0":  # torchrun's: one process prints
@@ -79,7 +79,7 @@ def run_eval(args: argparse.Namespace) -> int:
 def _run_settings(args: argparse.Namespace) -> int:
     """Accuracy, cost and speed of each setting, and the curve."""
     if args.gflops or args.confusion or args.worst:
-        raise HVTError("--settings all is of all settings: leave the others out")
+        raise HVTError("--settings all excludes --gflops, --confusion and --worst: leave them out")
     drawing = None if args.plot is None else figure_path(args.plot)
 
     from ..deploy.elastic import draw_curve, evaluate_settings

@@ -18,7 +18,7 @@ IMAGES = 64  # that the two are compared on; int8 is calibrated on as many other
 
 def register(commands: Any) -> None:
     parser = add_command(
-        commands, "export", run_export, "write a model that runs without this package",
+        commands, "export", run_export, "export a model to ONNX, int8 or torch.export",
         "hvt export imagenet.onnx                  the built-in model\n"
         "hvt export model.safetensors model.onnx --data IMAGES\n"
         "hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
@@ -31,35 +31,40 @@ def register(commands: Any) -> None:
         "words",
         nargs="+",
         metavar="[MODEL] OUT",
-        help="what to write: a checkpoint in any format that hvt.load reads, a built-in one or a "
-        f"model's name (default: the built-in {DEFAULT}); and the file: OUT.onnx, or OUT.pt2; "
-        "with --hf and --web a new folder",
+        help="a checkpoint in any format that hvt.load reads, a built-in model or a model's name "
+        f"(default: the built-in {DEFAULT}), then the output: OUT.onnx, OUT.pt2, or a new folder "
+        "for --hf and --web",
     )
     parser.add_argument(
-        "--to", choices=("onnx", "torch"), help="the format (default: by the file's suffix)"
+        "--to", choices=("onnx", "torch"), help="format (default: by the suffix of OUT)"
     )
-    add_flag(parser, "--hf", "write the folder that transformers.js and optimum open", bool)
+    add_flag(parser, "--hf", "write a folder for transformers.js and optimum", bool)
     add_flag(
         parser, "--web", "the same folder with a page that runs the model in the browser", bool
     )
     add_flag(
         parser,
         "--runtime",
-        "the npm package onnxruntime-web, to copy beside the page of --web; without it the page "
-        "fetches the runtime from cdn.jsdelivr.net",
+        "npm package onnxruntime-web to copy next to the page of --web (default: the page loads "
+        "it from cdn.jsdelivr.net)",
         Path,
         metavar="FOLDER",
     )
-    add_flag(parser, "--int8", "weights and activations in 8 bits (ONNX only; needs --data)", bool)
+    add_flag(
+        parser,
+        "--int8",
+        "quantise weights and activations to 8 bits (ONNX only; needs --data)",
+        bool,
+    )
     parser.add_argument(
         "--data",
         help=f"images to compare on, {IMAGES} of the training split: digits, cifar100, "
-        "imagenet or a folder; int8 takes as many others to calibrate on",
+        "imagenet or a folder; int8 is calibrated on as many others",
     )
     add_flag(
         parser,
         "--max-error",
-        "an int8 file whose logits have a larger relative error is not written (default: 0.1)",
+        "maximum relative error of int8 logits, above which nothing is written (default: 0.1)",
         float,
     )
     add_shared(parser, "--gflops", "--pretrained", "--root", "--json")
@@ -120,20 +125,20 @@ def run_export(args: argparse.Namespace) -> None:
 def _form(args: argparse.Namespace, out: Path) -> str:
     """The form to export to; raises an error for flags that do not go together."""
     if args.runtime and not args.web:
-        raise HVTError("--runtime is for --web: leave it out, or write a page")
+        raise HVTError("--runtime needs --web: leave it out, or write a page")
     if args.to and (args.hf or args.web):
         raise HVTError("--hf and --web write a folder with ONNX files: leave --to out")
     form: str = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")
     if not args.int8:
         if args.max_error is not None:
-            raise HVTError("--max-error is for --int8: float32 has a fixed tolerance")
+            raise HVTError("--max-error needs --int8: float32 has a fixed tolerance")
         return form
     if form == "torch":
-        raise HVTError("--int8 is for ONNX: leave it out, or name a file that ends in .onnx")
+        raise HVTError("--int8 needs ONNX: leave it out, or name a file that ends in .onnx")
     if args.max_error is not None and not args.max_error > 0:
         raise HVTError(f"--max-error={args.max_error:g} must be above 0, such as 0.1")
     if not args.data:
-        raise HVTError("--int8 is calibrated on images: name some with --data")
+        raise HVTError("--int8 needs images to calibrate on: name them with --data")
     return "int8"
 
 
@@ -154,9 +159,9 @@ def _print(files: list[dict[str, Any]]) -> None:
     exported = [f | {"name": names[f["form"]], "speed": f["images_per_second"]} for f in files]
     rows = [torch | {"name": "PyTorch"}, *exported]
     emit((row | {"megabytes": row["bytes"] / 1e6} for row in rows), columns)
-    kind = "real" if last["real"] else "drawn"
+    kind = "real" if last["real"] else "random"
     print(f"on {last['images']} {kind} images; images/s at batch {BATCH} on the CPU")
     if not last["real"]:
-        print("drawn images say little about accuracy: name real ones with --data")
+        print("random images say little about accuracy: name real ones with --data")
     if last["kept"]:
         print(f"layers kept in float32 for accuracy: {', '.join(last['kept'])}")

@@ -11,15 +11,15 @@ from .flags import add_command, add_fields, add_flag, add_shared, given_fields
 from .output import emit, new_console, print_json
 
 _EXAMPLES = """\
-hvt fit IMAGES                          a folder per class; the result in runs/fit-IMAGES
+hvt fit IMAGES                          one folder per class; writes runs/fit-IMAGES
 hvt fit IMAGES --output RUN             RUN/model.safetensors, RUN/report.html
-hvt fit IMAGES --minutes 10             all blocks from there; the same command resumes
+hvt fit IMAGES --minutes 10             then fine-tune all blocks; the same command resumes
 hvt predict RUN/model.safetensors NEW_IMAGES
 """
 
 
 def register(commands: Any) -> None:
-    text = "fit a classifier to your own images, in a minute or in ten"
+    text = "fit a classifier to your own images, in a minute or ten"
     parser = add_command(commands, "fit", run, text, _EXAMPLES)
     parser.add_argument("data", metavar="IMAGES", help="a folder with one folder per class")
     add_flag(parser, "--size", "image size in pixels", int, ge=16)
@@ -29,12 +29,12 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Fit a linear head to the embeddings of images, by a trained model.
+    """Fit a linear head to the embeddings of a trained model.
 
-    Every image is embedded once. With --minutes, all blocks are fine-tuned from that head by the
-    recipe finetune, and the better by validation images is kept. Writes an ordinary checkpoint and
-    a report. IMAGES has one folder per class, or train and val with such folders; without val, a
-    fifth of each class is held out.
+    Every image is embedded once. With --minutes, all blocks are then fine-tuned with the recipe
+    finetune, and the better model on the validation images is kept. Writes an ordinary checkpoint
+    and a report. IMAGES contains one folder per class, or train and val with such folders; without
+    val, a fifth of each class is held out.
     """
     from ..fitting.run import fit
 

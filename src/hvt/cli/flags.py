@@ -94,7 +94,7 @@ def add_command(
 
 
 def add_group(commands: Any, name: str, help: str, examples: str, description: str) -> Any:
-    """Add a command that has commands of its own, and alone shows its help."""
+    """Add a command with subcommands; without one it shows its help."""
 
     def run(args: argparse.Namespace) -> None:
         args.parser.print_help()
@@ -105,18 +105,18 @@ def add_group(commands: Any, name: str, help: str, examples: str, description: s
 
 
 _SHARED: dict[str, dict[str, Any]] = {
-    "--allow-changed-data": {"help": "resume although images have changed", "kind": bool},
+    "--allow-changed-data": {"help": "resume even if images have changed", "kind": bool},
     "--batch-size": {"help": "images per batch", "kind": int, "default": 64, "ge": 1},
     "--csv": {"help": "print CSV", "kind": bool},
     "--device": {"help": "auto, cpu, cuda …", "default": "auto"},
-    "--gflops": {"help": "of an elastic checkpoint, the largest setting within this cost",
+    "--gflops": {"help": "for an elastic checkpoint: the largest setting within this cost",
                  "kind": float, "gt": 0},
     "--json": {"help": "print JSON", "kind": bool},
-    "--match-by-order": {"help": "match the data's classes with the model's by order, not by name",
+    "--match-by-order": {"help": "match classes by order instead of by name",
                          "kind": bool},
     "--plot": {"help": "draw the results", "metavar": "PNG|SVG"},
-    "--pretrained": {"help": "fetch the published weights of a model's name", "kind": bool},
-    "--root": {"help": "folder of the named data set"},
+    "--pretrained": {"help": "download the published weights of a named model", "kind": bool},
+    "--root": {"help": "folder that contains the named dataset"},
     "--threads": {"help": "CPU threads (default: torch's)", "kind": int, "ge": 1,
                   "le": MAX_THREADS},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`hvt models` and `hvt cost`: which models there are and what they cost."""
+"""`hvt models` and `hvt cost`: the models and their costs."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def run_models(args: argparse.Namespace) -> None:
         return
     lines = []
     for name in built_in:
-        role = ", the default where a model may be left out" if name == zoo.DEFAULT else ""
-        lines.append(f"\n{name} is built in and knows {zoo.BUILT_IN[name]}{role}")
+        role = ", the default model" if name == zoo.DEFAULT else ""
+        lines.append(f"\n{name} is built in, with {zoo.BUILT_IN[name]}{role}")
     for note in dict.fromkeys(zoo.NOTES[name] for name in names if name in zoo.NOTES):
         noted = [name for name in names if zoo.NOTES.get(name) == note]
         lines.append(f"\n{', '.join(noted)}: {note}")

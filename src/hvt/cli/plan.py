@@ -30,20 +30,20 @@ hvt plan --gflops 0.009 --img-size 32 --head-dim 12 --num-classes 100
 
 def register(commands: Any) -> None:
     parser = add_command(commands, "plan", run, "choose a model for a budget", _EXAMPLES)
-    group = parser.add_argument_group("budgets, any of them together")
+    group = parser.add_argument_group("budgets, which can be combined")
     add_flag(group, "--gflops", "MACs per image in 10⁹", float)
     add_flag(group, "--params", "parameters in 10⁶", float)
-    add_flag(group, "--latency-ms", "milliseconds per batch, by a table of block timings", float)
+    add_flag(group, "--latency-ms", "milliseconds per batch, predicted from measured blocks", float)
     add_flag(group, "--memory", "MB of a training step: AdamW, float32", float)
-    timed = parser.add_argument_group("how latency is measured")
+    timed = parser.add_argument_group("latency measurement")
     add_flag(timed, "--mode", "eager, onnx or int8", str, "eager")
     add_flag(timed, "--remeasure", "ignore the cached timings", bool)
     add_flag(timed, "--batch", "images per batch", int, 1, ge=1)
     add_shared(timed, "--device", "--threads")
     add_flag(parser, "--train-batch", "images of a training step, for --memory", int, 128, ge=1)
-    add_flag(parser, "--count", "how many of the best to print", int, 5, ge=1)
-    add_flag(parser, "--choice", "which of the best --save writes (default: 1)", int, ge=1)
-    add_flag(parser, "--save", "write the best as a config", metavar="FILE.json")
+    add_flag(parser, "--count", "number of configs to print", int, 5, ge=1)
+    add_flag(parser, "--choice", "which config --save writes (default: 1)", int, ge=1)
+    add_flag(parser, "--save", "write the best config", metavar="FILE.json")
     add_shared(parser, "--json")
     skipped = [name for name in FIELDS if name not in (*SEARCHED, *KEPT)]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
@@ -56,9 +56,7 @@ def run(args: argparse.Namespace) -> None:
     are given are fixed. See docs/plan.md.
     """
     if args.choice is not None and not args.save:
-        raise HVTError(
-            "--choice says which of the best --save writes: use --save FILE.json, or leave it out"
-        )
+        raise HVTError("--choice needs --save FILE.json: add it, or leave --choice out")
     if args.save:
         check_writable(args.save)
 
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     _print(planned)
     if args.save:
         command = f"hvt train RECIPE --model {shlex.quote(args.save)}"
-        print(f"{args.save} has choice {args.choice or 1}: {command}")
+        print(f"{args.save} contains choice {args.choice or 1}; train it with: {command}")
 
 
 def _print(planned: Plan) -> None:

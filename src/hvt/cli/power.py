@@ -1,4 +1,4 @@
-"""`hvt power`: search which tokens a DeiT can do without, and train it again without them."""
+"""`hvt power`: search which tokens a DeiT does not need, and retrain it without them."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def register(commands: Any) -> None:
     steps = add_group(
         commands, "power", "drop a DeiT's least attended tokens (PoWER)", _SEARCH + _RETRAIN,
         "Apply PoWER to a trained DeiT: search how many tokens each block keeps for a budget of\n"
-        "GFLOPs, then retrain with the others dropped. docs/power.md says more.",
+        "GFLOPs, then retrain with the others dropped. See docs/power.md.",
     )  # fmt: skip
     parser = add_command(steps, "search", run_search, "find a retention for a budget", _SEARCH)
-    parser.add_argument("checkpoint", help="a trained DeiT, in any form that hvt.load reads")
-    add_flag(parser, "--gflops", "the budget", float, required=True)
-    add_flag(parser, "--r-lr", "learning rate of r", float, gt=0, le=1)
+    parser.add_argument("checkpoint", help="a trained DeiT in any format that hvt.load reads")
+    add_flag(parser, "--gflops", "budget: MACs per image in 10⁹", float, required=True)
+    add_flag(parser, "--r-lr", "learning rate of the retention scores r", float, gt=0, le=1)
     parser.add_argument(
         "--output",
         dest="file",
         metavar="FILE",
-        help="what to write (default: CHECKPOINT_power.safetensors)",
+        help="file to write (default: CHECKPOINT_power.safetensors)",
     )
     add_shared(parser, "--match-by-order")
     _add_recipe(parser, skip=_UNUSED)
 
-    parser = add_command(steps, "retrain", run_retrain, "train a searched model again", _RETRAIN)
-    parser.add_argument("checkpoint", help="what hvt power search has written")
+    parser = add_command(steps, "retrain", run_retrain, "retrain a searched model", _RETRAIN)
+    parser.add_argument("checkpoint", help="output of hvt power search")
     _add_recipe(parser, skip=("overrides", "model", "init", "processes"))
     add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
 
@@ -55,7 +55,7 @@ def _add_recipe(parser: Any, skip: tuple[str, ...]) -> None:
     parser.add_argument(
         "--recipe",
         default="power",
-        help=f"values to start from: {', '.join(list_recipes())} or a .toml file (default: power); "
+        help=f"recipe: {', '.join(list_recipes())} or a .toml file (default: power); "
         "the architecture is always the checkpoint's",
     )
     add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=skip)

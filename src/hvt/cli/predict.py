@@ -33,14 +33,14 @@ def register(commands: Any) -> None:
         "hvt predict model.safetensors 'holiday/*.jpg' --top 1 --json",
     )  # fmt: skip
     parser.add_argument("others", nargs="*", metavar="[MODEL] IMAGE…",
-                        help="images to classify; before them a checkpoint, an ONNX file or a "
-                        "built-in model, if not the default")  # fmt: skip
+                        help="images to classify, optionally after a checkpoint, an ONNX file or "
+                        "a built-in model")  # fmt: skip
     add_flag(parser, "--output", "a .csv, .jsonl or .parquet file, or a folder for parts")
     _add_parts(parser, "csv")
-    add_flag(parser, "--top", "classes to show for each image", int, 5, ge=1)
+    add_flag(parser, "--top", "classes to show per image", int, 5, ge=1)
     budget = parser.add_mutually_exclusive_group()
     add_shared(budget, "--gflops")
-    text = "of an elastic checkpoint, the largest setting that takes so many ms an image here"
+    text = "for an elastic checkpoint: the largest setting within so many ms per image"
     add_flag(budget, "--ms", text, float, gt=0)
     add_shared(parser, "--batch-size", "--device")
     add_shared(parser.add_mutually_exclusive_group(), "--csv", "--json")
@@ -57,12 +57,12 @@ def register(commands: Any) -> None:
 def _add_parts(parser: Parser, default: str) -> None:
     """The flags of many images and of results in files."""
     add_flag(parser, "--list", "a file with a path per line; - for stdin", metavar="FILE")
-    add_flag(parser, "--format", "of the parts in a folder", str, default)
+    add_flag(parser, "--format", "format of the parts in a folder", str, default)
     add_flag(parser, "--part-size", "images per part", int, 10_000, ge=1)
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    """Print the most probable classes of images: files, folders or globs.
+    """Print the top classes of images: files, folders or globs.
 
     The default is the built-in model for ImageNet's 1,000 classes; cifar100 is the other built-in
     one.

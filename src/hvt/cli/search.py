@@ -38,20 +38,20 @@ def register(commands: Any) -> None:
         help=f"{', '.join(list_recipes())} or a .toml file; its epochs are the longest rung",
     )
     add_flag(parser, "--gflops", "maximum MACs per image in 10⁹", float, required=True)
-    add_flag(parser, "--trials", "trials of the whole study", int, 40, ge=1)
+    add_flag(parser, "--trials", "trials of the study", int, 40, ge=1)
     add_flag(parser, "--heartbeat", "seconds between heartbeats", int, 30, ge=1)
-    add_flag(parser, "--promising", "first trials, the best by hvt plan", int, 8, ge=0)
-    add_flag(parser, "--rungs", "lengths of training; 1 trains all to the end", int, 3, ge=1)
+    add_flag(parser, "--promising", "first trials, taken from the best of hvt plan", int, 8, ge=0)
+    add_flag(parser, "--rungs", "training lengths; 1 trains every trial to the end", int, 3, ge=1)
     parser.add_argument(
         "--configs", nargs="+", default=(), metavar="FILE",
-        help="configs to try before all others (.json, as of hvt plan --save)",
+        help="configs to try first (.json, as from hvt plan --save)",
     )  # fmt: skip
     add_flag(parser, "--study", "the study's name (default: the recipe's)", metavar="NAME")
     add_flag(
         parser, "--storage", "Optuna's storage (default: study.db in the output)", metavar="URL"
     )
     add_flag(
-        parser, "--output", "folder of the results (default: runs/search-STUDY)", metavar="FOLDER"
+        parser, "--output", "folder for the results (default: runs/search-STUDY)", metavar="FOLDER"
     )
     text = "evaluate on this share of the training images (default: the recipe's, or 0.1)"
     add_flag(parser, "--holdout", text, float, argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""`hvt upcycle`: a trained ViT in, a cheap one with nearly its outputs out."""
+"""`hvt upcycle`: make a trained ViT cheaper."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ torchrun --nproc-per-node 2 -m hvt upcycle deit.pth small.safetensors --gflops 0
 
 
 def register(commands: Any) -> None:
-    parser = add_command(commands, "upcycle", run, "make a trained ViT cheap", _EXAMPLES)
+    parser = add_command(commands, "upcycle", run, "make a trained ViT cheaper", _EXAMPLES)
     parser.add_argument(
         "source",
         nargs="?",
-        help="a checkpoint that hvt.load reads, or a name of hvt's or timm's with weights",
+        help="a checkpoint that hvt.load reads, or the name of an hvt or timm model with weights",
     )
-    parser.add_argument("output", nargs="?", metavar="OUT.safetensors", help="what to write")
+    parser.add_argument("output", nargs="?", metavar="OUT.safetensors", help="file to write")
     add_flag(parser, "--data", "any folder of images", metavar="PHOTOS")
     text = "the run's folder (default: runs/upcycle-SOURCE)"
     add_flag(parser, "--run-folder", text, metavar="FOLDER")
@@ -40,17 +40,16 @@ def register(commands: Any) -> None:
         const="any",
         default=argparse.SUPPRESS,
         choices=("any", "max", "avg"),
-        help="pool, even where the unpooled source on smaller images ranks higher",
+        help="require pooling, even if the unpooled source on smaller images ranks higher",
     )
     add_fields(group, Settings, skip=("pool",))
 
 
 def run(args: argparse.Namespace) -> None:
-    """Make a trained plain ViT cheap: rank, take the best, distil.
+    """Make a trained plain ViT cheaper by smaller images or pooling, and distil it.
 
-    Ranks smaller images and pooled tokens within a budget, takes whatever changes the outputs
-    least, and distils the ViT into that cheaper copy of itself on unlabelled photos. See
-    docs/upcycle.md.
+    Ranks smaller images and pooled tokens within a budget, takes the candidate that changes the
+    outputs least, and distils the ViT into it on unlabelled photos. See docs/upcycle.md.
     """
     from ..upcycling.run import resume, upcycle
 
@@ -62,9 +61,9 @@ def run(args: argparse.Namespace) -> None:
         done = resume(args.resume, console)
     else:
         if not args.source or not args.output:
-            raise HVTError("a source and a file to write are needed: hvt upcycle SOURCE OUT")
+            raise HVTError("name a source and an output: hvt upcycle SOURCE OUT.safetensors")
         if not args.data:
-            raise HVTError("no photos are given: use --data with a folder of images")
+            raise HVTError("name photos with --data: any folder of images")
         done = upcycle(**keywords_of(upcycle, args), console=console, **values)
     if args.json and done.rows:
         print((done.folder / "report.json").read_text(), end="")

@@ -28,11 +28,11 @@ def open_weights(word: str, pretrained: bool) -> HVT:
 
     source = resolve(word)
     if source.kind == "timm":
-        raise HVTError(f"{word} is timm's: name a model of hvt models, or a checkpoint")
+        raise HVTError(f"{word} is a timm model: name one from hvt models, or a checkpoint")
     model = build(source, pretrained).eval()
     assert isinstance(model, HVT)
     if source.kind != "checkpoint" and not pretrained:
-        note(f"{word}: untrained weights (--pretrained fetches published ones)")
+        note(f"{word}: untrained weights (--pretrained downloads published ones)")
     if source.kind == "model" and Path(word).exists():
         note(f"{word} is the model of that name: write ./{word} for the file")
     return model

@@ -31,7 +31,7 @@ class Embedding:
 class Embedder(ImageModel):
     """A checkpoint that embeds images: `Embedder()("IMAGES")` is an array with one row per image.
 
-    Takes what `Predictor` takes; a model needs no classifier.
+    Accepts the same models as `Predictor`; no classifier is needed.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Embedder(ImageModel):
 
     @torch.inference_mode()
     def stream(self, images: ImageInput | Iterable[ImageInput]) -> Iterator[Embedding]:
-        """Embeddings one by one, in the order of the images; a broken image stops nothing."""
+        """Embeddings one by one, in the order of the images; unreadable images have an `error`."""
         for batch, tensors, errors in self.batches(images):
             vectors = self._features(tensors) if len(tensors) else tensors
             rows = iter(vectors.float().cpu().numpy())

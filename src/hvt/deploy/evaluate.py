@@ -35,13 +35,13 @@ def evaluate(
     """Measure a model: `hvt.evaluate("best.safetensors", "path/to/images").top1`.
 
     `model` is a checkpoint's path, a built-in name, an exported file or a model. `data` is digits,
-    cifar10, cifar100, imagenet or a folder, of which the validation part is taken. Of a folder that
-    has none all images are, also those that a training on it has learnt from, and the score's
-    `validation_part` is False. `root` is where a named data set lies. Classes are matched by name,
-    or with `match_by_order` by their order. A broken image is an `HVTError`, or with
-    `skip_broken` skipped and counted. Under torchrun each process evaluates its share and gets
-    the whole score. `worst` is where to draw the misclassified images with the highest loss.
-    `gflops` asks for the largest setting of an elastic model within that cost.
+    cifar10, cifar100, imagenet or a folder; its validation split is used. Without one, all images
+    are, including those that a model may have been trained on, and the score's
+    `validation_part` is False. `root` is the folder of a named dataset. Classes are matched by
+    name, or by order with `match_by_order`. An unreadable image is an `HVTError`, or skipped and
+    counted with `skip_broken`. Under torchrun each process evaluates its share and returns the
+    whole score. `worst` is a file to draw the misclassified images with the highest loss to.
+    `gflops` selects the largest setting of an elastic model within that cost.
     """
     with distributed.process_group(device) as (processes, place):
         what = "the model" if isinstance(model, HVT | OnnxModel) else str(model)

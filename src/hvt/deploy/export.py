@@ -70,12 +70,12 @@ def export(
     images: Tensor | None = None,
     max_error: float = MAX_ERROR,
 ) -> Comparison:
-    """Write a model to a file that needs no hvt to run, and compare the two.
+    """Export a model to a file that runs without hvt, and compare the two.
 
     `form` is `onnx`, `int8` (ONNX too) or `torch` (a `torch.export` program). `images`, prepared
-    as the model's inputs, are what the two are compared on; without any, images are drawn. int8
-    needs them: it is calibrated on every second one and compared on the others. A float32 file that
-    does not give the model's logits is not written, nor an int8 file with a relative error above
+    as the model's inputs, are used for the comparison; the default is random images. int8
+    needs real ones: it is calibrated on every second one and compared on the others. A float32 file
+    whose logits differ is not written, nor an int8 file with a relative error above
     `max_error`.
     """
     path = Path(path)

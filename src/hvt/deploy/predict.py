@@ -123,9 +123,9 @@ def raise_unreadable(source: str | None, error: str | None) -> NoReturn:
 class Predictor(ImageModel):
     """A checkpoint that classifies images: `Predictor("model.safetensors")("cat.jpg")`.
 
-    Also takes an ONNX file, a built-in model's name or a model; the default is the built-in model
-    for ImageNet's 1,000 classes. `threads` are those of ONNX Runtime; 0 takes as many as torch.
-    `gflops` asks for the largest setting of an elastic model within that cost.
+    Also accepts an ONNX file, the name of a built-in model or a model; the default is the built-in
+    ImageNet model. `threads` are those of ONNX Runtime; 0 uses as many as torch.
+    `gflops` selects the largest setting of an elastic model within that cost.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Predictor(ImageModel):
     def stream(
         self, images: ImageInput | Iterable[ImageInput], top: int | None = None
     ) -> Iterator[Prediction]:
-        """Predictions one by one, in the order of the images; a broken image stops nothing."""
+        """Predictions one by one, in the order of the images; unreadable images have an `error`."""
         count = self.top if top is None else top
         check_whole(top=count)
         return itertools.chain.from_iterable(

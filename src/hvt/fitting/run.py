@@ -70,11 +70,11 @@ def fit(
 ) -> Fitted:
     """Fit a classifier to a folder with one folder per class, or with `train` and `val`.
 
-    A linear head on the embeddings of a trained model; with `minutes` all blocks are fine-tuned
-    from there by the recipe `finetune`, of which `values` replace fields (`init`, `balance`,
-    `val_fraction`, `skip_broken`, `seed`, `lr` …), and the better of the two is kept. `size` is
+    Fits a linear head to the embeddings of a trained model; with `minutes`, all blocks are then
+    fine-tuned with the recipe `finetune`, and the better model is kept. `values` replace fields of
+    the recipe (`init`, `balance`, `val_fraction`, `skip_broken`, `seed`, `lr` …). `size` is
     the image size in pixels. Writes `model.safetensors`, `report.html`, `report.json` and
-    `worst.png` to `output`. The same call resumes a fine-tuning that was stopped.
+    `worst.png` to `output`. The same call resumes an interrupted fine-tuning.
     """
     began = time.monotonic()
     recipe = _recipe(values | {"data": data, "minutes": minutes}, size)

@@ -87,7 +87,7 @@ def _still_fits(stored: LatencyTable, device: torch.device, note: Note) -> bool:
         return True
     note(
         f"the {provenance(stored.machine)}, no longer fit: a model that took "
-        f"{1e3 * stored.anchor:.2f} ms takes {1e3 * now:.2f} ms now; measuring anew"
+        f"{1e3 * stored.anchor:.2f} ms takes {1e3 * now:.2f} ms now; measuring again"
     )
     return False
 
@@ -111,7 +111,7 @@ def _read(path: Path, machine: dict[str, Any], note: Note) -> LatencyTable | Non
         if cache_file(stored.machine) != path or not stored.seconds(HVTConfig()) > 0:
             raise ValueError("it is of another machine")
     except (LookupError, OSError, TypeError, ValueError) as error:
-        note(f"{path} cannot be used ({error}): measuring anew")
+        note(f"{path} cannot be used ({error}): measuring again")
         return None
     return stored
 

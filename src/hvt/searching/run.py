@@ -76,7 +76,7 @@ def search(
 ) -> StudyResult:
     """Search for the most accurate models within a budget: `hvt.search("digits", 0.005)`.
 
-    Every trial is a training by `recipe`, evaluated on training images that are held out
+    Every trial is a training with `recipe`, evaluated on held-out training images
     (`holdout`, a tenth by default); the test images are not used. `values` are fields of the
     recipe, or fields of `HVTConfig` that are not searched. `trials` is the total of the study: an
     existing study is resumed, and several processes with the same `storage` and `study` share the
@@ -84,7 +84,7 @@ def search(
     trainings and of the sampler. The first `promising` trials are those with the best scores by
     the regression of `hvt.plan`. With `rungs=1` every trial is trained for all epochs; otherwise
     most are stopped early. `configs` (`.json` files, model names or `HVTConfig`s) are tried
-    before all others. `allow_changed_data` resumes a study though the images have changed.
+    before all others. `allow_changed_data` resumes a study even if the images have changed.
     """
     check_value("gflops", gflops, float, gt=0)
     check_whole(trials=trials, heartbeat=heartbeat, rungs=rungs)

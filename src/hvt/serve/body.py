@@ -77,7 +77,7 @@ async def admitted(request: Request) -> AsyncIterator[list[Upload]]:
             yield uploads
     except TimeoutError as error:
         if body.complete:
-            raise HTTPException(504, f"there was no answer within {seconds:g} seconds") from error
+            raise HTTPException(504, f"no response within {seconds:g} seconds") from error
         # What may still come would be taken for the next request.
         detail, close = f"the body did not arrive within {seconds:g} seconds", "close"
         raise HTTPException(408, detail, {"Connection": close}) from error
@@ -95,7 +95,7 @@ class _Body:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         async for chunk in self._request.stream():
             if self.size + len(chunk) > self._limit:
-                raise HTTPException(413, f"the body has more than the {self._limit} bytes allowed")
+                raise HTTPException(413, f"the body is larger than the {self._limit} bytes allowed")
             self._request.app.state.admission.acquire(buffered=len(chunk))
             self.size += len(chunk)
             yield chunk
@@ -111,7 +111,7 @@ async def _uploads(request: Request, body: _Body) -> list[Upload]:
     else:
         raise HTTPException(
             415,
-            "the body's type is not understood: send an image as image/* or "
+            "unsupported content type: send an image as image/* or "
             f"application/octet-stream, or several as multipart/form-data in the field {FIELD!r}",
         )
     for upload in uploads:

@@ -26,7 +26,7 @@ MAX_EPOCHS = 10**9
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training from beginning to end; the defaults are DeiT's recipe, which the paper uses."""
+    """All settings of a training; the defaults are DeiT's recipe, as in the paper."""
 
     model: str | None = field(
         None, "model's name (hvt models) or a .json config (hvt plan --save), in place of --init"
@@ -151,7 +151,7 @@ class Recipe:
     def replace(self, overrides: dict[str, Any] | None = None, **values: Any) -> Recipe:
         """The same recipe with other values of its fields or the model's, which are merged.
 
-        A config file says everything of a model, so it displaces the recipe's own overrides.
+        A config file describes the whole model, so it replaces the recipe's overrides.
         """
         values, fields = split_fields(_tuples(values))
         overrides = fields | _tuples(overrides or {})

@@ -23,14 +23,14 @@ def train(
     quiet: bool = False,
     **values: Any,
 ) -> Result:
-    """Train by a recipe: `hvt.train("digits", epochs=3, depth=4)`.
+    """Train with a recipe: `hvt.train("digits", epochs=3, depth=4)`.
 
     `recipe` is a name of `hvt recipes`, the path of a `.toml` file or a `Recipe`. `values` replace
-    fields of the recipe (`hvt train --help` lists them) or of `HVTConfig`. The run leaves a folder,
-    `output`, with weights, metrics and curves; without one it is `runs/RECIPE-MODEL`, with a number
-    if that is taken. `resume` is the folder of a run to resume instead; `epochs` makes it
-    longer, and `allow_changed_data` resumes although the images have changed. `quiet` prints
-    nothing. Ctrl-C raises `Interrupted` after a checkpoint. Several processes are torchrun's, or
+    fields of the recipe (`hvt train --help` lists them) or of `HVTConfig`. Weights, metrics and
+    curves are written to the folder `output`, by default `runs/RECIPE-MODEL`, with a number if that
+    exists. `resume` is the folder of a run to resume instead; `epochs` extends it, and
+    `allow_changed_data` resumes even if the images have changed. `quiet` prints nothing.
+    Ctrl-C raises `Interrupted` after a checkpoint. For several processes use torchrun or
     `hvt train --processes`.
     """
     name, whole = check_arguments(recipe, resume, allow_changed_data, values)

@@ -38,7 +38,7 @@ TIMED_STEPS = 20
 
 @dataclass
 class Result:
-    """What a finished training gives."""
+    """The result of a training."""
 
     folder: Path
     model: HVT

@@ -80,10 +80,10 @@ def upcycle(
     console: Console | None = None,
     **settings: Any,
 ) -> Upcycled:
-    """Make a trained plain ViT cheap and write it to `output`.
+    """Make a trained plain ViT cheaper and write it to `output`.
 
-    `source` is what `open_source` takes, `data` any folder of images, `run_folder` the folder
-    to work in. `settings` are the fields of `Settings`, such as `gflops=0.7, minutes=30`.
+    `source` is a checkpoint, a model or a model's name, and `data` any folder of images.
+    `settings` are the fields of `Settings`, such as `gflops=0.7, minutes=30`.
     """
     names = [field.name for field in dataclasses.fields(Settings)]
     for name in settings:

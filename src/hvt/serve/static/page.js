@@ -45,7 +45,7 @@ async function look(blob, name) {
   turn?.abort();
   turn = new AbortController();
   const { signal } = turn;
-  say("Looking …");
+  say("Classifying …");
   clear();
   try {
     const bitmap = await decoded(blob);
@@ -96,7 +96,7 @@ function showProblem(error) {
   at("problem").textContent = words + (refused && error.status in { 503: 1, 504: 1 } ? "" : detail);
   at("problem").hidden = false;
   scrollToAnswer();
-  if (!at("top").children.length) say("No answer.");
+  if (!at("top").children.length) say("No prediction.");
 }
 
 function showImage(bitmap, name) {
@@ -583,7 +583,7 @@ addEventListener("resize", () => {
 model()
   .then(({ name, params_m: params, class_names: classes, precision }) => {
     at("model").textContent =
-      `${name}, ${precision}, ${params.toPrecision(3)} M parameters, knows ${classes.length} classes`;
+      `${name}, ${precision}, ${params.toPrecision(3)} M parameters, ${classes.length} classes`;
     offerSamples(new Set(classes));
   })
   .catch(() => {});
