@@ -57,6 +57,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The result of a lively training on the digits, by one process in whole batches."""
+    from training import run
+
+    return run(tmp_path_factory.mktemp("single") / "run")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -1,6 +1,5 @@
 """Two processes under torchrun are one: same steps, same evaluation, same way of going on."""
 
-import io
 import json
 import math
 import os
@@ -14,13 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from torchrun_checks import dropped, spoiled
-from training import quiet, said, tiny, trainer_of, weights, write_recipe
+from training import quiet, said, stop_after_an_epoch, tiny, trainer_of, weights, write_recipe
 
 import hvt
 from hvt import HVTError
 from hvt.distributed import DistributedContext, init_process_group
-from hvt.training.engine import resume, train
-from hvt.training.interrupt import Interrupted
+from hvt.training.engine import resume
 from hvt.training.state import states
 from hvt.training.trainer import Result
 
@@ -72,12 +70,6 @@ class Torchrun:
         return self.log.read_text()
 
 
-@pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """The lively run by one process."""
-    return train(tiny(tmp_path_factory.mktemp("single") / "run"), console=quiet())
-
-
 def assert_like(single: Result, folder: Path) -> None:
     """Loss curves, figures and weights as one process has them, within float tolerance."""
     rows = states(folder / "checkpoints")[-1]
@@ -125,25 +117,11 @@ def test_a_worker_that_dies_is_started_again(single: Result, tmp_path: Path) -> 
     assert_counted_once(folder)
 
 
-def stop_after_an_epoch(folder: Path) -> None:
-    trainer = trainer_of(tiny(folder))
-
-    class Impatient(io.StringIO):
-        def write(self, text: str) -> int:
-            if text.startswith("epoch 1/2"):
-                trainer.signals.asked = True
-            return super().write(text)
-
-    trainer.console.file = Impatient()
-    with pytest.raises(Interrupted):
-        trainer.run()
-
-
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder in which two processes did what `torchrun_checks.py` says, and their words."""
     folder = tmp_path_factory.mktemp("together")
-    stop_after_an_epoch(folder / "run")
+    stop_after_an_epoch(tiny(folder / "run"))
     script = str(Path(__file__).parent / "torchrun_checks.py")
     with Torchrun(folder / "log", script, str(folder), str(folder / "run")) as torchrun:
         assert torchrun.wait() == 0, torchrun.words()

@@ -105,19 +105,6 @@ def test_the_average_is_evaluated_beside_the_last_weights(done: Result) -> None:
         assert metrics["loss"] == pytest.approx(done.rows[-1][f"{prefix}_loss"], rel=1e-6)
 
 
-def test_the_average_is_what_its_decay_says(tmp_path: Path) -> None:
-    trainer = trainer_of(tiny(tmp_path, ema=0.75))
-    learner, name = trainer.learner, "blocks.0.attn.qkv.weight"
-    expected = learner.model.get_parameter(name).detach().clone()
-    batches = trainer.batches.epoch(0)
-    for update in range(3):
-        learner.step(batches, update)
-        expected = 0.75 * expected + 0.25 * learner.model.get_parameter(name).detach()
-    averaged = learner.candidates()["ema"].get_parameter(name)
-    assert torch.allclose(averaged, expected, atol=1e-7)
-    assert not torch.allclose(averaged, learner.model.get_parameter(name), atol=1e-7)
-
-
 def test_the_best_and_the_last_are_the_better_of_both(done: Result) -> None:
     figures = [row[key] for row in done.rows for key in ("val_top1", "ema_top1")]
     assert done.best == max(figures)
@@ -305,17 +292,11 @@ def test_short_schedules_warn_of_nothing(
     model: hvt.HVT, caplog: pytest.LogCaptureFixture, steps: int, warmup: int
 ) -> None:
     recipe = Recipe(epochs=1, warmup_epochs=warmup, batch_size=512)
-    optimizer = make_optimizer(model, recipe, CPU)
-    schedule = make_schedule(optimizer, recipe, steps)
+    schedule = make_schedule(make_optimizer(model, recipe, CPU), recipe, steps)
     assert not caplog.records
-    rates = []
-    for update in range(steps):
-        schedule.step_update(update)
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert max(rates) <= 5e-4 * 1.001
-    if steps >= 3:
-        assert max(rates) == pytest.approx(5e-4)
-        assert rates[-1] == pytest.approx(1e-5)
+    rates = [schedule._get_lr(update)[0] for update in range(steps)]
+    assert max(rates) == pytest.approx(5e-4) if steps >= 3 else max(rates) <= 5e-4 * 1.001
+    assert steps < 3 or rates[-1] == pytest.approx(1e-5)
 
 
 def test_a_part_of_an_epoch(tmp_path: Path) -> None:
@@ -365,12 +346,6 @@ def test_a_step_waits_for_the_device_once(tmp_path: Path, pieces: int) -> None:
 # ── microbatches, precision, memory ─────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """A lively run with each batch in one piece."""
-    return run(tmp_path_factory.mktemp("whole") / "run")
-
-
 def assert_close(left: Result, right: Result) -> None:
     assert losses(left) == pytest.approx(losses(right), rel=1e-5)
     for name, tensor in left.model.state_dict().items():
@@ -378,8 +353,8 @@ def assert_close(left: Result, right: Result) -> None:
 
 
 @pytest.mark.parametrize("pieces", [2, 4])
-def test_microbatches_add_up(whole: Result, tmp_path: Path, pieces: int) -> None:
-    assert_close(run(tmp_path / "run", accumulate=pieces), whole)
+def test_microbatches_add_up(single: Result, tmp_path: Path, pieces: int) -> None:
+    assert_close(run(tmp_path / "run", accumulate=pieces), single)
 
 
 DROPOUT = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.2, "drop_rate": 0.5}
@@ -421,30 +396,21 @@ def test_a_trained_model_draws_for_itself(tmp_path: Path) -> None:
     assert trainer.learner.model.train()(torch.zeros(7, 3, 8, 8)).shape == (7, 10)
 
 
-def test_recomputing_blocks_changes_nothing(whole: Result, tmp_path: Path) -> None:
-    other = run(tmp_path / "run", grad_checkpointing=True)
-    assert losses(other) == losses(whole)
-    assert all(
-        torch.equal(tensor, whole.model.state_dict()[name])
-        for name, tensor in other.model.state_dict().items()
-    )
-
-
 @pytest.mark.parametrize("amp", ["bfloat16", "float16"])
-def test_mixed_precision(whole: Result, tmp_path: Path, amp: str) -> None:
+def test_mixed_precision(single: Result, tmp_path: Path, amp: str) -> None:
     result = run(tmp_path / "run", amp=amp)
-    assert losses(result) == pytest.approx(losses(whole), rel=0.02)
-    assert losses(result) != losses(whole)
+    assert losses(result) == pytest.approx(losses(single), rel=0.02)
+    assert losses(result) != losses(single)
     assert all(p.dtype == torch.float32 for p in result.model.parameters())
     assert result.rows[-1]["bad_steps"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled(whole: Result, tmp_path: Path) -> None:
+def test_compiled(single: Result, tmp_path: Path) -> None:
     result = run(tmp_path / "run", compile=True)
-    assert losses(result) == pytest.approx(losses(whole), rel=1e-3)
-    assert result.model.state_dict().keys() == whole.model.state_dict().keys()
+    assert losses(result) == pytest.approx(losses(single), rel=1e-3)
+    assert result.model.state_dict().keys() == single.model.state_dict().keys()
 
 
 # ── losses that are not finite ──────────────────────────────────────────────────────────────────
@@ -496,13 +462,6 @@ def test_a_model_without_finite_outputs_is_an_error(tmp_path: Path) -> None:
         run(folder, **values, epochs=3)
     assert not (folder / "best.safetensors").exists()
     assert not (folder / "model.safetensors").exists()
-
-
-def test_a_model_without_finite_outputs_has_no_score(done: Result) -> None:
-    model = hvt.load(done.folder / "model.safetensors")
-    torch.nn.init.constant_(model.head.weight, 1e38)
-    with pytest.raises(HVTError, match="the model has no score: its logits are not finite"):
-        hvt.evaluate(model, "digits", workers=0)
 
 
 def test_a_few_bad_steps_are_counted_and_skipped(tmp_path: Path) -> None:
@@ -691,20 +650,6 @@ def trained_on_images(tmp_path: Path) -> Result:
     return train(on_images(tmp_path / "run", tmp_path / "images"), console=quiet())
 
 
-def test_a_run_with_other_images_is_not_resumed(trained_on_images: Result, tmp_path: Path) -> None:
-    """With others the held-out part would be drawn anew, among what was learnt from."""
-    images, run = tmp_path / "images", trained_on_images.folder
-    before = {path: path.read_bytes() for path in (run / "checkpoints").iterdir()}
-    changed = "cannot be resumed: {} images changed{} since the run started; restore the images, or"
-    draw(images / "dark" / "more.png", 5)  # as many steps an epoch as before
-    with pytest.raises(HVTError, match=changed.format("number of training", " from 28 to 29")):
-        resume(run, console=quiet(), epochs=3)
-    (images / "dark" / "3.png").unlink()
-    with pytest.raises(HVTError, match=changed.format("list of training", "")):
-        resume(run, console=quiet(), epochs=3)
-    assert {path: path.read_bytes() for path in (run / "checkpoints").iterdir()} == before
-
-
 def test_a_run_continues_with_changed_images_where_that_is_allowed(
     trained_on_images: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -717,14 +662,6 @@ def test_a_run_continues_with_changed_images_where_that_is_allowed(
     assert error.endswith("resume anyway with --allow-changed-data\n")
     assert main([*command, "--allow-changed-data"]) == 0
     assert "images changed since the run started" in capsys.readouterr().out
-
-
-def test_the_images_of_a_run_may_be_moved(trained_on_images: Result, tmp_path: Path) -> None:
-    run = trained_on_images.folder
-    (tmp_path / "elsewhere").mkdir()
-    moved = (tmp_path / "images").rename(tmp_path / "elsewhere" / "photos")
-    longer = resume(run, console=quiet(), epochs=3, data=str(moved))
-    assert len(longer.rows) == 3
 
 
 def test_training_stops_at_an_unreadable_image(folder_of_images: Path, tmp_path: Path) -> None:
@@ -784,14 +721,11 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     assert [row["epoch"] for row in resume(first.folder, console=quiet()).rows] == [1, 2, 3]
     with pytest.raises(HVTError, match="has 9 steps behind it and cannot have 6: a run can be"):
         resume(first.folder, console=quiet(), epochs=2)
-
-
-def test_a_run_that_ended_within_an_epoch_cannot_be_made_longer(tmp_path: Path) -> None:
-    first = run(tmp_path / "run", epochs=1.5, batch_size=400, **PLAIN)
-    before = (first.folder / "recipe.json").read_bytes()
+    within = run(tmp_path / "within", epochs=1.5, **values)
+    before = (within.folder / "recipe.json").read_bytes()
     with pytest.raises(HVTError, match="and cannot have 9: a run can be made longer, unless it"):
-        resume(first.folder, console=quiet(), epochs=3)
-    assert (first.folder / "recipe.json").read_bytes() == before
+        resume(within.folder, console=quiet(), epochs=3)
+    assert (within.folder / "recipe.json").read_bytes() == before
 
 
 def test_a_batch_larger_than_the_data_is_lowered(tmp_path: Path) -> None:

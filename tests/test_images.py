@@ -136,10 +136,9 @@ def test_from_a_stream() -> None:
         read_image(io.BytesIO(b"nothing"), name="image 7")
 
 
-@pytest.mark.parametrize("in_chans", [0, 2, 4])
-def test_other_channel_counts_are_refused(tmp_path: Path, in_chans: int) -> None:
-    with pytest.raises(HVTError, match=f"in_chans={in_chans} is not understood") as caught:
-        read_image(tmp_path / "none.png", in_chans=in_chans)
+def test_other_channel_counts_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(HVTError, match="in_chans=2 is not supported: use 3 or 1") as caught:
+        read_image(tmp_path / "none.png", in_chans=2)
     assert not isinstance(caught.value, UnreadableImageError)
 
 
@@ -148,12 +147,6 @@ def noise(ending: str) -> bytes:
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(stream, ending)
     return stream.getvalue()
-
-
-def bomb() -> bytes:
-    """A PNG header of 100,000 × 100,000 pixels."""
-
-    return png(100_000, 100_000, bytes(1000))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +160,7 @@ def bomb() -> bytes:
         (b"", "the file is empty"),
         (b"this is text\n" * 40, "its content is not in an image format"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not in an image format"),
-        (bomb(), "it has more pixels than the limit"),
+        (png(100_000, 100_000, bytes(1000)), "it has more pixels than the limit"),
         (None, "there is no such file"),
     ],
 )

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_distributed import assert_like, stop_after_an_epoch
-from training import quiet, small_disk, tiny, write_recipe
+from test_distributed import assert_like
+from training import quiet, small_disk, stop_after_an_epoch, tiny, write_recipe
 
 import hvt
 from hvt import HVTError
 from hvt.cli import main
 from hvt.training import launch as launcher
-from hvt.training.engine import resume, train
+from hvt.training.engine import resume
 from hvt.training.state import states
 from hvt.training.trainer import Result
 
@@ -27,12 +27,6 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not torch.distributed.is_gloo_available(),
     reason="local processes with gloo",
 )
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """The lively run by one process."""
-    return train(tiny(tmp_path_factory.mktemp("single") / "run"), console=quiet())
 
 
 class Later:
@@ -123,7 +117,7 @@ def test_a_full_disk_names_the_command_that_resumes(tmp_path: Path, capfd: Captu
 def test_a_python_program_is_started_by_torchrun(tmp_path: Path) -> None:
     with pytest.raises(HVTError, match="processes=2, but 1 were started: start them"):
         hvt.train(tiny(tmp_path / "run", processes=2))
-    stop_after_an_epoch(tmp_path / "run")
+    stop_after_an_epoch(tiny(tmp_path / "run"))
     with pytest.raises(HVTError, match="processes=2, but 1 were started"):
         hvt.train(resume=tmp_path / "run", processes=2)
 

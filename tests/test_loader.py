@@ -134,14 +134,6 @@ def test_an_epoch_is_its_order() -> None:
     assert not same(got, list(batches.epoch(3)))
 
 
-def test_copies_of_an_image_differ() -> None:
-    batch = next(TrainBatches(arrays(12), lively(), batch_size=12, repeats=3).epoch(0))
-    first, second, third = batch.images[:3]
-    assert len(set(batch.labels[:3].tolist())) == 1
-    assert not torch.equal(first, second)
-    assert not torch.equal(second, third)
-
-
 # Shards
 
 

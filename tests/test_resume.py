@@ -16,7 +16,15 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
-from training import assert_same_run, quiet, said, tiny, write_recipe
+from training import (
+    Impatient,
+    assert_same_run,
+    quiet,
+    said,
+    stop_after_an_epoch,
+    tiny,
+    write_recipe,
+)
 
 from hvt import HVTError
 from hvt.cli import main
@@ -183,33 +191,11 @@ def test_sigterm_ends_a_step_that_hangs(tmp_path: Path) -> None:
     assert "hvt: stopped 0.1 s after SIGTERM without a new checkpoint" in errors.read_text()
 
 
-class Impatient(io.StringIO):
-    """A screen that asks the run to stop by signals once it reads of the first epoch."""
-
-    numbers = (signal.SIGTERM,)
-
-    def write(self, text: str) -> int:
-        for number in self.numbers if text.startswith("epoch 1/2") else ():
-            os.kill(os.getpid(), number)
-        return super().write(text)
-
-
-def impatient() -> Console:
-    console = quiet()
-    console.file = Impatient()
-    return console
-
-
-def stop_after_an_epoch(recipe: Recipe, folder: Path) -> None:
-    with pytest.raises(Interrupted, match=rf"stopped after epoch 1; .* --resume {folder}"):
-        train(recipe, console=impatient())
-
-
 def test_asked_to_stop_between_checkpoints(unstopped: Path, tmp_path: Path) -> None:
     """It saves itself at once, not when the next checkpoint would be due."""
     folder = tmp_path / "run"
     before = signal.getsignal(signal.SIGTERM)
-    stop_after_an_epoch(lively(folder, checkpoint_minutes=60.0), folder)
+    stop_after_an_epoch(lively(folder, checkpoint_minutes=60.0))
     assert signal.getsignal(signal.SIGTERM) == before
     assert [path.name for path in states(folder / "checkpoints")] == ["state-000000005.pt"]
     resume(folder, console=quiet())
@@ -220,7 +206,7 @@ def test_dropout_goes_on_as_it_would_have(unstopped: Path, tmp_path: Path) -> No
     values = {"accumulate": 2, "checkpoint_minutes": 60.0, "overrides": {"proj_drop_rate": 0.2}}
     whole = train(lively(tmp_path / "whole", **values), console=quiet()).folder
     folder = tmp_path / "run"
-    stop_after_an_epoch(lively(folder, **values), folder)
+    stop_after_an_epoch(lively(folder, **values))
     resume(folder, console=quiet())
     assert_same_run(folder, whole)
     with pytest.raises(AssertionError):
@@ -286,7 +272,7 @@ def test_a_run_that_began_anew_keeps_its_new_checkpoints(unstopped: Path, stoppe
     """Damaged ones of later steps are not the newest two for ever."""
     for path in states(stopped / "checkpoints"):
         path.write_bytes(bytes(path.stat().st_size))
-    console = impatient()
+    console = Console(file=Impatient(), width=200)
     with pytest.raises(Interrupted, match="stopped after epoch 1"):
         resume(stopped, console=console)
     assert said(console).count("is damaged") == 3

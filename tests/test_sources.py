@@ -367,18 +367,6 @@ def test_a_folder_that_cannot_be_used_names_every_reason(tmp_path: Path) -> None
         open_eval(tmp_path)
 
 
-def test_unreadable_folder(tmp_path: Path) -> None:
-    classes(tmp_path, cat=2, dog=2)
-    (tmp_path / "dog").chmod(0)
-    try:
-        if os.access(tmp_path / "dog", os.R_OK):
-            pytest.skip("this user may read everything")
-        with pytest.raises(HVTError, match=r"cannot read the folder .*dog: Permission denied"):
-            open_data(tmp_path)
-    finally:
-        (tmp_path / "dog").chmod(0o755)
-
-
 @pytest.mark.parametrize(
     ("name", "offer"),
     [

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from hvt.distributed import DistributedContext
 from hvt.training.engine import open_trainer, train
+from hvt.training.interrupt import Interrupted
 from hvt.training.recipe import Recipe
 from hvt.training.trainer import Result, Trainer
 
@@ -65,6 +67,22 @@ def quiet() -> Console:
 def said(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+class Impatient(io.StringIO):
+    """A screen that asks the run to stop by signals once it reads of the first epoch."""
+
+    numbers = (signal.SIGTERM,)
+
+    def write(self, text: str) -> int:
+        for number in self.numbers if text.startswith("epoch 1/2") else ():
+            os.kill(os.getpid(), number)
+        return super().write(text)
+
+
+def stop_after_an_epoch(recipe: Recipe) -> None:
+    with pytest.raises(Interrupted, match=rf"stopped after epoch 1; .* --resume {recipe.output}"):
+        train(recipe, console=Console(file=Impatient(), width=200))
 
 
 def run(folder: Path, **values: Any) -> Result:

@@ -50,6 +50,12 @@ class StopSignals:
             signal.setitimer(signal.ITIMER_REAL, GRACE)
 
 
+def ignore_sigterm() -> None:
+    """Have time to print an error: torchrun ends all processes as soon as one has failed."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _give_up(number: int, frame: FrameType | None) -> None:
     how = "without a new checkpoint: the step did not end"
     print(f"hvt: stopped {GRACE:g} s after SIGTERM {how}", file=sys.stderr, flush=True)

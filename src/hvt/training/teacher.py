@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,35 +14,25 @@ from ..errors import HVTError
 from ..model import HVT
 from ..resolve import Source, build, resolve
 
-Normal = tuple[Sequence[float], Sequence[float]]
-
 
 class Teacher(nn.Module):
     """A frozen model whose logits a student follows; DeiT's soft and hard distillation.
 
-    There is no distillation token: the student's own head, on its averaged tokens, is taught.
-    `normal` and `student_normal` are the mean and standard deviation, channel by channel, that
-    teacher and student want images normalised by.
+    There is no distillation token: the student's own head, on its averaged tokens, is taught. It
+    sees the student's images in its own size and normalisation.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(
-        self,
-        model: nn.Module,
-        kind: str,
-        tau: float,
-        size: tuple[int, int],
-        normal: Normal,
-        student_normal: Normal,
-    ) -> None:
+    def __init__(self, model: nn.Module, student: HVT, kind: str, tau: float) -> None:
         super().__init__()
         self.model = model.float().eval().requires_grad_(False)
-        self.kind, self.tau, self.size = kind, tau, size
-        mean, std, own_mean, own_std = (
-            torch.tensor(values).view(-1, 1, 1) for values in (*normal, *student_normal)
-        )
+        self.kind, self.tau = kind, tau
+        wants = resolve_model_data_config(model)
+        channels, *self.size = wants["input_size"]
+        mean, std = _normalisation(wants, channels)
+        own_mean, own_std = _normalisation(student.pretrained_cfg, student.config.in_chans)
         self.register_buffer("scale", own_std / std)
         self.register_buffer("shift", (own_mean - mean) / std)
 
@@ -55,7 +44,7 @@ class Teacher(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """The teacher's logits for images as the student sees them."""
         images = images * self.scale + self.shift
-        if tuple(images.shape[-2:]) != self.size:
+        if list(images.shape[-2:]) != self.size:
             images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
         logits: Tensor = self.model(images)
         return logits
@@ -90,16 +79,15 @@ def find_teacher(name: str, student: HVT, kind: str, tau: float) -> Teacher:
             f"teacher {name} has other classes than the data, or another order: if only their "
             "names differ, rename them by hvt.save(hvt.load(TEACHER), FILE, class_names=NAMES)"
         )
-    wants = resolve_model_data_config(model)
-    channels, *size = wants["input_size"]
+    channels = resolve_model_data_config(model)["input_size"][0]
     if channels not in (3, student.config.in_chans):
         raise HVTError(
             f"teacher {name} takes {channels} channels, the student {student.config.in_chans}"
         )
-    normal = _normal(wants, channels)
-    student_normal = _normal(student.pretrained_cfg, student.config.in_chans)
-    return Teacher(model, kind, tau, tuple(size), normal, student_normal)
+    return Teacher(model, student, kind, tau)
 
 
-def _normal(cfg: Mapping[str, Any], channels: int) -> Normal:
-    return per_channel(cfg["mean"], channels), per_channel(cfg["std"], channels)
+def _normalisation(cfg: dict[str, Any], channels: int) -> list[Tensor]:
+    """Mean and standard deviation of images, each (C, 1, 1)."""
+    values = (per_channel(cfg[name], channels) for name in ("mean", "std"))
+    return [torch.tensor(each).view(-1, 1, 1) for each in values]

@@ -20,7 +20,7 @@ from ..errors import HVTError
 from ..files import atomic_write
 from ..model import HVT
 from ..terminal import print_line
-from .interrupt import Interrupted, StopSignals
+from .interrupt import Interrupted, StopSignals, ignore_sigterm
 from .learner import Learner
 from .run_lock import resume_command
 from .state import Progress, StateMismatchError, remove_leftovers, write_state
@@ -129,6 +129,7 @@ class Trainer:
             # What reads images ends with its iterator, and a traceback would keep that alive.
             traceback.clear_frames(error.__traceback__)
             if connection_lost(error):
+                ignore_sigterm()
                 raise ConnectionLostError(
                     f"another process of the training has ended; resume with: {self.resume_with}"
                 ) from error
