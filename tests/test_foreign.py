@@ -105,16 +105,6 @@ def test_any_model_of_the_family_is_found_from_its_tensors(
     assert torch.equal(loaded(images), model(images))
 
 
-def test_the_reference_loads_at_another_size_and_task() -> None:
-    model = hvt.load(REFERENCE, img_size=(32, 128), num_classes=3)
-    assert model.config.tokens == (64, 31, 15)  # as many tokens as before, on another grid
-    assert model(torch.randn(1, 3, 32, 128)).shape == (1, 3)
-    moved = hvt.load(REFERENCE)
-    moved.set_input_size((32, 128))
-    assert torch.equal(model.pos_embed, moved.pos_embed)
-    assert not torch.equal(model.pos_embed, hvt.load(REFERENCE).pos_embed)
-
-
 def test_the_size_to_load_at_is_not_taken_for_the_files_own(tmp_path: Path) -> None:
     # 8×8 patches: as many as 4×16, and nothing beside the tensors says which.
     model = HVT(HVTConfig(img_size=64, patch_size=8, num_heads=1, depth=1, num_classes=3))

@@ -86,17 +86,6 @@ def test_the_class_token_keeps_its_position(config: HVTConfig, stage: int) -> No
     torch.testing.assert_close(moved[:, 1:], rest)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("stage", [0, 1])
-def test_the_precision_stays(dtype: torch.dtype, stage: int) -> None:
-    embedding = positions(SEQUENCE, stage)
-    new = SEQUENCE.replace(img_size=96)
-    half = resize_positions(embedding.to(dtype), SEQUENCE, new, stage)
-    assert half.dtype == dtype
-    full = resize_positions(embedding, SEQUENCE, new, stage)
-    torch.testing.assert_close(half.float(), full, rtol=0.05, atol=0.05)
-
-
 # ── patch filters ───────────────────────────────────────────────────────────────────────────────
 
 

@@ -193,9 +193,6 @@ def test_a_pooled_grid_stays_a_grid(build: Build, images: Tensor) -> None:
         {"return_prefix_tokens": True},
         {"return_prefix_tokens": True, "output_fmt": "NLC", "intermediates_only": True},
         {"intermediates_only": True},
-        {"output_dict": True},
-        {"output_dict": True, "return_prefix_tokens": True, "indices": [2]},
-        {"output_dict": True, "intermediates_only": True},
     ],
     ids=str,
 )

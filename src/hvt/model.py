@@ -264,7 +264,6 @@ class HVT(nn.Module):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
-        output_dict: bool = False,
     ) -> Any:
         """The output of chosen blocks, after their pooling; arguments and results as timm's.
 
@@ -286,13 +285,6 @@ class HVT(nn.Module):
         outputs = [y[:, prefix:] for y in outputs]
         if output_fmt == "NCHW":
             outputs = [self._image(y, i) for y, i in zip(outputs, sorted(set(take)), strict=True)]
-        if output_dict:
-            result: dict[str, Any] = {"image_intermediates": outputs}
-            if prefix and return_prefix_tokens:
-                result["image_intermediates_prefix"] = prefixes
-            if not intermediates_only:
-                result["image_features"] = self.norm(x)
-            return result
         listed: list[Any] = list(outputs)
         if prefix and return_prefix_tokens:
             listed = list(zip(outputs, prefixes, strict=True))
