@@ -15,7 +15,7 @@ class CheckpointError(HVTError):
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """A file that is not opened because of what it holds: it may be whole, and is not trusted."""
+    """A file that was not opened because its content is not trusted."""
 
 
 MOST_NAMES = 100

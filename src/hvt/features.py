@@ -52,8 +52,8 @@ class FeatureMaps(FeatureGetterNet):
     """timm's feature extractor with one level per stage and maps as large as their reduction says.
 
     `out_indices` are blocks, or how many of the last ones; by default the last of each stage. Token
-    grids come unchanged. A sequence that was pooled in 1D is stretched back to the patch grid, as
-    in the paper's Figure 3. Tokens that PoWER keeps have lost their places: an error.
+    grids are unchanged. A sequence that was pooled in 1D is stretched back to the patch grid, as
+    in the paper's Figure 3. The tokens of PoWER do not form a grid: an error.
     """
 
     def __init__(

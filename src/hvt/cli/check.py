@@ -33,8 +33,8 @@ def register(commands: Any) -> None:
 def run_check(args: argparse.Namespace) -> int:
     """Read every image of a dataset and list the unreadable ones with the reason.
 
-    It also lists everything else for which training would raise an error. The exit code is 0 if
-    all is well and 1 if it is not.
+    It also lists everything else that would stop a training. The exit code is 1 if anything was
+    found, otherwise 0.
     """
     from ..data.check import check
 

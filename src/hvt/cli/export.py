@@ -71,10 +71,10 @@ def register(commands: Any) -> None:
 
 
 def run_export(args: argparse.Namespace) -> None:
-    """Write a checkpoint as ONNX, as ONNX in int8, or as a torch.export program.
+    """Export a checkpoint to ONNX, to ONNX in int8, or to a torch.export program.
 
     The file is compared with the PyTorch model: logits, top-1 class, size and images/s. A file
-    whose logits differ is not written. hvt predict, eval and bench take the file like the
+    whose logits differ is not written. hvt predict, eval and bench accept the file like a
     checkpoint.
     """
     if len(args.words) > 2:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..planning.result import Choice, Plan
 
 _EXAMPLES = """\
-hvt plan --gflops 1.25                       what DeiT-Ti's budget buys
+hvt plan --gflops 1.25                       models at DeiT-Ti's cost
 hvt plan --gflops 4.6 --img-size 384 --save plan.json
 hvt train imagenet --model plan.json --root IMAGENET
 hvt plan --params 6 --memory 8000 --train-batch 256
@@ -50,7 +50,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Find the best models within a budget, beside the paper's ways to scale up and DeiT.
+    """Find the best models within a budget, next to the paper's scaled models and DeiT.
 
     Every width, depth, image, patch and pooling is priced in closed form. Fields of the model that
     are given are fixed. See docs/plan.md.

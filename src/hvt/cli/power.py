@@ -62,7 +62,7 @@ def _add_recipe(parser: Any, skip: tuple[str, ...]) -> None:
 
 
 def run_search(args: argparse.Namespace) -> None:
-    """Train with soft extraction until the tokens that stay cost the budget.
+    """Train with soft extraction until the kept tokens cost the budget.
 
     Writes a checkpoint with that retention and the searched weights. 5 epochs by default.
     """
@@ -75,9 +75,9 @@ def run_search(args: argparse.Namespace) -> None:
 
 
 def run_retrain(args: argparse.Namespace) -> None:
-    """Train a checkpoint that has a retention, its tokens dropped.
+    """Retrain a checkpoint with a retention, with the other tokens dropped.
 
-    It is `hvt train` with --init and the checkpoint's own architecture; `hvt train --resume`
+    This is `hvt train` with --init and the checkpoint's architecture; `hvt train --resume`
     resumes it.
     """
     from ..checkpoint.save_load import read

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _EMBED_EXAMPLES = """\
 hvt embed IMAGES features.npz           names and features, for search, clustering, duplicates
 hvt embed model.onnx 'photos/*.jpg' features.csv
-hvt embed --list files.txt PARTS        a folder of parts; a restart skips those that are there
+hvt embed --list files.txt PARTS        a folder of parts; a restart skips existing ones
 torchrun --nproc-per-node 2 -m hvt embed 'shards/*.tar' PARTS --format parquet
 """
 
@@ -64,8 +64,7 @@ def _add_parts(parser: Parser, default: str) -> None:
 def run_predict(args: argparse.Namespace) -> int:
     """Print the top classes of images: files, folders or globs.
 
-    The default is the built-in model for ImageNet's 1,000 classes; cifar100 is the other built-in
-    one.
+    The default is the built-in ImageNet model; cifar100 is the other built-in model.
     """
     from ..deploy.parts import many_images
     from ..deploy.predict import Predictor
@@ -102,10 +101,10 @@ def run_predict(args: argparse.Namespace) -> int:
 
 
 def run_embed(args: argparse.Namespace) -> int:
-    """Write the features before the classifier, one vector per image, with the images' names.
+    """Write the features before the classifier, one vector per image, with the image names.
 
     A folder as OUTPUT gets parts, so that memory does not grow with the number of images, and a
-    restart skips the parts that are there; under torchrun or Slurm each process writes its own.
+    restart skips existing parts; under torchrun or Slurm each process writes its own.
     The default model is the built-in one.
     """
     from ..deploy.embed import Embedder

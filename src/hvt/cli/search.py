@@ -62,7 +62,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search the space of hvt plan by Optuna, with real trainings.
+    """Search the space of hvt plan with Optuna and real trainings.
 
     Short ones for all trials, longer ones for the best third (successive halving). Trials are
     evaluated on held-out training images. An existing study is resumed. See docs/search.md.

@@ -57,9 +57,9 @@ def _add_common(parser: Parser, words: str, output: str) -> None:
 def run_features(args: argparse.Namespace) -> None:
     """Draw the feature maps of an image, a row for each model, as in the paper's Figure 3.
 
-    At each place, the channels that vary most over the image. A pooled sequence is stretched back
-    to its first length and laid out on the grid of patches. A named model has random weights, which
-    the title says, without --pretrained.
+    Shows the channels that vary most over the image. A pooled sequence is stretched back to its
+    first length and laid out on the patch grid. Without --pretrained, a named model has random
+    weights, as the title says.
     """
     from ..see import FeatureView, draw_features, feature_maps, open_model
 
@@ -78,11 +78,11 @@ def run_features(args: argparse.Namespace) -> None:
 def run_tokens(args: argparse.Namespace) -> None:
     """Draw which patches the pooled tokens come from, stage by stage, over the image.
 
-    Max pooling takes its maximum channel by channel, so one token has its channels from several
-    patches. Each channel of each token that is left is traced back through all stages to its patch,
-    and a patch's colour is its share of them: at 1 it gave as much as if all gave equally, at 0
-    nothing of it was kept. PoWER keeps whole tokens. Average pooling and ToMe average tokens: the
-    patches of one have its average colour and a line around them.
+    Max pooling takes the maximum of each channel, so the channels of a token come from several
+    patches. Each channel is traced back through all stages to its patch, and a patch's colour is
+    its share of them, relative to an even share: 1 is average, 0 means that nothing was kept. PoWER
+    keeps whole tokens. With average pooling and ToMe, the patches of a token have their average
+    colour and an outline.
     """
     from ..see import draw_tokens, open_model, token_sources
 

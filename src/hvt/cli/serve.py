@@ -43,8 +43,7 @@ def register(commands: Any) -> None:
 def run_serve(args: argparse.Namespace) -> int:
     """Run an HTTP service: POST /predict, GET /healthz, /metrics, /model and /openapi.json.
 
-    It keeps no state, writes no image to disk and logs none. Without a checkpoint or an exported
-    file it is the built-in model.
+    The service is stateless, and neither stores nor logs images. The default is the built-in model.
     """
     from ..serve.settings import Settings
 

@@ -27,7 +27,7 @@ torchrun --nproc-per-node 8 -m hvt train imagenet --model hvt_s_1 --root IMAGENE
 
 
 def register(commands: Any) -> None:
-    parser = add_command(commands, "train", run, "train a model by a recipe", _EXAMPLES)
+    parser = add_command(commands, "train", run, "train a model with a recipe", _EXAMPLES)
     parser.add_argument("recipe", nargs="?", help=f"{', '.join(list_recipes())} or a .toml file")
     add_flag(parser, "--resume", "resume the run in this folder", metavar="RUN")
     add_shared(parser, "--allow-changed-data")
@@ -43,7 +43,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train a model by a recipe, or resume a run."""
+    """Train a model with a recipe, or resume a run."""
     asked = keywords_of(train, args)
     fields = given_fields(args, Recipe) | given_fields(args, HVTConfig)
     _, recipe = check_arguments(**asked, values=fields)

@@ -20,7 +20,7 @@ from .runtime import INPUT, NOT_FINITE, OUTPUT, OnnxModel, import_extra, read_on
 
 @dataclass(frozen=True)
 class Embedding:
-    """The embedding of one image, or the error that it has instead."""
+    """The embedding of one image, or its error."""
 
     source: str | None
     """The image's path; None where it has none."""

@@ -39,7 +39,7 @@ class ClassScore:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The top classes of one image, or the error that it has instead.
+    """The top classes of one image, or its error.
 
     `label`, `name` and `probability` are those of the top-1 class, so that
     `pandas.DataFrame(predictions)` has them as columns.

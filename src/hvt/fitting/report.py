@@ -1,4 +1,4 @@
-"""What a fitted classifier is worth: figures, and one HTML page that can be mailed."""
+"""How good a fitted classifier is: figures, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Duplicate:
 
 @dataclass
 class FitReport:
-    """The result of `hvt fit`, in per cent where it is a share."""
+    """The result of `hvt fit`; accuracies are in per cent."""
 
     data: str
     init: str

@@ -38,7 +38,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """The models that some budgets buy."""
+    """The models within some budgets."""
 
     budgets: dict[str, float]
     fixed: dict[str, Any]

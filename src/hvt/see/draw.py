@@ -43,7 +43,7 @@ def draw_features(
 ) -> None:
     """A row for each model: the image, then at each place the channels that vary most.
 
-    Each channel has its own colours, from dark (its least) to light (its most).
+    Each channel has its own colours, from dark (its minimum) to light (its maximum).
     """
     columns = 1 + max(len(view.maps) for view in views)
     heights = [_height(view.image) for view in views]
@@ -70,9 +70,8 @@ def draw_tokens(
 ) -> None:
     """The image `(H, W, 3)`, then after each step what is left of its patches.
 
-    Where values are taken, the colour is a patch's share over an even share: at 1 it gave as much
-    as if all gave equally. Where tokens are averaged, the patches of one token have their average
-    colour and a line around them.
+    For max pooling, the colour is a patch's share divided by an even share. For averaged tokens,
+    the patches of one token have their average colour and an outline.
     """
     averaged = sources[0].origins is None
     columns, (rows, cols) = 1 + len(sources), sources[0].shares.shape

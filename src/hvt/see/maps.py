@@ -35,9 +35,9 @@ class FeatureMap:
 def feature_maps(model: nn.Module, image: Tensor) -> list[FeatureMap]:
     """The feature maps of a prepared image `(C, H, W)`, stage by stage.
 
-    Of our models these are the first block and the last of each stage; fewer than three stages are
-    divided, so that DeiT, HVT-S-1 and HVT-S-4 are seen at the same depth. Of timm's models it is
-    every level, or, where each block is one, the same five places.
+    For our models, after the first block and the last of each stage; fewer than three stages are
+    divided, so that DeiT, HVT-S-1 and HVT-S-4 are shown at the same depths. For timm's models, at
+    every level, or at five depths if each block is a level.
     """
     model = replica(model)
     if isinstance(model, HVT):
@@ -57,8 +57,8 @@ def five_places(depth: int) -> list[int]:
 def strongest(values: Tensor, count: int) -> Tensor:
     """The channels of `(D, H, W)` that vary most over the image: `(count, H, W)`.
 
-    How much is measured between the 5th and the 95th hundredth, so that a single odd token, which
-    transformers tend to have, does not decide what is shown.
+    The variation is measured between the 5th and the 95th percentile, so that a single outlier
+    token, which transformers tend to have, does not decide.
     """
     flat = values.flatten(1).float()
     low, high = (flat.quantile(q, dim=1) for q in (0.05, 0.95))

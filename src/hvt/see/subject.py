@@ -49,10 +49,9 @@ class Subject:
 
 
 def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0) -> Subject:
-    """The model of whatever `resolve` knows; None is the built-in one.
+    """The model of a name or a path, see `resolve`; None is the built-in model.
 
-    A named model has random weights, the same for the same seed, or with `pretrained` the
-    published ones.
+    A named model has random weights by `seed`, or the published ones with `pretrained`.
     """
     source = resolve(name)
     model = build(source, pretrained, seed)

@@ -29,7 +29,7 @@ class Recipe:
     """All settings of a training; the defaults are DeiT's recipe, as in the paper."""
 
     model: str | None = field(
-        None, "model's name (hvt models) or a .json config (hvt plan --save), in place of --init"
+        None, "name of a model (hvt models) or .json config (hvt plan --save), instead of --init"
     )
     init: str | None = field(None, "checkpoint to start from: a path or a built-in name")
     pretrained: bool = field(False, "start from the published weights of the named model")
