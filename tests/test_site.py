@@ -5,9 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from hvt.serve.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
@@ -50,3 +53,20 @@ def test_pages_are_short() -> None:
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 250
     }
     assert long.keys() <= {"docs/reproduction/results.md"}, long
+
+
+def test_the_errors_of_the_reference_exist() -> None:
+    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(hvt\.[\w.]+)`", page, flags=re.M)
+    assert len(named) > 5
+    for name in named:
+        module, _, error = name.rpartition(".")
+        assert issubclass(getattr(import_module(module), error), Exception)
+
+
+def test_the_limits_of_the_reference_are_the_defaults() -> None:
+    page = (ROOT / "docs/reference/http.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `--([a-z-]+)` \| ([\d,]+) \|", page, flags=re.M)
+    assert len(rows) > 10
+    for flag, default in rows:
+        assert getattr(Settings(), flag.replace("-", "_")) == int(default.replace(",", "")), flag
