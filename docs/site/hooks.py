@@ -187,7 +187,8 @@ def _models() -> str:
         "run the HVT authors' weights; PaddleViT's evaluation of them is cited as theirs. Two "
         "models with weights come with the package: [`imagenet` and `cifar100`](../built-in.md)."
     )
-    parts = ["# Models", about, "\n".join(rows), machine_line(speed), "## Cards", *cards]
+    measured = machine_line(speed).partition(" “×")[0]  # the ratio is a column of the README only
+    parts = ["# Models", about, "\n".join(rows), measured, "## Cards", *cards]
     return "\n\n".join(parts) + "\n"
 
 
@@ -228,11 +229,22 @@ def _pooling(config: HVTConfig) -> str:
     return f"{config.pool_dims}D {config.pool}, {window}, after blocks {blocks}"
 
 
+_PYTHON = {
+    "Models and costs": "create_model list_models get_config cost Cost HVTConfig HVT",
+    "Checkpoints": "load save from_pretrained",
+    "Training": "fit train Recipe Result upcycle plan search",
+    "Using a model": "Predictor Embedder evaluate Score export",
+    "Errors": "HVTError CheckpointError",
+}
+
+
 def _python() -> str:
+    """The public names by subject; those of no subject come last."""
+    others = sorted(set(hvt._HOMES) - set(" ".join(_PYTHON.values()).split()))
     parts = ["# Python", "The public names of `import hvt`."]
-    for name in sorted(hvt._HOMES):
-        value = getattr(hvt, name)
-        home = getattr(value, "__module__", None)
-        if home and hasattr(value, "__qualname__"):
-            parts.append(f"::: {home}.{value.__qualname__}")
+    for title, names in {**_PYTHON, "Others": " ".join(others)}.items():
+        known = [getattr(hvt, name) for name in names.split()]
+        shown = [each for each in known if hasattr(each, "__qualname__")]
+        parts += [f"## {title}"] if shown else []
+        parts += [f"::: {each.__module__}.{each.__qualname__}" for each in shown]
     return "\n\n".join(parts) + "\n"
