@@ -270,7 +270,7 @@ def test_a_stopped_elastic_run_ends_as_if_it_had_not(
 
 def test_a_frozen_run_leaves_the_largest_as_the_source(place: Path, tmp_path: Path) -> None:
     result = run(
-        place, tmp_path, freeze=True, every_setting=True, lr=1e-2, layer_decay=None, epochs=1.0
+        place, tmp_path, freeze=True, every_setting=True, own_lr=1e-2, layer_decay=None, epochs=1.0
     )
     source = hvt.load(place / "vit.safetensors").state_dict()
     assert all(torch.equal(source[k], v) for k, v in plain(result.model, 0).state_dict().items())

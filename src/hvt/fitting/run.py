@@ -27,14 +27,9 @@ from ..training.pipeline import build_model
 from ..training.recipe import Recipe
 from ..training.run import check_arguments
 from ..training.run_lock import found_run, unused_folder
-from ..zoo import DEFAULT
 from .embeddings import Embedded, EmbeddingCache, cache_folder, embed
 from .head import Head, fit_head, temperature
 from .report import FitReport, make_report
-
-SIZE = 224
-"""Of images for the built-in model: it has 71.2 % of 1,000 ImageNet validation images right, and
-69.4 % at its own 176 pixels."""
 
 
 @dataclass
@@ -123,8 +118,6 @@ def fit(
 def _recipe(values: dict[str, Any], size: int | None) -> Recipe:
     """`finetune` with other values, paths as text."""
     plain = {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
-    if size is None and plain.get("init", DEFAULT) == DEFAULT and "model" not in plain:
-        size = SIZE
     shape = {} if size is None else {"img_size": size}
     recipe = check_arguments("finetune", None, False, plain | shape)[1]
     on_cpu = recipe.amp == "auto" and find_device(recipe.device).type == "cpu"

@@ -72,6 +72,20 @@ class ElasticDistiller(ElasticLearner):
         super().__init__(recipe, model, *rest)
         self.normalise = Normalise(model, self.device)
 
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """The settings' own parameters in groups of their own, for their learning rate."""
+        optimizer, settings = super()._optimizer(), self.settings
+        assert self.model.settings is not None
+        own = set(self.model.settings.parameters())
+        for group in list(optimizer.param_groups) if settings.own_lr else ():
+            separate = [p for p in group["params"] if p in own]
+            group["params"] = [p for p in group["params"] if p not in own]
+            scale = group.get("lr_scale", 1.0) * settings.own_lr / settings.lr
+            if separate:
+                optimizer.add_param_group(group | {"params": separate, "lr_scale": scale})
+        optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
+        return optimizer
+
     def _loss(self, batch: Batch, update: int) -> Tensor:
         seed_all(self.recipe.seed, update, self.device)
         seed_dropout(self.recipe.seed, update, batch.shard, self.device)
@@ -79,7 +93,7 @@ class ElasticDistiller(ElasticLearner):
         return self._taught(unpack(batch.images, channels, self.sizes), update)
 
     def _taught(self, views: Sequence[Tensor], update: int) -> Tensor:
-        """The source teaches the largest setting, which teaches the others unless it is frozen."""
+        """The source teaches all settings; a frozen one, the largest, has nothing to learn."""
         settings, configs = self.settings, configs_of(self.model)
         chosen = chosen_settings(len(configs), self.recipe.seed, update)
         if settings.every_setting:
@@ -92,11 +106,10 @@ class ElasticDistiller(ElasticLearner):
             with torch.no_grad():
                 target = self.source(inputs[0])
             outputs = self.network([inputs[place] for place in places], chosen)
+            losses = [divergence(one, target).mean() for one in outputs]
             if settings.freeze:
-                return torch.stack([divergence(one, target).mean() for one in outputs]).mean()
-            taught = [divergence(one, outputs[0].detach()).mean() for one in outputs[1:]]
-            largest = divergence(outputs[0], target).mean()
-            return sandwich_loss(largest, taught, settings.largest_weight)
+                return torch.stack(losses).mean()
+            return sandwich_loss(losses[0], losses[1:], settings.largest_weight)
 
     def _trial(self, size: int) -> Tensor:
         channels = self.model.config.in_chans

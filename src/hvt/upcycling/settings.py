@@ -38,6 +38,9 @@ class Settings:
         False, "elastic: train only the separate parameters of the smaller settings; the "
         "largest setting stays the source",
     )  # fmt: skip
+    own_lr: float | None = field(
+        None, "elastic: learning rate of the separate parameters (default: --lr)", gt=0
+    )
     every_setting: bool = field(
         False, "elastic: train all settings in each step, not largest, smallest and one other"
     )
