@@ -203,7 +203,7 @@ def test_bad_input_is_one_sentence(
         return err
 
     save_images(tmp_path / "one", 3, names=["red"])
-    assert "single class 'red'" in error(tmp_path / "one")
+    assert "only the class 'red'" in error(tmp_path / "one")
     assert "neither a folder nor a known source" in error("nowhere")
     assert "not a folder of images" in error("digits")
     (images / "red/broken.png").write_bytes(b"nothing")
