@@ -213,7 +213,7 @@ def test_bad_input_is_one_sentence(
     )
     assert code == 0
     assert "1 images cannot be read and were skipped" in out
-    assert "has a model.safetensors already" in error(images, "--output", tmp_path / "r")
+    assert "already contains a model.safetensors" in error(images, "--output", tmp_path / "r")
     (images / "empty").mkdir()
     assert "empty" in error(images)
 
