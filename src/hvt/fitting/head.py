@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,12 +45,13 @@ def fit_head(
     weights = len(labels) / (classes * counts[labels]) if balance else torch.ones(len(labels))
     folds = _folds(labels, seed)
     best: tuple[float, float, Tensor] | None = None
-    starts: list[Tensor | None] = [None] * (int(folds.max()) + 1)
+    zeros = torch.zeros(classes, z.shape[1] + 1, dtype=torch.float64)
+    starts = [zeros] * (int(folds.max()) + 1)
     for strength in reversed(STRENGTHS):  # the strongest first: each starts from the one before
         held_out = torch.zeros(len(labels), classes, dtype=torch.float64)
         for fold in range(len(starts)):
             kept, left = folds != fold, folds == fold
-            theta = _logistic(z[kept], labels[kept], classes, strength, weights[kept], starts[fold])
+            theta = _logistic(z[kept], labels[kept], weights[kept], strength, starts[fold])
             starts[fold] = theta
             held_out[left] = _logits(theta, z[left])
         loss = F.cross_entropy(held_out, labels, reduction="none") @ weights.double() / len(labels)
@@ -58,7 +59,7 @@ def fit_head(
             best = (loss.item(), strength, held_out)
     assert best is not None
     _, strength, held_out = best
-    theta = _logistic(z, labels, classes, strength, weights)
+    theta = _logistic(z, labels, weights, strength, zeros)
     weight = theta[:, :-1] / scale
     bias = theta[:, -1] - weight @ mean
     return Head(weight.float(), bias.float(), strength, held_out.softmax(dim=1).float())
@@ -68,33 +69,32 @@ def _logits(theta: Tensor, z: Tensor) -> Tensor:
     return z @ theta[:, :-1].T + theta[:, -1]
 
 
-def _logistic(
-    z: Tensor,
-    labels: Tensor,
-    classes: int,
-    strength: float,
-    weights: Tensor,
-    start: Tensor | None = None,
-) -> Tensor:
+def _logistic(z: Tensor, labels: Tensor, weights: Tensor, strength: float, start: Tensor) -> Tensor:
     """Weights and bias `(classes, D + 1)` that minimise the penalised cross-entropy; convex."""
-    theta = torch.zeros(classes, z.shape[1] + 1, dtype=torch.float64)
-    if start is not None:
-        theta.copy_(start)
-    theta.requires_grad_(True)
-    optimizer = torch.optim.LBFGS(
-        [theta], max_iter=200, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
-    )
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
+    def loss(theta: Tensor) -> Tensor:
         each = F.cross_entropy(_logits(theta, z), labels, reduction="none")
         penalty = 0.5 * strength * theta[:, :-1].square().sum()
-        value = (each @ weights.double() + penalty) / len(labels)
+        return (each @ weights.double() + penalty) / len(labels)
+
+    return _minimise(loss, start)
+
+
+def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Where L-BFGS ends from a start."""
+    x = start.clone().requires_grad_(True)
+    optimizer = torch.optim.LBFGS(
+        [x], max_iter=200, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(x)
         value.backward()
         return value
 
-    optimizer.step(loss)
-    return theta.detach()
+    optimizer.step(closure)
+    return x.detach()
 
 
 def _folds(labels: Tensor, seed: int) -> Tensor:
@@ -112,18 +112,12 @@ def _folds(labels: Tensor, seed: int) -> Tensor:
 
 def temperature(logits: Tensor, labels: Tensor) -> float:
     """What to divide logits by for calibrated probabilities, by the likelihood of the labels."""
-    log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([log_t], max_iter=50, line_search_fn="strong_wolfe")
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
+    def loss(log_t: Tensor) -> Tensor:
         # A weak prior at 1 keeps a few images, all of them right, from making it zero.
-        value = F.cross_entropy(logits.double() / log_t.exp(), labels) + log_t**2 / len(labels)
-        value.backward()
-        return value
+        return F.cross_entropy(logits.double() / log_t.exp(), labels) + log_t**2 / len(labels)
 
-    optimizer.step(loss)
-    return float(log_t.detach().exp())
+    return float(_minimise(loss, torch.zeros((), dtype=torch.float64)).exp())
 
 
 def label_errors(probabilities: Tensor, labels: Tensor) -> list[tuple[int, int]]:
@@ -132,14 +126,12 @@ def label_errors(probabilities: Tensor, labels: Tensor) -> list[tuple[int, int]]
     Confident learning (Northcutt et al., 2021): a class is confident about an image if its held-out
     probability is at least the mean over the images with that label.
     """
-    classes = probabilities.shape[1]
-    present = labels.unique().tolist()
-    mean = {label: probabilities[labels == label, label].mean() for label in present}
-    threshold = torch.tensor([mean.get(label, torch.inf) for label in range(classes)])
+    threshold = torch.full(probabilities.shape[1:], torch.inf)
+    for label in labels.unique().tolist():
+        threshold[label] = probabilities[labels == label, label].mean()
     confident = torch.where(probabilities >= threshold, probabilities, 0.0)
-    guess = confident.argmax(dim=1)
-    found = (confident.amax(dim=1) > 0) & (guess != labels)
-    margin = probabilities.gather(1, guess[:, None])[:, 0]
-    margin = margin - probabilities.gather(1, labels[:, None])[:, 0]
-    places: Sequence[int] = found.nonzero()[:, 0].tolist()
-    return [(i, int(guess[i])) for i in sorted(places, key=lambda i: -float(margin[i]))]
+    most, guess = confident.max(dim=1)
+    places = ((most > 0) & (guess != labels)).nonzero()[:, 0]
+    margin = most - probabilities.gather(1, labels[:, None])[:, 0]
+    ranked = places[margin[places].argsort(descending=True, stable=True)]
+    return [(i, int(guess[i])) for i in ranked.tolist()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
 import os
@@ -11,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import torch
@@ -42,6 +40,11 @@ class Flagged:
     probability: float
     """Of the predicted class."""
 
+    @property
+    def images(self) -> list[tuple[str, str]]:
+        """Path and caption."""
+        return [(self.path, f"{self.label} → {self.predicted} ({self.probability:.0%})")]
+
 
 @dataclass(frozen=True)
 class Duplicate:
@@ -50,6 +53,13 @@ class Duplicate:
     paths: tuple[str, str]
     labels: tuple[str, str]
     exact: bool
+
+    @property
+    def images(self) -> list[tuple[str, str]]:
+        """Path and caption of both."""
+        how = "the same file" if self.exact else "nearly the same"
+        captions = [f"{label}, {how} as its neighbour" for label in self.labels]
+        return list(zip(self.paths, captions, strict=True))
 
 
 @dataclass
@@ -109,7 +119,8 @@ class FitReport:
         ):
             with atomic_write(folder / name) as temporary:
                 temporary.write_text(text, encoding="utf-8")
-        sheet = [(root / one.path, (_arrow(one), one.path)) for one in self.worst[:SHOWN]]
+        shown = [one.images[0] for one in self.worst[:SHOWN]]
+        sheet = [(root / path, (caption, path)) for path, caption in shown]
         draw_contact_sheet(folder / "worst.png", sheet)
 
 
@@ -140,16 +151,11 @@ def flag(
     root: Path,
 ) -> list[Flagged]:
     """Images by their place and the class that is predicted for each."""
-    labels = part.labels.tolist()
-    return [
-        Flagged(
-            os.path.relpath(part.paths[i], root),
-            names[labels[i]],
-            names[guess],
-            float(probabilities[i, guess]),
-        )
-        for i, guess in chosen
-    ]
+    found, labels = [], part.labels.tolist()
+    for i, guess in chosen:
+        path, label = os.path.relpath(part.paths[i], root), names[labels[i]]
+        found.append(Flagged(path, label, names[guess], float(probabilities[i, guess])))
+    return found
 
 
 def misclassified(logits: Tensor, labels: Tensor) -> list[tuple[int, int]]:
@@ -245,82 +251,16 @@ def _warnings(report: FitReport, labels: Tensor, broken: int) -> list[str]:
     return [text for text, so in found.items() if so]
 
 
-# ── the page ────────────────────────────────────────────────────────────────────────────────────
-
-
 def _page(report: FitReport, root: Path) -> str:
     """One HTML document without outside resources."""
-    low, high = report.interval
-    drawn = "drawn from the training images" if report.val_drawn else "the val folder"
-    before, after = report.calibration_error
-    tried = ", ".join(f"{name} {top1:.1f} %" for name, top1 in report.top1_of.items())
-    classes = [
-        (row["name"], row["images"], "" if row["top1"] is None else f"{row['top1']:.1f} %",
-         "{:.0f} to {:.0f} %".format(*row["interval"]))
-        for row in report.per_class
-    ]  # fmt: skip
-    confusion = [
-        (name, *row) for name, row in zip(report.class_names, report.confusion, strict=True)
-    ]
-    wrong = [(one.path, _arrow(one)) for one in report.worst]
-    errors = [(one.path, _arrow(one)) for one in report.label_errors]
-    galleries = [
-        _gallery("Misclassified validation images, the highest loss first", wrong, root),
-        _gallery("Training images that probably have a wrong label", errors, root),
-        _gallery("Images in both parts", _pairs(report.duplicates), root),
-        _gallery("Images in two classes", _pairs(report.contradictions), root),
-    ]
-    template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        title=html.escape(f"hvt fit: {Path(report.data).name}"),
-        top1=f"{report.top1:.1f}",
-        summary=html.escape(
-            f"95 % interval {low:.1f} to {high:.1f} %, on {report.val_images} validation images "
-            f"({drawn}); {report.train_images} training images of {len(report.class_names)} "
-            f"classes. {tried}, from {Path(report.init).name}, in {report.seconds:.0f} s."
-        ),
-        warnings="\n".join(f"<p class=warning>{html.escape(one)}</p>" for one in report.warnings),
-        classes=_table(("class", "images", "top-1", "95 % interval"), classes),
-        confusion=_table(("", *report.class_names), confusion),
-        calibration=f"Expected calibration error {after:.1f} %; {before:.1f} % before the "
-        f"temperature of {report.temperature:.2f}, which the checkpoint contains.",
-        galleries="\n".join(galleries),
-    )
+    from jinja2 import Environment
 
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    def line(tag: str, cells: Iterable[Any]) -> str:
-        inner = "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)
-        return f"<tr>{inner}</tr>"
-
-    body = "".join(line("td", row) for row in rows)
-    return f"<div class=wide><table>{line('th', headings)}{body}</table></div>"
-
-
-def _arrow(one: Flagged) -> str:
-    return f"{one.label} → {one.predicted} ({one.probability:.0%})"
-
-
-def _pairs(pairs: Sequence[Duplicate]) -> list[tuple[str, str]]:
-    return [
-        (path, f"{label}, {'the same file' if pair.exact else 'nearly the same'} as its neighbour")
-        for pair in pairs
-        for path, label in zip(pair.paths, pair.labels, strict=True)
-    ]
-
-
-def _gallery(title: str, images: Sequence[tuple[str, str]], root: Path) -> str:
-    if not images:
-        return ""
-    figures = []
-    for path, caption in images[:SHOWN]:
+    def data_url(path: str) -> str:
         buffer = io.BytesIO()
         thumbnail(root / path).save(buffer, "JPEG", quality=80)
-        data = base64.b64encode(buffer.getvalue()).decode()
-        text = f"{html.escape(caption)}<br>{html.escape(path)}"
-        figures.append(
-            f'<figure><img src="data:image/jpeg;base64,{data}" alt="" width=160 height=160>'
-            f"<figcaption>{text}</figcaption></figure>"
-        )
-    shown = f" ({SHOWN} of {len(images)})" if len(images) > SHOWN else f" ({len(images)})"
-    return f"<h2>{title}{shown}</h2>\n<div class=images>{''.join(figures)}</div>"
+        return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+    text = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    names = {"name": Path(report.data).name, "init": Path(report.init).name}
+    template = Environment(autoescape=True).from_string(text)
+    return template.render(report=report, shown=SHOWN, data_url=data_url, **names)
