@@ -98,7 +98,6 @@ def test_errors(command: Command, checkpoint: Path, build: Build, tmp_path: Path
         ((checkpoint, tmp_path / "full", "--hf"), "full is not empty: name a new folder"),
         ((checkpoint, checkpoint, "--hf"), "model.safetensors is a file: name a new folder"),
         ((checkpoint, tmp_path / "no" / "out", "--hf"), "no does not exist"),
-        ((checkpoint, tmp_path / "out", "--hf", "--to", "torch"), "leave --to out"),
         ((checkpoint, tmp_path / "out", "--hf", "--int8"), "name them with --data"),
         ((tmp_path / "features.safetensors", tmp_path / "out", "--hf"), "a model with a class"),
         ((tmp_path / "wide.safetensors", tmp_path / "out", "--hf"), "3 × 32 × 64 pixels"),

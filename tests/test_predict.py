@@ -115,9 +115,6 @@ def test_predictions_are_those_of_an_evaluation(model: hvt.HVT, images: list[str
     assert score.loss == pytest.approx(loss / 7, rel=1e-5)
 
 
-# Images of all kinds
-
-
 # Broken images
 
 
@@ -274,11 +271,11 @@ def test_grey_arrays_and_tensors(build: Build, model: hvt.HVT) -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (np.zeros((8, 8, 3), np.float32), "an array of float32 is not an image: give uint8"),
-        (np.zeros((8, 8), np.uint8), r"\(8, 8\) is not an image: give \(H, W, C\) with C = 3 for"),
+        (np.zeros((8, 8, 3), np.float32), "pixels of float32 are not an image: give uint8"),
+        (np.zeros((8, 8), np.uint8), r"\(8, 8\) are not an image: .* \(H, W, C\) with C = 3 for"),
         (np.zeros((2, 8, 8, 3), np.uint8), r"\(2, 8, 8, 3\) .*, and a batch as list\(batch\)"),
-        (np.zeros((3, 8, 8), np.uint8), r"\(3, 8, 8\) is not an image"),
-        (torch.zeros(3, 8, 8, dtype=torch.int64), "a tensor of torch.int64 is not an image"),
+        (np.zeros((3, 8, 8), np.uint8), r"\(3, 8, 8\) are not an image"),
+        (torch.zeros(3, 8, 8, dtype=torch.int64), "pixels of int64 are not an image"),
         (torch.zeros(8, 8, 3), r"\(8, 8, 3\) .*\(C, H, W\) with C = 3"),
         (torch.full((3, 8, 8), 255.0), "a float tensor from 255 to 255 is not an image: its val"),
         (torch.full((3, 8, 8), math.nan), "a float tensor from nan to nan is not an image"),
@@ -292,7 +289,7 @@ def test_grey_arrays_and_tensors(build: Build, model: hvt.HVT) -> None:
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
 )  # fmt: skip
 def test_what_is_not_an_image(image: Any, message: str, model: hvt.HVT) -> None:
-    """A sentence, never an prediction for each row of pixels."""
+    """An error, never a prediction for each row of pixels."""
     predictor = Predictor(model)
     with pytest.raises(HVTError, match=message):
         predictor(image)

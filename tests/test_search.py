@@ -15,7 +15,6 @@ from PIL import Image
 from rich.console import Console
 
 import hvt
-from hvt.cli.search import _train_command
 from hvt.config import HVTConfig
 from hvt.planning.budget import tolerance
 from hvt.searching.halving import frontier, is_promoted, rung_epochs
@@ -226,14 +225,6 @@ def test_a_folder_whose_name_means_something_else_in_a_url(tmp_path: Path) -> No
         default_storage(tmp_path / "50 %41?")
     open_study("s", default_storage(tmp_path), {})
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
-
-
-def test_the_command_to_train_the_best_has_its_images() -> None:
-    given = {"data": "MY DATA", "seed": 5, "val_fraction": 0.3, "download": True, "batch_size": 8}
-    assert _train_command("folder", given, Path("my runs")) == (
-        "hvt train folder --data 'MY DATA' --seed 5 --val-fraction 0.3 --download --model "
-        "'my runs/best.json'"
-    )
 
 
 # Trials, without training them

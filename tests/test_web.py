@@ -83,7 +83,6 @@ def test_errors(command: Command, build: Build, tmp_path: Path) -> None:
         ((features, tmp_path / "out", "--web"), "a model with a classifier"),
         ((checkpoint, tmp_path / "out", "--runtime", "."), "--runtime needs --web"),
         ((checkpoint, tmp_path / "out", "--web", "--runtime", tmp_path), "npm install onnxr"),
-        ((checkpoint, tmp_path / "out", "--web", "--to", "onnx"), "leave --to out"),
     ):
         code, out, err = command("export", *words)
         assert (code, out) == (2, "")

@@ -38,10 +38,8 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
     from ..training.recipe import list_recipes
     from ..zoo import list_models
 
-    names = {"name": list_models(), "pattern": list_models(), "model": list_models()}
+    names = {dest: list_models() for dest in ("name", "pattern", "model")}
     names |= {"recipe": list_recipes()}
-    files = ("checkpoint", "first", "others", "out", "data", "root", "output", "resume", "init",
-             "file", "csv", "plot", "confusion")  # fmt: skip
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():
@@ -50,5 +48,5 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
             continue
         elif action.dest in names:
             action.choices = names[action.dest]
-        elif action.dest in files:
+        else:
             action.complete = shtab.FILE  # type: ignore[attr-defined]

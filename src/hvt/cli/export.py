@@ -22,7 +22,7 @@ def register(commands: Any) -> None:
         "hvt export imagenet.onnx                  the built-in model\n"
         "hvt export model.safetensors model.onnx --data IMAGES\n"
         "hvt export model.safetensors small.onnx --int8 --data cifar100 --root data\n"
-        "hvt export model.safetensors model.pt2 --to torch\n"
+        "hvt export model.safetensors model.pt2    a torch.export program\n"
         "hvt export elastic.safetensors small.onnx --gflops 0.7\n"
         "hvt export folder/ --hf                   for transformers.js and optimum\n"
         "hvt export page/ --web                    a page that runs the model in the browser",
@@ -34,9 +34,6 @@ def register(commands: Any) -> None:
         help="a checkpoint in any format that hvt.load reads, a built-in model or a model's name "
         f"(default: the built-in {DEFAULT}), then the output: OUT.onnx, OUT.pt2, or a new folder "
         "for --hf and --web",
-    )
-    parser.add_argument(
-        "--to", choices=("onnx", "torch"), help="format (default: by the suffix of OUT)"
     )
     add_flag(parser, "--hf", "write a folder for transformers.js and optimum", bool)
     add_flag(
@@ -126,9 +123,7 @@ def _form(args: argparse.Namespace, out: Path) -> str:
     """The form to export to; raises an error for flags that do not go together."""
     if args.runtime and not args.web:
         raise HVTError("--runtime needs --web: leave it out, or write a page")
-    if args.to and (args.hf or args.web):
-        raise HVTError("--hf and --web write a folder with ONNX files: leave --to out")
-    form: str = args.to or ("torch" if out.suffix.lower() == ".pt2" else "onnx")
+    form = "torch" if out.suffix.lower() == ".pt2" else "onnx"
     if not args.int8:
         if args.max_error is not None:
             raise HVTError("--max-error needs --int8: float32 has a fixed tolerance")

@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import Any
 
+from ..terminal import printable
 from ..training.recipe import Recipe
 from .flags import add_command, add_fields, add_flag, add_shared, given_fields
 from .output import emit, new_console, print_json
@@ -48,11 +49,8 @@ def run(args: argparse.Namespace) -> None:
         return
     emit(report.per_class, {"class": "{name}", "images": "{images:d}", "top-1 %": "{top1:.1f}"})
     low, high = report.interval
-    console.print(
+    print(
         f"top-1 {report.top1:.1f} % ({low:.1f} to {high:.1f}) on {report.val_images} validation "
-        f"images, {report.method}, in {report.seconds:.0f} s\n{fitted.path}\n"
-        f"{fitted.folder / 'report.html'}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"images, {report.method}, in {report.seconds:.0f} s\n{printable(str(fitted.path))}\n"
+        f"{printable(str(fitted.folder / 'report.html'))}"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv as csv_module
-import io
 import json as json_module
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -92,17 +91,10 @@ def _cell(form: str | Callable[[Row], str], row: Row) -> str:
 
 def _print_csv(rows: Iterable[Row]) -> None:
     """Print each row as soon as it is there, under the keys of the first."""
-    header = False
-    for row in rows:
-        if not header:
-            print(_csv_line(row))
-            header = True
-        print(_csv_line(row.values()))
-
-
-def _csv_line(values: Iterable[Any]) -> str:
-    """One line without its end; a writer whose lines end in \\n alone leaves \\r unquoted."""
-    buffer = io.StringIO()
-    cells = (" ".join(map(str, v)) if isinstance(v, (list, tuple)) else v for v in values)
-    csv_module.writer(buffer).writerow(cells)
-    return buffer.getvalue().removesuffix("\r\n")
+    writer = csv_module.writer(sys.stdout, lineterminator="\n")
+    for number, row in enumerate(rows):
+        if not number:
+            writer.writerow(row)
+        writer.writerow(
+            " ".join(map(str, v)) if isinstance(v, (list, tuple)) else v for v in row.values()
+        )

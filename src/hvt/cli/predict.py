@@ -81,10 +81,7 @@ def run_predict(args: argparse.Namespace) -> int:
     failed: list[str] = []
 
     def predictions(images: Iterable[Any]) -> Iterator[Prediction]:
-        for prediction in predictor.stream(images):
-            if prediction.error is not None:
-                failed.append(f"{prediction.source}: {prediction.error}")
-            yield prediction
+        return _noting(predictor.stream(images), failed)
 
     def rows_of(images: Iterable[Any]) -> Iterator[dict[str, Any]]:
         return (row for one in predictions(images) for row in _csv_rows(one))
@@ -118,14 +115,20 @@ def run_embed(args: argparse.Namespace) -> int:
     failed: list[str] = []
 
     def rows_of(images: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        for one in embedder.stream(images):
-            if one.error is not None:
-                failed.append(f"{one.source}: {one.error}")
+        for one in _noting(embedder.stream(images), failed):
             yield {"source": one.source, "embedding": one.vector}
 
     images = many_images(inputs, args.list)
     formats = ("npz", "npy", "csv", "parquet")
     return _write(args, output, images, rows_of, embedder.digest, failed, formats)
+
+
+def _noting(results: Iterable[Any], failed: list[str]) -> Iterator[Any]:
+    """The results, those with an error also noted."""
+    for one in results:
+        if one.error is not None:
+            failed.append(f"{one.source}: {one.error}")
+        yield one
 
 
 def _write(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..config import FIELDS, HVTConfig
@@ -70,30 +69,18 @@ def run(args: argparse.Namespace) -> int:
     from ..searching.run import search
     from ..training.interrupt import Interrupted
 
-    values = given_fields(args, Recipe)
-    options = values | given_fields(args, HVTConfig) | keywords_of(search, args)
+    options = given_fields(args, Recipe) | given_fields(args, HVTConfig)
     try:
-        result = search(quiet=args.json, **options)
+        result = search(quiet=args.json, **options | keywords_of(search, args))
     except (Interrupted, KeyboardInterrupt):  # within a training, or between two
         print("hvt: stopped; the same command resumes the study", file=sys.stderr)
         return 130
     if args.json:
         print((result.folder / "trials.json").read_text(), end="")
         return 0
-    command = _train_command(args.recipe, values, result.folder)
+    command = shlex.join(["hvt", "train", args.recipe, "--model", str(result.folder / "best.json")])
     print(
-        f"results in {result.folder}: best {result.top1:.2f} % on held-out images; "
-        f"train it with {command}"
+        f"results in {result.folder}: best {result.top1:.2f} % on held-out images; train it on "
+        f"the same data with {command}"
     )
     return 0
-
-
-def _train_command(recipe: str, values: dict[str, Any], folder: Path) -> str:
-    """The command that trains the best config on the same images."""
-    words = ["hvt", "train", recipe]
-    for name in ("data", "root", "seed", "val_fraction", "train_fraction"):
-        if values.get(name) is not None:
-            words += [f"--{name.replace('_', '-')}", str(values[name])]
-    for name in ("download", "skip_broken"):
-        words += [f"--{name.replace('_', '-')}"] * bool(values.get(name))
-    return shlex.join([*words, "--model", str(folder / "best.json")])

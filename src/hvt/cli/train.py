@@ -10,7 +10,7 @@ from ..config import HVTConfig
 from ..training.recipe import Recipe, list_recipes, load_recipe, recipe_text
 from ..training.run import check_arguments, train
 from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
-from .output import print_json
+from .output import emit, print_json
 
 _EXAMPLES = """\
 hvt train digits                                       one minute on two cores
@@ -70,8 +70,4 @@ def run_recipes(args: argparse.Namespace) -> None:
         for name, text in texts.items()
         for first, second in [[line.lstrip("# ") for line in text.splitlines()[:2]]]
     ]
-    if args.json:
-        print_json(rows)
-        return
-    for row in rows:
-        print(f"{row['command']}\n    {row['about']}")
+    emit(rows, {"command": "{command}", "about": "{about}"}, json=args.json)

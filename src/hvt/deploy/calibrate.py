@@ -96,20 +96,15 @@ def smoothquant(model: HVT, images: Tensor) -> HVT:
     return model
 
 
-@dataclass(frozen=True)
-class Sensitivity:
-    """What one layer in int8 does to the logits, and what it saves."""
-
-    layer: str
-    error: float
-    """Squared error of the logits, over the squared logits."""
-    share: float
-    """Of the blocks' linear layers: of their MACs or of their weights, whichever is more."""
-
-
 @torch.inference_mode()
-def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> list[Sensitivity]:
-    """The error of each linear layer of the blocks if only it is quantised, on some images."""
+def sensitivities(
+    model: HVT, images: Tensor, ranges: Mapping[str, Range]
+) -> dict[str, tuple[float, float]]:
+    """What each linear layer of the blocks does to the logits in int8, and what that saves.
+
+    The squared error over the squared logits if only that layer is quantised, on some images; and
+    its share of the blocks' MACs or of their weights, whichever is more.
+    """
     layers = linear_layers(model)
     macs: dict[str, int] = {}
     inputs: list[Tensor] = []
@@ -121,18 +116,18 @@ def sensitivities(model: HVT, images: Tensor, ranges: Mapping[str, Range]) -> li
     with _watching(layers, count), _watching(blocks, lambda _, x: inputs.append(x)):
         truth = model(images)
     weights = sum(layer.weight.numel() for layer in layers.values())
-    measured = []
+    measured = {}
     for name, layer in layers.items():
         first = int(name.split(".")[1])
         x = inputs[first]  # the blocks before it are unchanged
-        with layer.register_forward_hook(_in_int8(name, ranges)):
+        with layer.register_forward_hook(in_int8(name, ranges)):
             for block in model.blocks[first:]:
                 x = block(x)
         logits = model.forward_head(model.norm(x))
         error = ((logits - truth).square().sum() / truth.square().sum()).item()
         # After pooling a layer has little work and as many weights as before.
         share = max(macs[name] / sum(macs.values()), layer.weight.numel() / weights)
-        measured.append(Sensitivity(name, error, share))
+        measured[name] = error, share
     return measured
 
 
@@ -142,11 +137,10 @@ def layers_kept_fp32(
     """The layers to leave in float32: the greatest error for what they save, up to a share."""
     kept, left = [], share
     measured = sensitivities(model, images, ranges)
-    ranked = sorted(measured, key=lambda one: one.error / one.share, reverse=True)
-    for one in ranked:
-        if one.share <= left:
-            kept.append(one.layer)
-            left -= one.share
+    for layer in sorted(measured, key=lambda name: -measured[name][0] / measured[name][1]):
+        if measured[layer][1] <= left:
+            kept.append(layer)
+            left -= measured[layer][1]
     return tuple(kept)
 
 
@@ -159,28 +153,18 @@ def linear_layers(model: HVT) -> dict[str, nn.Linear]:
     }
 
 
-def rounded_weight(weight: Tensor) -> Tensor:
-    """A weight as int8 keeps it with a scale per output: `(out, in)` → the same."""
-    integers, scale = integer_weight(weight.detach().numpy())
-    return torch.from_numpy(integers * scale)
-
-
-def rounded(name: str, x: Tensor, ranges: Mapping[str, Range]) -> Tensor:
-    """The input of a layer as 8 bits keep it."""
-    step: Tensor | float
-    if name.endswith("mlp.fc2"):
-        step, zero = x.amax(dim=-1, keepdim=True) / (255 - ZERO), ZERO
-        step = step.clamp(min=-GELU_LEAST / ZERO)
-    else:
-        step, zero = scale_and_zero(ranges[name])
-    return (((x / step).round() + zero).clamp(0, 255) - zero) * step
-
-
-def _in_int8(name: str, ranges: Mapping[str, Range]) -> Any:
+def in_int8(name: str, ranges: Mapping[str, Range]) -> Any:
     """A hook that gives a linear layer's output as int8 would."""
 
     def hook(layer: nn.Linear, args: tuple[Tensor], output: Tensor) -> Tensor:
-        return F.linear(rounded(name, args[0], ranges), rounded_weight(layer.weight), layer.bias)
+        step: Tensor | float
+        x, (step, zero) = args[0], scale_and_zero(ranges[name])
+        if name.endswith("mlp.fc2"):
+            largest = x.amax(dim=-1, keepdim=True) / (255 - ZERO)
+            step, zero = largest.clamp(min=-GELU_LEAST / ZERO), ZERO
+        rounded = (((x / step).round() + zero).clamp(0, 255) - zero) * step
+        integers, scale = integer_weight(layer.weight.detach().numpy())
+        return F.linear(rounded, torch.from_numpy(integers * scale), layer.bias)
 
     return hook
 

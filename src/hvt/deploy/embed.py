@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,18 +33,6 @@ class Embedder(ImageModel):
     Accepts the same models as `Predictor`; no classifier is needed.
     """
 
-    def __init__(
-        self,
-        checkpoint: str | Path | HVT | OnnxModel | None = None,
-        device: str | torch.device = "auto",
-        batch_size: int = 64,
-        threads: int = 0,
-    ) -> None:
-        super().__init__(checkpoint, device, batch_size, threads)
-        self._features: Callable[[Tensor], Tensor] = (
-            self._hvt_features if isinstance(self.model, HVT) else _onnx_features(self.model)
-        )
-
     def __call__(self, images: ImageInput | Iterable[ImageInput]) -> np.ndarray:
         """`(D,)` for one image, `(N, D)` for many; an image that cannot be read raises an error."""
         rows = []
@@ -67,11 +54,18 @@ class Embedder(ImageModel):
                     vector, error = None, NOT_FINITE
                 yield Embedding(source_of(image), vector, error)
 
-    def _hvt_features(self, images: Tensor) -> Tensor:
-        """`(B, C, H, W)` → `(B, D)`."""
-        model: Any = self.model
-        tokens = model.forward_features(images.to(self.device, model.pos_embed.dtype))
-        return model.forward_head(tokens, pre_logits=True)
+    @functools.cached_property
+    def _features(self) -> Callable[[Tensor], Tensor]:
+        """What computes `(B, C, H, W)` → `(B, D)`."""
+        model = self.model
+        if not isinstance(model, HVT):
+            return _onnx_features(model)
+
+        def features(images: Tensor) -> Tensor:
+            tokens = model.forward_features(images.to(self.device, model.pos_embed.dtype))
+            return model.forward_head(tokens, pre_logits=True)
+
+        return features
 
 
 def _onnx_features(model: OnnxModel) -> Callable[[Tensor], Tensor]:

@@ -91,10 +91,8 @@ def open_image(image: ImageInput, in_chans: int) -> Image.Image:
     Damaged content raises an `UnreadableImageError`, an array of another kind another `HVTError`.
     """
     mode_of(in_chans)
-    if isinstance(image, np.ndarray):
-        return to_channels(_from_array(image), in_chans)
-    if isinstance(image, Tensor):
-        return to_channels(_from_tensor(image), in_chans)
+    if isinstance(image, np.ndarray | Tensor):
+        return to_channels(_from_pixels(image), in_chans)
     name = source_of(image) or "the image"
     if isinstance(image, Image.Image):
         try:
@@ -109,42 +107,33 @@ def open_image(image: ImageInput, in_chans: int) -> Image.Image:
     return read_image(content, in_chans, name=name)
 
 
-def _from_array(array: np.ndarray) -> Image.Image:
-    """uint8 `(H, W, 3)` in RGB, or `(H, W, 1)` in grey."""
-    if array.dtype != np.uint8:
+def _from_pixels(pixels: Any) -> Image.Image:
+    """An array `(H, W, C)` of uint8, or a tensor `(C, H, W)` of uint8 or of floats from 0 to 1."""
+    shape, is_tensor = tuple(pixels.shape), isinstance(pixels, Tensor)
+    if len(shape) != 3 or 0 in shape or shape[0 if is_tensor else 2] not in (1, 3):
+        layout = "a tensor (C, H, W)" if is_tensor else "an array (H, W, C)"
         raise HVTError(
-            f"an array of {array.dtype} is not an image: give uint8 values from 0 to 255"
-        )
-    _check_shape("an array", array.shape, "(H, W, C)", array.shape[-1:])
-    return Image.fromarray(np.ascontiguousarray(array.squeeze(2) if array.shape[2] == 1 else array))
-
-
-def _from_tensor(tensor: Tensor) -> Image.Image:
-    """uint8, or float from 0 to 1: `(3, H, W)` in RGB, or `(1, H, W)` in grey."""
-    if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
-        raise HVTError(
-            f"a tensor of {tensor.dtype} is not an image: give uint8 values from 0 to 255, or "
-            "float ones from 0 to 1"
-        )
-    _check_shape("a tensor", tuple(tensor.shape), "(C, H, W)", tensor.shape[:1])
-    tensor = tensor.detach().cpu()
-    if tensor.is_floating_point():
-        low, high = tensor.min().item(), tensor.max().item()
-        if not (low >= 0 and high <= 1):  # NaN too
-            raise HVTError(
-                f"a float tensor from {low:.4g} to {high:.4g} is not an image: its values must "
-                "be from 0 to 1, before any normalisation"
-            )
-        tensor = tensor.float().mul(255).round().to(torch.uint8)
-    return _from_array(tensor.permute(1, 2, 0).numpy())
-
-
-def _check_shape(what: str, shape: tuple[int, ...], wanted: str, channels: tuple[int, ...]) -> None:
-    if len(shape) != 3 or 0 in shape or channels[0] not in (1, 3):
-        raise HVTError(
-            f"{what} of shape {shape} is not an image: give {wanted} with C = 3 for RGB or C = 1 "
+            f"pixels of shape {shape} are not an image: give {layout} with C = 3 for RGB or C = 1 "
             "for grey, and a batch as list(batch)"
         )
+    if is_tensor:
+        pixels = pixels.detach().cpu().permute(1, 2, 0)
+        if pixels.is_floating_point():
+            low, high = pixels.min().item(), pixels.max().item()
+            if not (low >= 0 and high <= 1):  # NaN too
+                raise HVTError(
+                    f"a float tensor from {low:.4g} to {high:.4g} is not an image: its values must "
+                    "be from 0 to 1, before any normalisation"
+                )
+            pixels = pixels.float().mul(255).round().to(torch.uint8)
+        pixels = pixels.numpy()
+    if pixels.dtype != np.uint8:
+        raise HVTError(
+            f"pixels of {pixels.dtype} are not an image: give uint8 values from 0 to 255, or a "
+            "float tensor from 0 to 1"
+        )
+    grey = pixels.shape[2] == 1
+    return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if grey else pixels))
 
 
 # ── paths ───────────────────────────────────────────────────────────────────────────────────────
@@ -157,50 +146,40 @@ def find_images(patterns: Sequence[str]) -> list[str]:
         # os.path: Path raises for a name that is too long, or an unknown user's.
         path = os.path.expanduser(pattern)  # noqa: PTH111
         if os.path.isdir(path):  # noqa: PTH112
-            files = _below(Path(path))
-            if not files:
-                raise HVTError(f"the folder {path} has no images in it")
+            files = [file for file in files_below(Path(path)) if _looks_like_one(file)]
         elif os.path.exists(path):  # noqa: PTH110
-            files = [Path(path)]
-        elif not glob.has_magic(path):
-            raise HVTError(f"there is no file {pattern}")
-        else:
+            files = [path]
+        elif glob.has_magic(path):
             files = _matching(Path(path))
-            if not files:
-                raise HVTError(f"no image matches {pattern}")
-        paths += map(str, files)
+        else:
+            raise HVTError(f"there is no file {pattern}")
+        if not files:
+            raise HVTError(f"no images in {pattern}")
+        paths += files
     return paths
 
 
-def _below(folder: Path) -> list[Path]:
-    """Every image below a folder, without what is hidden, through links to folders too."""
-    return sorted(path for path in map(Path, files_below(folder)) if _looks_like_one(path))
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") and part != ".." for part in path.parts)
-
-
-def _matching(pattern: Path) -> list[Path]:
+def _matching(pattern: Path) -> list[str]:
     """What a glob pattern stands for; of folders it is the images below them."""
     # Path.glob, as glob.glob follows links in `**` without end. But Path.glob takes no absolute
     # patterns, and gives hidden files, which no shell does.
     parts = pattern.parts
     first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
-    base, rest = Path(*parts[:first]), parts[first:]
+    base, files = Path(*parts[:first]), set()
     try:
-        matches = list(base.glob("/".join(rest)))
-    except (OSError, ValueError, NotImplementedError):  # a name that no file can have
+        matches = list(base.glob("/".join(parts[first:])))
+    except (OSError, ValueError):  # such as `**.jpg`
         return []
-    if not any(part.startswith(".") for part in rest):
-        matches = [path for path in matches if not _hidden(path.relative_to(base))]
-    files = [path for path in matches if path.is_file()]
-    if not pattern.suffix:  # it does not say itself which files it means
-        files = [path for path in files if _looks_like_one(path)]
-        files += [path for folder in matches if folder.is_dir() for path in _below(folder)]
-    return sorted(set(files))
+    for path in matches:
+        if any(part.startswith(".") for part in path.relative_to(base).parts):
+            continue
+        if pattern.suffix:  # it says itself which files it means
+            files |= {str(path)} if path.is_file() else set()
+        else:
+            below = files_below(path) if path.is_dir() else [str(path)]
+            files |= {file for file in below if _looks_like_one(file)}
+    return sorted(files)
 
 
-def _looks_like_one(path: Path) -> bool:
-    known = path.suffix.lower() in image_extensions()
-    return known and not path.name.startswith(".") and path.is_file()
+def _looks_like_one(path: str) -> bool:
+    return Path(path).suffix.lower() in image_extensions()

@@ -74,10 +74,7 @@ def process_rank() -> tuple[int, int]:
     """This process's rank and the number of processes, by torchrun's or Slurm's variables."""
     for rank, count in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
         if rank in os.environ and count in os.environ:
-            try:
-                return int(os.environ[rank]), int(os.environ[count])
-            except ValueError as error:
-                raise HVTError(f"{rank} and {count} must be numbers") from error
+            return int(os.environ[rank]), int(os.environ[count])
     return 0, 1
 
 
@@ -118,19 +115,17 @@ def write_results(
     parts = iter(lambda: list(itertools.islice(each, part_size)), [])
     for number, part in enumerate(parts):
         if number % processes == rank:
-            _write_part(output, number, part, rows_of, key, part_format)
+            path = _part_path(output, number, part, key, part_format)
+            if not path.exists():
+                write_rows(path, rows_of(part))
             total += len(part)
     return total
 
 
-def _write_part(
-    output: Path,
-    number: int,
-    part: list[ImageInput],
-    rows_of: Callable[[list[ImageInput]], Iterable[Row]],
-    key: str,
-    part_format: str,
-) -> None:
+def _part_path(
+    output: Path, number: int, part: list[ImageInput], key: str, part_format: str
+) -> Path:
+    """Where a part belongs; raises an error where one of another run is."""
     names = "\n".join(str(source_of(image)) for image in part)
     text = f"{key}\n{part_format}\n{names}".encode(errors="surrogateescape")
     digest = hashlib.blake2b(text, digest_size=4).hexdigest()
@@ -141,8 +136,7 @@ def _write_part(
             f"{others[0]} belongs to another run (images, model or options differ): name another "
             "folder"
         )
-    if not path.exists():
-        write_rows(path, rows_of(part))
+    return path
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

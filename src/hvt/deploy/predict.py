@@ -65,10 +65,10 @@ class ImageModel:
 
     def __init__(
         self,
-        checkpoint: str | Path | HVT | OnnxModel | None,
-        device: str | torch.device,
-        batch_size: int,
-        threads: int,
+        checkpoint: str | Path | HVT | OnnxModel | None = None,
+        device: str | torch.device = "auto",
+        batch_size: int = 64,
+        threads: int = 0,
         gflops: float | None = None,
     ) -> None:
         check_whole(batch_size=batch_size)
@@ -187,13 +187,12 @@ class Predictor(ImageModel):
     def _predictions(
         self, images: list[ImageInput], tensors: Tensor, errors: list[str | None], top: int
     ) -> list[Prediction]:
-        if not len(tensors):
-            found = zip(images, errors, strict=True)
-            return [Prediction(source_of(image), error=error) for image, error in found]
-        logits = self._logits(tensors)
-        best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
-        finite = logits.isfinite().all(dim=1).tolist()
-        rows = zip(best.indices.tolist(), best.values.tolist(), finite, strict=True)
+        rows: Iterator[Any] = iter(())
+        if len(tensors):
+            logits = self._logits(tensors)
+            best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
+            finite = logits.isfinite().all(dim=1).tolist()
+            rows = zip(best.indices.tolist(), best.values.tolist(), finite, strict=True)
         predictions = []
         for image, error in zip(images, errors, strict=True):
             labels, probabilities, good = next(rows) if error is None else ((), (), False)
@@ -213,4 +212,4 @@ class Predictor(ImageModel):
         model = self.model
         if isinstance(model, HVT):
             return model(images.to(self.device, model.pos_embed.dtype)).float()
-        return model.logits(images)
+        return model(images)

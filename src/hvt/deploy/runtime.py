@@ -82,18 +82,12 @@ class OnnxModel:
         return self.session.get_providers()[0]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Logits of a batch of any size: float `(B, C, H, W)` → float32 `(B, classes)`."""
-        logits = self.logits(images)
-        if not logits.isfinite().all():
-            raise CheckpointError(
-                f"{self.path} gives NaN or infinity for {len(images)} images: export it again"
-            )
-        return logits
+        """Logits of a batch of any size: float `(B, C, H, W)` → float32 `(B, classes)`.
 
-    def logits(self, images: Tensor) -> Tensor:
-        """The same, finite or not, for callers that check each image."""
+        They may not be finite.
+        """
         want = self._input_shape
-        if images.ndim != 4 or tuple(images.shape[1:]) != want:
+        if tuple(images.shape[1:]) != want:
             raise HVTError(
                 f"images of shape {tuple(images.shape)} do not fit: this model takes "
                 f"(batch, {want[0]}, {want[1]}, {want[2]})"
@@ -103,11 +97,6 @@ class OnnxModel:
             (logits,) = self.session.run([OUTPUT], {INPUT: array})
         except Exception as error:  # see above
             raise _not_onnx(self.path, error) from error
-        if logits.shape != (len(array), self.num_classes):
-            raise CheckpointError(
-                f"{self.path} gives logits of shape {logits.shape} for {len(array)} images: "
-                "export it again"
-            )
         return torch.from_numpy(logits).to(images.device)
 
     def _check_shapes(self) -> None:
