@@ -124,3 +124,14 @@ def test_a_graph_that_is_not_ours(tmp_path: Path, change: Change, words: str) ->
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+def test_logits_that_are_not_finite(tmp_path: Path) -> None:
+    def change(model: Any, described: dict[str, Any]) -> None:
+        model.graph.node[1].output[0] = "finite"
+        model.graph.node.append(helper.make_node("Div", ["finite", "zero"], ["logits"]))
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "zero"))
+
+    model = OnnxModel(written(tmp_path / "m.onnx", change), "cpu")
+    with pytest.raises(CheckpointError, match="gives NaN or infinity for 2 images"):
+        model(torch.randn(2, 3, 8, 8))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
 from training import quiet, said
@@ -31,9 +30,8 @@ from hvt.upcycling.distil import compare, distillation_loss, mixed
 from hvt.upcycling.photos import Crops, Normalise, open_photos, read_views, unpack
 from hvt.upcycling.placement import Evaluator, candidates, describe, variants
 from hvt.upcycling.run import resume, upcycle
-from hvt.upcycling.settings import Settings
 from hvt.upcycling.source import open_source
-from hvt.upcycling.student import Student, Target, averaged, pooled, resized, split_of
+from hvt.upcycling.student import Student, pooled, resized, split_of, tail
 
 CPU = torch.device("cpu")
 SMALL = HVTConfig(
@@ -126,62 +124,18 @@ def test_the_student_is_front_and_tail(fields: dict[str, Any]) -> None:
     for block in student.blocks[: split_of(config)]:
         x = block(x)
     last: Any = student.blocks[split_of(config)]
-    tail = Student(student, split_of(config))(last(x) - last.pos_embed)
-    assert torch.allclose(tail.logits, whole, atol=1e-5)
-    assert torch.allclose(Student(student)(images).feature, tail.feature, atol=1e-5)
+    assert torch.allclose(
+        tail(student, last(x) - last.pos_embed, split_of(config)), whole, atol=1e-5
+    )
+    outputs = Student(student)(images)
+    assert torch.equal(outputs.logits, whole)
+    assert distillation_loss(outputs, outputs, head=student.num_classes > 0).item() == 0
     reference = HVT(config).eval()  # the same by an ordinary model and a state dict
     tensors = resized(source, (48, 48)).state_dict()
     missing = reference.load_state_dict(tensors, strict=False).missing_keys
     assert missing == ["blocks.1.pos_embed"]
     torch.nn.init.zeros_(reference.get_parameter("blocks.1.pos_embed"))
     assert torch.equal(reference(images), whole)
-
-
-@torch.inference_mode()
-def test_an_unpooled_student_is_its_target() -> None:
-    source = small()
-    config = source.config.replace(drop_path_rate=0.0)
-    images = torch.randn(2, 3, 64, 64)
-    outputs, target = Student(pooled(source, config))(images), Target(source, config)(images)
-    assert len(outputs.tokens) == len(target.tokens) > 0
-    assert distillation_loss(outputs, target, Settings(), head=True).item() == pytest.approx(
-        0, abs=1e-6
-    )
-
-
-def test_targets_are_averages_of_the_images_parts() -> None:
-    source = small()
-    config = source.config.replace(pool_after=(1,), pool_dims=2, pool_kernel=2, pool="avg")
-    x = torch.randn(1, 65, 16)
-    parts = averaged(x, 2, source.config, config)
-    grid, whole = parts[0, 1:].reshape(4, 4, 16), x[0, 1:].reshape(8, 8, 16)
-    assert torch.allclose(grid[0, 1], whole[:2, 2:4].mean((0, 1)), atol=1e-6)
-    assert torch.equal(parts[:, :1], x[:, :1])
-
-
-def test_targets_of_a_sequence_are_of_its_place_at_another_size() -> None:
-    """Rows of 6 patches begin elsewhere in the sequence than rows of 8."""
-    source = small()
-    config = candidates(SMALL, None, FIXED | {"pool_dims": 1})[0]
-    rows = torch.arange(8.0).repeat_interleave(8)[None, :, None].expand(1, 64, 16)
-    parts = averaged(torch.cat((torch.zeros(1, 1, 16), rows), dim=1), 2, source.config, config)
-    ours = pooled(resized(source, (48, 48)), config).blocks[1].pool  # type: ignore[union-attr]
-    own = F.adaptive_avg_pool2d(rows[..., 0].view(1, 8, 8), 6).view(1, 36, 1).expand(1, 36, 16)
-    expected = ours(torch.cat((torch.zeros(1, 1, 16), own), dim=1))  # type: ignore[operator]
-    assert (parts - expected).abs().max() < 0.5  # windows differ by a token at most
-
-
-@pytest.mark.parametrize("part", ["kl", "feature", "tokens"])
-def test_each_loss_can_be_left_out(part: str) -> None:
-    source = small()
-    config = candidates(source.config, None, FIXED)[0]
-    student = Student(pooled(resized(source, config.image), config).requires_grad_(True))
-    target = Target(small(), config)
-    outputs, truth = student(torch.randn(2, 3, 48, 48)), target(torch.randn(2, 3, 64, 64))
-    none = {"kl": 0.0, "feature": 0.0, "tokens": 0.0}
-    assert distillation_loss(outputs, truth, Settings(**none), head=True).item() == 0
-    alone = distillation_loss(outputs, truth, Settings(**none | {part: 1.0}), head=True)
-    assert alone.item() > 0
 
 
 # ── where to pool ───────────────────────────────────────────────────────────────────────────────
@@ -395,10 +349,9 @@ def test_two_runs_of_one_source_do_not_share_a_folder(place: Path, tmp_path: Pat
 
 
 def test_minutes_bound_a_run(place: Path, tmp_path: Path) -> None:
-    result = run(place, tmp_path, minutes=0.02, epochs=None)
+    result = run(place, tmp_path, minutes=0.005, epochs=1000.0)
     assert [row.name for row in result.rows] == ["source", "untrained", "distilled"]
-    recipe = json.loads((result.folder / "distilled/recipe.json").read_text())
-    assert recipe["epochs"] < 100  # a second's worth
+    assert len((result.folder / "distilled/metrics.csv").read_text().splitlines()) < 100
 
 
 def test_a_restart_does_not_resume_another_run(
@@ -502,7 +455,7 @@ def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"minutes": 3.0, "epochs": 2.0}, "minutes=3 and epochs=2 are both given"),
+        ({"minutes": 0.0}, "minutes=0.0 must be"),
         ({"pool_stride": (2, 0)}, r"pool_stride=\(2, 0\) must be"),
         ({"batch_size": 7}, "must be a multiple of 2"),
         ({"pool": "conv"}, "pool='conv' must be max or avg or any"),

@@ -212,4 +212,4 @@ class Predictor(ImageModel):
         model = self.model
         if isinstance(model, HVT):
             return model(images.to(self.device, model.pos_embed.dtype)).float()
-        return model(images)
+        return model.logits(images)

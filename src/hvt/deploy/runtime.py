@@ -82,10 +82,16 @@ class OnnxModel:
         return self.session.get_providers()[0]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Logits of a batch of any size: float `(B, C, H, W)` → float32 `(B, classes)`.
+        """Logits of a batch of any size: float `(B, C, H, W)` → float32 `(B, classes)`."""
+        logits = self.logits(images)
+        if not logits.isfinite().all():
+            raise CheckpointError(
+                f"{self.path} gives NaN or infinity for {len(images)} images: export it again"
+            )
+        return logits
 
-        They may not be finite.
-        """
+    def logits(self, images: Tensor) -> Tensor:
+        """The same, finite or not, for callers that check each image."""
         want = self._input_shape
         if tuple(images.shape[1:]) != want:
             raise HVTError(

@@ -19,7 +19,7 @@ from ..training.recipe import Recipe
 from ..training.sandwich import divergence
 from .photos import Normalise, Size, unpack
 from .settings import Settings
-from .student import Outputs, Student, Target
+from .student import Outputs, Student
 
 
 def feature_loss(feature: Tensor, target: Tensor) -> Tensor:
@@ -28,29 +28,10 @@ def feature_loss(feature: Tensor, target: Tensor) -> Tensor:
     return (feature - target).square().sum() / target.square().sum().clamp(min=1e-12)
 
 
-def token_loss(tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-    """The mean squared difference of tokens, each brought to zero mean and unit variance."""
-    if not tokens:
-        return torch.zeros(())
-    width = (tokens[0].shape[-1],)
-    losses = [
-        F.mse_loss(F.layer_norm(ours.float(), width), F.layer_norm(theirs.float(), width))
-        for ours, theirs in zip(tokens, targets, strict=True)
-    ]
-    return torch.stack(losses).mean()
-
-
-def distillation_loss(outputs: Outputs, target: Outputs, weights: Settings, head: bool) -> Tensor:
-    """The weighted sum; without a head there are no logits to compare.
-
-    A part of no weight is left in, times zero, so that DDP finds a gradient for each parameter.
-    """
-    loss = weights.feature * feature_loss(outputs.feature, target.feature)
-    tokens = token_loss(outputs.tokens, target.tokens)
-    loss = loss + weights.tokens * tokens.to(loss.device)
-    if head:
-        loss = loss + weights.kl * divergence(outputs.logits, target.logits).mean()
-    return loss
+def distillation_loss(outputs: Outputs, target: Outputs, head: bool) -> Tensor:
+    """Of the features and, where there is a head, the KL divergence of the logits."""
+    loss = feature_loss(outputs.feature, target.feature)
+    return loss + divergence(outputs.logits, target.logits).mean() if head else loss
 
 
 def mixed(views: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
@@ -77,11 +58,12 @@ class Distiller(Learner):
         processes: DistributedContext,
         device: torch.device,
         *,
-        target: Target,
+        source: HVT,
         sizes: Sequence[Size],
         settings: Settings,
     ) -> None:
-        self.target, self.sizes, self.settings = target.to(device), sizes, settings
+        self.source, self.sizes, self.settings = source.eval(), sizes, settings
+        self.source.requires_grad_(False)
         self.normalise = Normalise(model, device)
         super().__init__(recipe, model, batches, processes, device)
 
@@ -98,9 +80,15 @@ class Distiller(Learner):
             views = mixed(on_device, kept.to(self.device))
         theirs = self.normalise(views[0])
         ours = theirs if len(views) == 1 else self.normalise(views[-1])
+        return self._taught(ours, theirs)
+
+    def _taught(self, ours: Tensor, theirs: Tensor) -> Tensor:
+        """The loss of the student's images with the source's outputs for its own."""
         with self._autocast():
-            target, outputs = self.target(theirs), self.network(ours)
-        return distillation_loss(outputs, target, self.settings, self.model.num_classes > 0)
+            with torch.no_grad():
+                target = Student(self.source)(theirs)
+            outputs = self.network(ours)
+        return distillation_loss(outputs, target, self.model.num_classes > 0)
 
     def _kept(self, rows: Tensor | None) -> Tensor:
         """How much of each crop of a microbatch stays when crops are mixed, drawn for all."""
@@ -110,10 +98,9 @@ class Distiller(Learner):
 
     def _trial(self, size: int) -> Tensor:
         """A step on zeros, the source's part included."""
-        config, theirs = self.model.config, self.target.source.config
-        x = torch.zeros(size, config.in_chans, *config.image, device=self.device)
-        target = self.target(torch.zeros(size, config.in_chans, *theirs.image, device=self.device))
-        return distillation_loss(self.network(x), target, self.settings, self.model.num_classes > 0)
+        configs = (self.model.config, self.source.config)
+        shapes = [(size, config.in_chans, *config.image) for config in configs]
+        return self._taught(*(torch.zeros(shape, device=self.device) for shape in shapes))
 
 
 # ── how alike they are ──────────────────────────────────────────────────────────────────────────

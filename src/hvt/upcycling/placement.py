@@ -20,7 +20,7 @@ from ..model import HVT
 from .distil import compare
 from .photos import Normalise, read_views
 from .settings import PLACEMENT
-from .student import Student, pooled, resized, split_of
+from .student import pooled, resized, split_of, tail
 
 NEAR = 0.85
 """The least part of the budget that a placement spends, where there are any such."""
@@ -258,7 +258,7 @@ class Evaluator:
         self, configs: Sequence[HVTConfig], image: tuple[int, int], start: int, stop: int
     ) -> None:
         model = resized(self.source, image)
-        students = {config: Student(pooled(model, config), split_of(config)) for config in configs}
+        students = {config: pooled(model, config) for config in configs}
         part = self.photos.subset(range(start, stop))
         views = read_views(part, [model], self.workers, self.skip)[0]
         truth = self._truth(part, start, stop, views if model is self.source else None)
@@ -272,9 +272,9 @@ class Evaluator:
             target = truth[first : first + 16]
             for config, student in students.items():
                 split = split_of(config)
-                pooled_block: Any = student.model.blocks[split]
+                pooled_block: Any = student.blocks[split]
                 pool, x = pooled_block.pool, outputs[split]
-                logits = student(x if pool is None else pool(x)).logits
+                logits = tail(student, x if pool is None else pool(x), split)
                 rows = compare(logits, target, self.head).double().sum(dim=0).cpu()
                 sums = torch.cat((rows, rows.new_tensor([len(target), 0])))
                 self.sums[config] = self.sums.get(config, torch.zeros(4)) + sums

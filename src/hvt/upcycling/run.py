@@ -13,7 +13,6 @@ import json
 import math
 import random
 import shlex
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from ..errors import HVTError, did_you_mean
 from ..files import atomic_write, check_new, check_writable, expanded
 from ..model import HVT
 from ..terminal import print_line
-from ..training.learner import Learner
 from ..training.pipeline import reading_processes
 from ..training.run_lock import locked
 from ..training.state import weights_digest
@@ -43,7 +41,7 @@ from .photos import Photos, open_photos, read_views
 from .placement import SHOWN, Evaluator, Ranked, candidates, describe, rank, ranking_table
 from .settings import Settings, from_dict
 from .source import open_source
-from .student import Target, pooled, resized
+from .student import pooled, resized
 from .train import distil, resume_command, started_by
 
 
@@ -223,20 +221,17 @@ class Upcycling:
                 f"{arrow(list(config.tokens))}"
             )
         sizes = tuple(dict.fromkeys((image, *(config.image for config in chosen))))
-        learner: Callable[..., Learner]
+        learner: Any = ElasticDistiller if settings.elastic else Distiller
         if settings.elastic:
             untrained = make_student(source, chosen, settings.own).to(self.device)
-            learner = functools.partial(ElasticDistiller, source=source)
-        else:
-            shared = pooled(resized(source, chosen[0].image), chosen[0])
-            untrained = copy.deepcopy(shared)  # which shares no weight with the source
-            learner = functools.partial(Distiller, target=Target(source, chosen[0]))
-        learner = functools.partial(learner, sizes=sizes, settings=settings)
+        else:  # a copy, which shares no weight with the source
+            untrained = copy.deepcopy(pooled(resized(source, chosen[0].image), chosen[0]))
+        make = functools.partial(learner, source=source, sizes=sizes, settings=settings)
         holdout = self._open_holdout(untrained)
         models, measure = {"untrained": untrained}, holdout.names[0]
         rows = [Row("source", cost(source).gflops, cost(source).params_m, 100.0, 0.0)]
         kl = {"untrained": self._measure("untrained", untrained, holdout, rows)}
-        path = distil(self, copy.deepcopy(untrained), learner, sizes, holdout.figures, measure)
+        path = distil(self, copy.deepcopy(untrained), make, sizes, holdout.figures, measure)
         if path is not None:
             models["distilled"] = load(path, self.device).float()
             kl["distilled"] = self._measure("distilled", models["distilled"], holdout, rows)

@@ -16,8 +16,6 @@ PLACEMENT = (
 """The fields of `HVTConfig` that may be fixed by hand."""
 OWN = ("*norm*", "*bias")
 """Beside the positions, which each setting of an elastic model has of its own."""
-EPOCHS = 10.0
-"""Where neither epochs nor minutes are asked for."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,12 @@ class Settings:
     )
     rank_photos: int = field(256, "photos to rank the best placements on", ge=1)
 
-    epochs: float | None = field(
-        None, "passes over the photos (default: 10); 0 for no training", ge=0, le=MAX_EPOCHS
+    epochs: float = field(
+        10.0, "passes over the photos; 0 for no training", ge=0, le=MAX_EPOCHS
     )
-    minutes: float | None = field(None, "approximate training time, instead of epochs", ge=0)
-    kl: float = field(1.0, "weight of the logits' KL divergence", ge=0)
-    feature: float = field(1.0, "weight of the final feature", ge=0)
-    tokens: float = field(0.5, "weight of later blocks' tokens", ge=0)
+    minutes: float | None = field(
+        None, "maximum training time; the learning rate follows it", gt=0
+    )
     batch_size: int = field(16, "crops per step over all processes", ge=2)
     lr: float = field(1e-4, "learning rate for this batch size", gt=0)
     layer_decay: float | None = field(
@@ -97,10 +94,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.minutes is not None and self.epochs is not None:
-            raise HVTError(
-                f"minutes={self.minutes:g} and epochs={self.epochs:g} are both given: leave one out"
-            )
         if self.elastic is not None and self.gflops is not None:
             raise HVTError("elastic already names the budgets: leave gflops out")
         if self.elastic is not None and len(set(self.elastic)) < 2:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..data.loader import TrainBatches
 from ..model import HVT
@@ -19,15 +17,15 @@ from ..training.recipe import Recipe, read_recipe
 from ..training.state import newest_state
 from ..training.trainer import Trainer
 from .photos import Crops, Size
-from .settings import EPOCHS, Settings
+from .settings import Settings
 
 if TYPE_CHECKING:
     from .run import Upcycling
 
 
 SHARED = (
-    "batch_size", "layer_decay", "weight_decay", "ema", "device", "amp", "workers", "threads",
-    "seed", "skip_broken", "checkpoint_minutes",
+    "epochs", "minutes", "batch_size", "layer_decay", "weight_decay", "ema", "device", "amp",
+    "workers", "threads", "seed", "skip_broken", "checkpoint_minutes",
 )  # fmt: skip
 """Settings that are fields of a recipe as they are."""
 
@@ -39,14 +37,8 @@ def resume_command(folder: Path) -> str:
 
 def started_by() -> str:
     """The command that started this, paths without their folders."""
-    program, *words = map(_without_folder, sys.argv)
+    program, *words = (Path(word).name if "/" in word else word for word in sys.argv)
     return shlex.join(["hvt" if program == "__main__.py" else program, *words])
-
-
-def _without_folder(word: str) -> str:
-    """A path's last part, also of `--flag=PATH`."""
-    flag, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return flag + sign + (Path(value).name if "/" in value else value)
 
 
 def distil(
@@ -63,7 +55,7 @@ def distil(
     The best have the least of the `measure` among what `evaluate` gives.
     """
     folder, settings, processes = run.folder / "distilled", run.settings, run.processes
-    if 0 in (settings.epochs, settings.minutes):
+    if not settings.epochs:
         return None
 
     def trainer(recipe: Recipe) -> Trainer:
@@ -95,10 +87,7 @@ def distil(
         if processes.broadcast((folder / "recipe.json").exists()):
             recipe = read_recipe(folder)
         else:
-            recipe = _recipe(settings, EPOCHS if settings.epochs is None else settings.epochs)
-            if settings.minutes is not None:
-                epochs = _epochs_for(trainer(recipe), 60 * settings.minutes)
-                recipe = _recipe(settings, epochs)
+            recipe = _recipe(settings)
         state = newest_state(folder / "checkpoints", processes, run.console)
         if trainer(recipe).run(state).stop_asked:
             raise Interrupted(f"stopped; resume with: {resume_command(run.folder)}")
@@ -107,37 +96,16 @@ def distil(
     return best if best.exists() else None
 
 
-def _recipe(settings: Settings, epochs: float) -> Recipe:
+def _recipe(settings: Settings) -> Recipe:
     """The settings as a recipe; the rate is that of its batch, not of 512."""
     lr = settings.lr
     return Recipe(
-        epochs=epochs,
         lr=lr * 512 / settings.batch_size,
         warmup_lr=lr / 100,
         min_lr=lr / 100,
-        warmup_epochs=min(1.0, epochs / 10),
+        warmup_epochs=min(1.0, settings.epochs / 10),
         smoothing=0.0, mixup=0.0, cutmix=0.0, rand_augment="", color_jitter=0.0, erase=0.0,
         repeats=1,
         clip_grad=1.0,
         **{name: getattr(settings, name) for name in SHARED},
     )  # fmt: skip
-
-
-def _epochs_for(trainer: Trainer, seconds: float) -> float:
-    """As many epochs as the seconds allow, by the time of a step, of reading and of evaluating."""
-    batches = trainer.batches.epoch(0)
-    started = _seconds(next, batches)  # the reading processes' start included
-    few = itertools.islice(batches, 3)
-    reading = _seconds(list, few) / 3
-    del batches, few
-    step = trainer.learner.seconds_per_step() + reading
-    evaluating = _seconds(trainer.evaluate, trainer.learner.model)
-    per_epoch = trainer.steps * step + evaluating + started
-    epochs = max(1 / trainer.steps, (seconds - evaluating) / per_epoch)
-    return float(trainer.processes.broadcast(round(epochs, 4)))
-
-
-def _seconds(call: Callable[[Any], object], argument: Any) -> float:
-    began = time.monotonic()
-    call(argument)
-    return time.monotonic() - began
