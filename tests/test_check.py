@@ -126,15 +126,6 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_bracketed_paths_are_printed_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_image(tmp_path / "[red]cat" / "0.png", 0)
-    (tmp_path / "[red]cat" / "[bold]1.png").write_bytes(b"")
-    assert run("check", str(tmp_path)) == 1
-    assert "[red]cat/[bold]1.png: the file is empty" in capsys.readouterr().out
-
-
 # ── what training cannot use ────────────────────────────────────────────────────────────────────
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -157,16 +156,6 @@ def test_a_model_that_drops_tokens_shows_them_before_and_after(capsys: Captured)
     assert [int(row[1]) for row in rows] == [197, *kept[:-1]]
 
 
-@pytest.mark.parametrize("name", ["[red]plan.json", "a\x1b.json"])
-def test_a_files_name_is_no_markup(
-    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path(name).write_text(json.dumps(hvt.get_config("hvt_s_4").to_dict()))
-    shown = name.replace("\x1b", "\\x1b")
-    assert run(capsys, "cost", name).startswith(f"{shown}  196 → ")
-
-
 def test_cost_as_json(capsys: Captured) -> None:
     report, priced = run_json(capsys, "cost", "hvt_s_4"), hvt.cost("hvt_s_4")
     assert report.pop("name") == "hvt_s_4"
@@ -276,28 +265,12 @@ def test_completion_knows_commands_flags_and_names(shell: str, capsys: Captured)
         assert word in script
 
 
-def test_bash_completes(capsys: Captured, tmp_path: Path) -> None:
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("there is no bash here")
-    (tmp_path / "hvt.sh").write_text(run(capsys, "completion", "bash"))
-    ask = (
-        "source hvt.sh; function=$(complete -p hvt | sed 's/.*-F \\([^ ]*\\).*/\\1/'); "
-        'COMP_WORDS=(hvt cost hvt_b_); COMP_CWORD=2; "$function" hvt hvt_b_ cost; '
-        'echo "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run([bash, "-c", ask], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.split() == hvt.list_models("hvt_b_*"), done.stderr
-
-
-@pytest.mark.parametrize("words", [["-m", "hvt", "models"], ["-u", "-m", "hvt", "models"]])
-def test_a_full_disk_is_an_error(words: list[str]) -> None:
+def test_a_full_disk_is_an_error() -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("only Linux has a disk that is always full")
     with full.open("w") as out:
-        done = subprocess.run(
-            [sys.executable, *words], stdout=out, stderr=subprocess.PIPE, text=True, check=False
-        )
+        words = [sys.executable, "-m", "hvt", "models"]
+        done = subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
     expected = "hvt: the output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, expected)

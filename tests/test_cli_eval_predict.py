@@ -109,22 +109,6 @@ def test_eval_of_all_images_says_so(command: Command, animals: Path, folder: Pat
     assert json.loads(out)["validation_part"] is False
 
 
-def test_the_score_outlives_a_drawing_that_cannot_be_written(
-    command: Command, animals: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise hvt.HVTError("no space")
-
-    words = ("--data", folder, "--workers", 0, "--confusion", tmp_path / "c.png")
-    assert command("eval", animals, *words)[0] == 0
-    with Image.open(tmp_path / "c.png") as image:
-        assert image.format == "PNG"
-    monkeypatch.setattr("hvt.see.confusion.draw_confusion", full)
-    code, out, err = command("eval", animals, *words)
-    assert (code, err) == (2, "hvt: no space\n")
-    assert "top-1" in out
-
-
 def test_eval_of_classes_that_are_all_unknown(
     command: Command, build: Build, folder: Path, tmp_path: Path
 ) -> None:
@@ -141,12 +125,8 @@ def test_eval_of_classes_that_are_all_unknown(
     assert code == 0
     assert "classes matched by order: ant = [red]zebu\\x1b[31m, cat = yak\n" in out
     code, out, _ = command("eval", other, "--data", folder, "--match-by-order", "--json")
-    said = json.loads(out)
-    assert said["matched"] == [
-        {"data": "ant", "name": "[red]zebu\x1b[31m"},
-        {"data": "cat", "name": "yak"},
-    ]
-    assert [one["name"] for one in said["per_class"]] == ["[red]zebu\x1b[31m", "yak"]
+    matched = [(one["data"], one["name"]) for one in json.loads(out)["matched"]]
+    assert matched == [("ant", "[red]zebu\x1b[31m"), ("cat", "yak")]
 
 
 def test_a_failure_leaves_no_reading_process(animals: Path, folder: Path) -> None:
@@ -309,10 +289,3 @@ def test_names_that_would_steer_the_terminal(
     rows = list(csv.DictReader(io.StringIO(out, newline="")))
     assert {row["source"] for row in rows} == {str(path)}
     assert {row["name"] for row in rows} == set(names)
-    (folder / "ant").rename(folder / names[0])
-    (folder / "cat").rename(folder / names[1])
-    code, out, _ = command("eval", model, "--data", folder)
-    assert code == 0
-    assert r"bee\r\nX" in out
-    assert not set(out) & {"\x1b", "\x07", "\r"}
-    assert "\x1b" not in command("check", folder)[1]

@@ -1,9 +1,6 @@
 """Embeddings are what the classifier sees; parts of many images are shared, skipped and whole."""
 
 import csv
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,17 +102,6 @@ def test_parts_are_shared_and_a_restart_skips_them(
     code, _, err = command(*words)
     assert code == 2
     assert "belongs to another run (images, model or options differ): name another folder" in err
-
-
-def test_torchrun_writes_a_part_in_each_process(
-    checkpoint: str, images: Path, tmp_path: Path
-) -> None:
-    words = [checkpoint, str(images), str(tmp_path / "parts"), "--part-size", "2"]
-    for rank in range(2):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "hvt", "embed", *words]
-        subprocess.run(command, env=environment, check=True, timeout=120)
-    assert len(list((tmp_path / "parts").iterdir())) == 4
 
 
 def test_tar_files_and_lists(tmp_path: Path, checkpoint: str, command: Command) -> None:

@@ -210,22 +210,6 @@ def test_eval(command: Command, trained: Path, form: str) -> None:
 # int8
 
 
-def test_int8_products_are_those_of_the_blocks(trained: Path) -> None:
-    result = json.loads((trained / "found.json").read_text())["int8"]
-    whole, graph = (onnx.load(str(trained / name)) for name in ("model.onnx", "int8.onnx"))
-    layers = linear_nodes(whole)
-    names = {"attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"}
-    assert set(layers) == {f"blocks.{i}.{name}" for i in range(2) for name in names}
-    products = [n for n in graph.graph.node if n.op_type in ("MatMulIntegerToFloat", "QAttention")]
-    assert len(products) == len(layers) - len(result["kept"])
-    weights = {one.name: one for one in graph.graph.initializer}
-    stored = [weights[n.input[1]] for n in products]
-    for weight in stored:
-        values = onnx.numpy_helper.to_array(weight)
-        assert values.dtype == "int8"
-        assert abs(values.astype(int)).max() <= 64  # what AVX2 can add up without overflow
-
-
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -400,20 +384,6 @@ def test_int8_is_not_calibrated_on_what_is_not_there(tmp_path: Path, build: Buil
 
 
 # The command
-
-
-def test_the_command(command: Command, build: Build, tmp_path: Path) -> None:
-    hvt.save(build("hvt_ti_1", depth=1), tmp_path / "model.safetensors")
-    out = tmp_path / "model.pt2"
-    code, said, err = command("export", tmp_path / "model.safetensors", out)
-    assert (code, err) == (0, "")
-    lines = said.splitlines()
-    assert lines[0].split()[0] == "MB"
-    assert [line.split()[0] for line in lines[1:3]] == ["PyTorch", "torch.export"]
-    assert "100.0 %" in lines[2]
-    assert "on 16 random images" in said
-    assert "--data" in said
-    assert out.is_file()
 
 
 def test_errors_before_anything_is_written(

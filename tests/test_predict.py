@@ -18,7 +18,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from conftest import Command
 from data_paths import real_data
 from PIL import Image
 
@@ -47,17 +46,6 @@ def model(build: Build) -> hvt.HVT:
     return made
 
 
-def test_a_strip_that_would_become_a_giant_stops_nothing(model: hvt.HVT, tmp_path: Path) -> None:
-    Image.new("L", (1, 60_000)).save(tmp_path / "a.png")
-    Image.new("L", (60, 60)).save(tmp_path / "b.png")
-    strip, other = hvt.Predictor(model, "cpu")(str(tmp_path))
-    assert strip.error is not None
-    assert "too elongated" in strip.error
-    assert other.error is None
-    model.pretrained_cfg["crop_mode"] = "squash"  # which makes no image larger than the input
-    assert hvt.Predictor(model, "cpu")(str(tmp_path / "a.png")).error is None
-
-
 @pytest.fixture
 def images(tmp_path: Path) -> list[str]:
     draw = np.random.default_rng(0)
@@ -77,28 +65,6 @@ def odds(prediction: Prediction) -> tuple[float, ...]:
 
 
 # Predictions
-
-
-def test_three_lines(tmp_path: Path, model: hvt.HVT, images: list[str]) -> None:
-    hvt.save(model, tmp_path / "model.safetensors")
-    predictor = hvt.Predictor(tmp_path / "model.safetensors")
-    prediction = predictor(images[0])
-    assert isinstance(prediction, Prediction)
-    assert (prediction.label, prediction.name) == (
-        NAMES.index(prediction.name),
-        names(prediction)[0],
-    )
-    assert prediction.probability == odds(prediction)[0]
-    assert prediction.source == images[0]
-    assert len(names(prediction)) == len(odds(prediction)) == 5
-    assert set(names(prediction)) < set(NAMES)
-    assert list(odds(prediction)) == sorted(odds(prediction), reverse=True)
-    assert prediction.error is None
-    # A model that is in memory already does as well, and so does an image.
-    other = Predictor(model)
-    assert other(images[0]) == prediction
-    with Image.open(images[0]) as image:
-        assert other(image) == prediction
 
 
 def test_predictions_are_those_of_an_evaluation(model: hvt.HVT, images: list[str]) -> None:
@@ -190,20 +156,6 @@ def test_logits_that_are_not_finite_are_an_error(
         HVTError, match=r"0\.png cannot be classified: the model's output is not finite"
     ):
         Predictor(model)(images[0])
-
-
-def test_the_command_reports_logits_that_are_not_finite(
-    command: Command, tmp_path: Path, model: hvt.HVT, images: list[str]
-) -> None:
-    torch.nn.init.constant_(model.head.weight, 3e38)  # finite, but not what comes of it
-    hvt.save(model, tmp_path / "model.safetensors")
-    words = ("predict", tmp_path / "model.safetensors", images[0], "--device", "cpu")
-    code, out, _ = command(*words)
-    assert code == 1
-    assert "the model's output is not finite" in " ".join(out.split())
-    assert "cannot be read" not in out
-    code, out, _ = command(*words, "--json")
-    assert (code, json.loads(out)[0]["error"]) == (1, NOT_FINITE)
 
 
 # What is taken for an image
@@ -343,11 +295,6 @@ def test_predictions_as_a_table(tmp_path: Path, model: hvt.HVT, images: list[str
     assert list(good.label) == [prediction.label for prediction in predictions[:-1]]
     assert [NAMES[int(label)] for label in good.label] == list(good.name)
     assert table.error.iloc[-1] == "its content is not in an image format"
-    every = pandas.json_normalize(
-        [prediction.to_dict() for prediction in predictions], "top", "source"
-    )
-    assert list(every) == ["label", "name", "probability", "source"]
-    assert len(every) == 14
 
 
 # Checkpoints

@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import functools
 import json
-import math
 import random
 import shlex
 from dataclasses import asdict, dataclass
@@ -235,7 +234,7 @@ class Upcycling:
         if path is not None:
             models["distilled"] = load(path, self.device).float()
             kl["distilled"] = self._measure("distilled", models["distilled"], holdout, rows)
-        best = min(kl, key=lambda name: kl[name] if kl[name] < math.inf else math.inf)
+        best = min(kl, key=kl.__getitem__)
         return self._finish(models[best], best, rows, tables)
 
     # ── where to pool ───────────────────────────────────────────────────────────────────────────

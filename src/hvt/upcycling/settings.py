@@ -61,11 +61,9 @@ class Settings:
     )
     rank_photos: int = field(256, "photos to rank the best placements on", ge=1)
 
-    epochs: float = field(
-        10.0, "passes over the photos; 0 for no training", ge=0, le=MAX_EPOCHS
-    )
+    epochs: float = field(10.0, "passes over the photos; 0 for no training", ge=0, le=MAX_EPOCHS)
     minutes: float | None = field(
-        None, "maximum training time; the learning rate follows it", gt=0
+        None, "time limit in minutes; the learning rate follows the clock", gt=0
     )
     batch_size: int = field(16, "crops per step over all processes", ge=2)
     lr: float = field(1e-4, "learning rate for this batch size", gt=0)

@@ -13,7 +13,7 @@ from ..model import HVT
 from ..training.interrupt import Interrupted
 from ..training.learner import Learner
 from ..training.optimize import seed_all
-from ..training.recipe import Recipe, read_recipe
+from ..training.recipe import Recipe
 from ..training.state import newest_state
 from ..training.trainer import Trainer
 from .photos import Crops, Size
@@ -55,45 +55,37 @@ def distil(
     The best have the least of the `measure` among what `evaluate` gives.
     """
     folder, settings, processes = run.folder / "distilled", run.settings, run.processes
+    best = folder / "best.safetensors"
     if not settings.epochs:
         return None
-
-    def trainer(recipe: Recipe) -> Trainer:
-        batches = TrainBatches(
-            run.photos.train,
-            Crops(sizes, settings.scale, run.source.pretrained_cfg["interpolation"]),
-            batch_size=recipe.batch_size,
-            seed=recipe.seed + 1,  # published weights were trained on these crops
-            shard_of=(processes.rank, 1, processes.world_size),
-            workers=run.workers,
-            skip_broken=recipe.skip_broken,
-            pin_memory=run.device.type == "cuda",
-        )
-        seed_all(recipe.seed, -1, run.device)
-        return Trainer(
-            learner(recipe, model, batches, processes, run.device),
-            folder,
-            run.console,
-            evaluate=evaluate,
-            measure=measure,
-            direction="min",
-            identity=run.photos.identity,
-            about=f"distilling on {len(run.photos.train)} photos",
-            resume_with=resume_command(run.folder),
-            allow_nonfinite=True,
-        )
-
-    if not processes.broadcast((folder / "model.safetensors").exists()):
-        if processes.broadcast((folder / "recipe.json").exists()):
-            recipe = read_recipe(folder)
-        else:
-            recipe = _recipe(settings)
-        state = newest_state(folder / "checkpoints", processes, run.console)
-        if trainer(recipe).run(state).stop_asked:
-            raise Interrupted(f"stopped; resume with: {resume_command(run.folder)}")
-        processes.barrier()  # for the main process, which writes
-    best = folder / "best.safetensors"
-    return best if best.exists() else None
+    if processes.broadcast((folder / "model.safetensors").exists()):
+        return best
+    batches = TrainBatches(
+        run.photos.train,
+        Crops(sizes, settings.scale, run.source.pretrained_cfg["interpolation"]),
+        batch_size=settings.batch_size,
+        seed=settings.seed + 1,  # published weights were trained on these crops
+        shard_of=(processes.rank, 1, processes.world_size),
+        workers=run.workers,
+        skip_broken=settings.skip_broken,
+        pin_memory=run.device.type == "cuda",
+    )
+    seed_all(settings.seed, -1, run.device)
+    trainer = Trainer(
+        learner(_recipe(settings), model, batches, processes, run.device),
+        folder,
+        run.console,
+        evaluate=evaluate,
+        measure=measure,
+        direction="min",
+        identity=run.photos.identity,
+        about=f"distilling on {len(run.photos.train)} photos",
+        resume_with=resume_command(run.folder),
+    )
+    if trainer.run(newest_state(folder / "checkpoints", processes, run.console)).stop_asked:
+        raise Interrupted(f"stopped; resume with: {resume_command(run.folder)}")
+    processes.barrier()  # for the main process, which writes
+    return best
 
 
 def _recipe(settings: Settings) -> Recipe:
