@@ -83,15 +83,6 @@ def test_crop_and_flip_one_by_one(shape: tuple[int, int, int]) -> None:
     assert len(seen) == 2 * 5 * 5
 
 
-def test_flip_always_and_half(images: torch.Tensor) -> None:
-    still = normalise(images, MEAN, STD, 32)
-    assert torch.equal(augmenter(padding=0, flip=1.0)(images, keys(48)), still.flip(3))
-    many = torch.arange(2, dtype=torch.uint8).view(1, 1, 2, 1).expand(10_000, 2, 2, 1)
-    flipped = BatchAugment(2, (0.0,), (1.0,), padding=0, flip=0.3)(many, keys(10_000))
-    share = flipped[:, 0, 0, 0].gt(0).float().mean()
-    assert share == pytest.approx(0.3, abs=0.02)
-
-
 # ── nothing but the key ─────────────────────────────────────────────────────────────────────────
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchrun_checks import dropped, spoiled
+from torchrun_checks import spoiled
 from training import quiet, said, stop_after_an_epoch, tiny, trainer_of, weights, write_recipe
 
 import hvt
@@ -167,18 +167,6 @@ def test_processes_agree(together: tuple[Path, str]) -> None:
         assert results[0]["weights"][name] == pytest.approx(total, abs=1e-3), name
     loss = trainer.evaluate(learner.model)["loss"]
     assert results[0]["score"]["loss"] == pytest.approx(loss, rel=1e-5)
-
-
-def test_each_process_has_its_own_dropout(together: tuple[Path, str]) -> None:
-    folder = together[0]
-    (first,), (second,) = (
-        json.loads((folder / f"rank{rank}.json").read_text())["dropped"] for rank in (0, 1)
-    )
-    agree = (torch.tensor(first) == torch.tensor(second)).float().mean()
-    assert 0.4 < agree < 0.6  # as two independent masks of rate 0.5 do
-    # Two pieces of one process draw what two processes draw.
-    recipe = tiny(folder, accumulate=2, overrides={"drop_rate": 0.5})
-    assert dropped(trainer_of(recipe)) == [first, second]
 
 
 def test_alone_there_is_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

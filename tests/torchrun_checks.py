@@ -20,7 +20,6 @@ from hvt import distributed
 from hvt.cli import main
 from hvt.data.loader import Batch
 from hvt.training.engine import open_trainer
-from hvt.training.trainer import Trainer
 
 
 def spoiled(batches: Iterator[Batch], rank: int) -> Iterator[Batch]:
@@ -28,15 +27,6 @@ def spoiled(batches: Iterator[Batch], rank: int) -> Iterator[Batch]:
     for number, batch in enumerate(batches):
         bad = rank == 1 and number == 1
         yield replace(batch, images=batch.images * math.inf, broken=2) if bad else batch
-
-
-def dropped(trainer: Trainer) -> list[list[list[bool]]]:
-    """What dropout before the head leaves out of each piece of a step."""
-    masks: list[list[list[bool]]] = []
-    drop = trainer.learner.model.head_drop
-    drop.register_forward_hook(lambda _m, _i, y: masks.append((y == 0).tolist()))
-    trainer.learner.step(trainer.batches.epoch(0), 0)
-    return masks
 
 
 @contextlib.contextmanager
@@ -64,10 +54,8 @@ def check(folder: Path) -> dict[str, Any]:
         with Waits() as waits, counted_all_reduces() as reduced:
             steps = [asdict(learner.step(batches, update)) for update in range(3)]
         weights = {name: p.double().sum().item() for name, p in learner.model.named_parameters()}
-        dropout = tiny(folder, overrides={"drop_rate": 0.5})
         return {
             "rank": processes.rank,
-            "dropped": dropped(open_trainer(dropout, folder, processes, device, quiet())),
             "steps": steps,
             "transfers": waits.transfers,
             "all_reduces": len(reduced),

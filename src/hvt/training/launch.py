@@ -1,4 +1,4 @@
-"""`hvt train --processes N`: the same command in N local processes, started by torch's launcher."""
+"""`hvt train --processes N`: the same command in N local processes, started by torchrun."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import logging
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Sequence
 
 import torch
+from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..device import find_device
 from ..errors import HVTError
@@ -34,21 +33,13 @@ def launch(recipe: Recipe, words: Sequence[str]) -> int:
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # nobody else is to connect
     before = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-    )
-    config.signals_to_handle = "SIGTERM,SIGINT"  # not SIGHUP, which nohup has it ignore
+    flags = ["--standalone", "--local-addr=localhost", f"--nproc-per-node={count}", "-m", "hvt"]
+    arguments = torchrun.parse_args([*flags, *words])
+    arguments.signals_to_handle = "SIGTERM,SIGINT"  # not SIGHUP, which nohup has it ignore
     logging.disable()  # torch's banner about a process that failed
     os.environ |= environment  # which the processes inherit
     try:
-        elastic_launch(config, sys.executable)("-m", "hvt", *words)
+        torchrun.run(arguments)
     except SignalException:
         return 130
     except ChildFailedError as error:

@@ -187,12 +187,11 @@ class Trainer:
 
     def _close_epoch(self, epoch: int, speed: float) -> None:
         progress, recipe = self.progress, self.recipe
+        loss = progress.loss_sum / progress.loss_steps if progress.loss_steps else math.nan
         row: Row = {
             "epoch": epoch + 1,
             "lr": self.learner.optimizer.param_groups[-1]["lr"],
-            "train_loss": progress.loss_sum / progress.loss_steps
-            if progress.loss_steps
-            else math.nan,
+            "train_loss": loss,
             "bad_steps": progress.bad_steps,
             "broken": progress.broken,
         }

@@ -131,22 +131,21 @@ def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top1") -
     canvas = new_figure(figsize=(7, 4.2), layout="constrained")
     left = canvas.subplots()
     right = left.twinx()
+    lines = {
+        "train_loss": (left, "--", "training loss"),
+        f"val_{measure}": (right, "-", label),
+        f"ema_{measure}": (right, ":", f"{label} of averaged weights"),
+    }
     for index, (name, rows) in enumerate(runs.items()):
-        # A colour for each run, or for each line of the only one.
-        colours = ("C0", "C1", "C2") if len(runs) == 1 else (f"C{index}",) * 3
-        for axes, key, what, width, colour in (
-            (left, "train_loss", "training loss", 1.5, colours[0]),
-            (right, f"val_{measure}", label, 1.8, colours[1]),
-            (right, f"ema_{measure}", f"{label} of averaged weights", 0.9, colours[2]),
-        ):
+        for number, (key, (axes, style, what)) in enumerate(lines.items()):
             points = [(row["epoch"], row[key]) for row in rows if row.get(key) is not None]
             if points:
                 x, y = zip(*points, strict=True)
+                # A colour for each run, or for each line of the only one.
+                colour = f"C{number if len(runs) == 1 else index}"
                 marker = "o" if len(points) == 1 else None  # a line of one point is not seen
-                axes.plot(
-                    x, y, "--" if axes is left else "-", color=colour, linewidth=width,
-                    marker=marker, label=f"{name}, {what} {y[-1]:.4g}",
-                )  # fmt: skip
+                shown = f"{name}, {what} {y[-1]:.4g}"
+                axes.plot(x, y, style, color=colour, marker=marker, label=shown)
     left.set_xlabel("epoch")
     left.set_ylabel("training loss (dashed)")
     right.set_ylabel(f"validation {label}{', %' if measure in PERCENT else ''} (solid)")
