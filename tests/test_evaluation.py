@@ -247,16 +247,6 @@ def test_confusion_of_some_classes_among_many(tmp_path: Path, drawn: list[str]) 
         assert max(few.size) < 600
 
 
-def test_confusion_of_more_classes_than_can_be_told_apart(tmp_path: Path) -> None:
-    """Neighbours share a cell: a cell for each pair of 60,000 would take 28.8 GB."""
-    classes = 60_000
-    pairs = Counter({(label, (label + 1) % classes): 1 for label in range(classes)})
-    score = Score(0.0, 0.0, 1.0, classes, 0, 1.0, classes, pairs)
-    draw_confusion(tmp_path / "many.png", score, [str(i) for i in range(classes)])
-    with Image.open(tmp_path / "many.png") as image:
-        assert max(image.size) < 2000
-
-
 # Labels by name
 
 

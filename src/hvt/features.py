@@ -73,11 +73,6 @@ class FeatureMaps(FeatureGetterNet):
                 f"features_only has no map after block {block}: tokens were dropped or merged, and "
                 "the rest do not form a grid; use forward_intermediates(images, output_fmt='NLC')"
             )
-        if config.pool_dims == 2 and config.pool_blocks and isinstance(config.pool_stride, tuple):
-            raise HVTError(
-                f"features_only has no single reduction for pool_stride={config.pool_stride}: use "
-                "forward_intermediates(images)"
-            )
 
     def forward(self, images: Tensor) -> list[Tensor]:  # (B, C, H, W) → (B, D, H/r, W/r) each
         maps = super().forward(images)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL.Image import Resampling
 
 from ..errors import CheckpointError
 from .fitting import State
@@ -65,10 +66,6 @@ def transformers_config(config: dict[str, Any]) -> tuple[dict[str, Any], list[An
     return known, [labels[index] for index in range(len(labels))] or None
 
 
-# PIL's numbers, and timm's names for them.
-_RESAMPLE = {
-    0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"
-}  # fmt: skip
 # What transformers' image processors do where their file does not say.
 _VIT: dict[str, Any] = {
     "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_center_crop": False,
@@ -89,7 +86,7 @@ def transformers_preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
     return {
         "mean": told["image_mean"] if told["do_normalize"] else [0.0] * 3,
         "std": told["image_std"] if told["do_normalize"] else [1.0] * 3,
-        "interpolation": _RESAMPLE[told["resample"]],
+        "interpolation": Resampling(told["resample"]).name.lower(),  # as timm names them
         "crop_pct": _side(told["crop_size"]) / _side(told["size"]) if cropped else 1.0,
         "crop_mode": "center" if keeps_shape else "squash",  # to height × width
     }
