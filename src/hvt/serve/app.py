@@ -33,24 +33,17 @@ from .inference import Inference
 from .metrics import Metrics
 from .middleware import Gate
 from .schema import PROBLEMS, Predictions, images_in, top_in
-from .settings import Settings
 
 PAGE = StaticFiles(directory=Path(__file__).parent / "static")
 
 
-def create_app(
-    settings: Settings | None = None,
-    source: str | Path | None = None,
-    *,
-    engine: Engine | None = None,
-) -> FastAPI:
+def create_app(engine: Engine) -> FastAPI:
     """The service of a model, as an ASGI application.
 
     Middleware that is added to it sees every route. Its `state` has what routes need: `engine`,
     `settings`, `inference`, `admission`, `metrics`, and `draining`, which is set when it is about
     to stop.
     """
-    engine = engine or Engine(source, settings)
     app = FastAPI(
         title="hvt",
         version=__version__,

@@ -36,7 +36,7 @@ def serve(source: str | Path | None, settings: Settings) -> int:
     sock = bind(settings)
     if settings.workers > 1:
         return _serve_workers(source, settings, sock)
-    run(create_app(settings, source), sock)
+    run(create_app(Engine(source, settings)), sock)
     return 0
 
 
@@ -81,7 +81,7 @@ def _worker_app(source: str | Path | None, settings: Settings, folder: Path) -> 
     _tune()
     _show_log()
     try:
-        return create_app(engine=Engine(source, settings, folder))
+        return create_app(Engine(source, settings, folder))
     except HVTError as error:
         print(f"hvt: {error}", file=sys.stderr, flush=True)
         raise SystemExit(STARTUP_FAILURE) from None
