@@ -260,3 +260,8 @@ def test_a_stopped_fine_tuning_is_resumed_by_the_same_call(
     fitted = run()
     assert fitted.report.top1_of["fine-tuned"] > 30
     assert len((fitted.folder / "metrics.csv").read_text().splitlines()) == 3
+
+
+def test_help_shows_the_values_of_finetune(command: Command) -> None:
+    _, out, _ = command("fit", "--help")
+    assert "(default: 40)" in out  # epochs; a recipe's own default is 300

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ..terminal import printable
-from ..training.recipe import Recipe
+from ..training.recipe import Recipe, load_recipe
 from .flags import add_command, add_fields, add_flag, add_shared, given_fields
 from .output import emit, new_console, print_json
 
@@ -26,7 +26,7 @@ def register(commands: Any) -> None:
     add_flag(parser, "--size", "image size in pixels", int, ge=16)
     add_shared(parser, "--json")
     group = parser.add_argument_group("fields of the recipe finetune (hvt recipes finetune)")
-    add_fields(group, Recipe, skip=("overrides", "data"))
+    add_fields(group, Recipe, skip=("overrides", "data"), shown=load_recipe("finetune"))
 
 
 def run(args: argparse.Namespace) -> None:

@@ -55,15 +55,20 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def add_fields(parser: argparse._ActionsContainer, cls: type, skip: Sequence[str] = ()) -> None:
-    """A flag for each field of a dataclass; what is not given is left out of the namespace."""
+def add_fields(
+    parser: argparse._ActionsContainer, cls: type, skip: Sequence[str] = (), shown: Any = None
+) -> None:
+    """A flag for each field of a dataclass; what is not given is left out of the namespace.
+
+    Help shows the class's defaults, or the values of the instance `shown`.
+    """
     hints = hints_of(cls)
     for field in dataclasses.fields(cls):
         if field.name in skip:
             continue
-        default = None if field.default is dataclasses.MISSING else field.default
-        shown = "" if default in (None, "", ()) else f" (default: {default})"
-        text = field.metadata.get("help", "") + shown
+        default = getattr(shown or cls, field.name, None)
+        suffix = "" if default in (None, "", ()) else f" (default: {default})"
+        text = field.metadata.get("help", "") + suffix
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
         if bool in options_of(hints[field.name]):
             options["action"] = argparse.BooleanOptionalAction
