@@ -296,6 +296,7 @@ def test_errors_of_an_elastic_upcycling(place: Path, tmp_path: Path, capsys: Any
     words += ["--data", str(place / "photos"), "--run-folder", str(tmp_path / "run")]
     for flags, match in (
         (["--elastic", "0.7"], "needs at least two budgets"),
+        (["--elastic", "0.4,0.7", "--mixup", "0.5"], "trained without mixup"),
         (["--elastic", "1,2", "--gflops", "1"], "leave gflops out"),
         (["--elastic", "1,0.0000001"], "no placement costs 1e-07"),
     ):

@@ -117,9 +117,12 @@ def test_tar_files_and_lists(tmp_path: Path, checkpoint: str, command: Command) 
     with pytest.raises(HVTError, match="the list"):
         list(many_images([], str(tmp_path / "none.txt")))
     broken = tmp_path / "bad.tar"
-    broken.write_bytes(b"x" * 600)
-    with pytest.raises(HVTError, match="uncompressed tar"):
-        list(many_images([str(broken)]))
+    content = bytearray((tmp_path / "train-0.tar").read_bytes())
+    content[content.index(b"001.png")] ^= 1  # the checksum of this header is wrong now
+    for damaged in (b"x" * 600, content):
+        broken.write_bytes(damaged)
+        with pytest.raises(HVTError, match="uncompressed tar"):
+            list(many_images([str(broken)]))
 
 
 def test_predictions_in_files(

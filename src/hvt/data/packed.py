@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +107,30 @@ def open_shards(name: str, root: Path | None, in_chans: int, need_train: bool) -
     return train if parts["train"] else None, val, names
 
 
+def tar_members(path: str | Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """The members of an uncompressed tar file, one by one; tarfile ends at damage without error."""
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            yield tar, member
+            tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+        assert tar.fileobj is not None
+        tar.fileobj.seek(tar.offset)
+        if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise tarfile.ReadError(f"damaged at byte {tar.offset}")
+
+
 def _images_in(tar: Path) -> list[tuple[int, int, int]]:
     """The label, the first byte and the size of each image in a shard."""
     labels: dict[str, int] = {}
     images: dict[str, tuple[int, int]] = {}
     try:
-        with tarfile.open(tar, "r:") as shard:
-            for member in shard:
-                folder, _, file = member.name.rpartition("/")
-                stem, _, ending = file.partition(".")
-                if ending == "cls":
-                    labels[f"{folder}/{stem}"] = int(shard.extractfile(member).read())  # type: ignore[union-attr]
-                elif f".{ending.lower()}" in image_extensions():
-                    images[f"{folder}/{stem}"] = member.offset_data, member.size
-                shard.members = []  # type: ignore[attr-defined]  # it would keep them all
+        for shard, member in tar_members(tar):
+            folder, _, file = member.name.rpartition("/")
+            stem, _, ending = file.partition(".")
+            if ending == "cls":
+                labels[f"{folder}/{stem}"] = int(shard.extractfile(member).read())  # type: ignore[union-attr]
+            elif f".{ending.lower()}" in image_extensions():
+                images[f"{folder}/{stem}"] = member.offset_data, member.size
         return [(labels[key], *place) for key, place in images.items()]
     except (OSError, ValueError, tarfile.TarError) as error:
         raise HVTError(f"{tar} cannot be read as a shard of WebDataset: {error}") from error

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..data.images import image_extensions
+from ..data.packed import tar_members
 from ..errors import HVTError
 from ..files import atomic_write, check_writable
 from .inputs import ImageInput, find_images, source_of
@@ -61,11 +62,9 @@ def _lines(listed: str) -> Iterator[str]:
 
 def _tar_images(path: str) -> Iterator[TarImage]:
     try:
-        with tarfile.open(path, "r:") as file:
-            for member in file:
-                if member.isfile() and Path(member.name).suffix.lower() in image_extensions():
-                    yield TarImage(path, member)
-                file.members = []  # type: ignore[attr-defined]  # it would keep them all
+        for _, member in tar_members(path):
+            if member.isfile() and Path(member.name).suffix.lower() in image_extensions():
+                yield TarImage(path, member)
     except (OSError, tarfile.TarError) as error:
         raise HVTError(f"{path} cannot be read as an uncompressed tar file: {error}") from error
 

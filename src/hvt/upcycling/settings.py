@@ -96,6 +96,8 @@ class Settings:
             raise HVTError("elastic already names the budgets: leave gflops out")
         if self.elastic is not None and len(set(self.elastic)) < 2:
             raise HVTError(f"elastic={self.elastic} needs at least two budgets, such as 0.4,0.7")
+        if self.elastic is not None and self.mixup:
+            raise HVTError("an elastic model is trained without mixup: leave it out")
 
     @property
     def fixed(self) -> dict[str, Any]:
