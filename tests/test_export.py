@@ -374,7 +374,7 @@ def test_int8_is_not_calibrated_on_what_is_not_there(tmp_path: Path, build: Buil
     model = build("hvt_ti_1", depth=1)
     images = drawn_images(32, 3, (64, 64))
     for calibration, message in (
-        (None, r"at least 32 with --data .* not 0"),
+        (None, r"at least 32 real images .* not 0"),
         (images[:31], "at least 32 with --data .* not 31"),
         (images * torch.tensor(float("nan")), r"inputs of blocks\.0\.attn\.qkv are not finite"),
     ):
