@@ -375,7 +375,7 @@ def test_int8_is_not_calibrated_on_what_is_not_there(tmp_path: Path, build: Buil
     images = drawn_images(32, 3, (64, 64))
     for calibration, message in (
         (None, r"at least 32 real images .* not 0"),
-        (images[:31], "at least 32 with --data .* not 31"),
+        (images[:31], "at least 32 real images .* not 31"),
         (images * torch.tensor(float("nan")), r"inputs of blocks\.0\.attn\.qkv are not finite"),
     ):
         with pytest.raises(HVTError, match=message):
