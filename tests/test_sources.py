@@ -327,10 +327,10 @@ def text_file(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: p / "gone", "gone does not exist: give a folder"),
+        (lambda p: p / "gone", "gone: No such file or directory; give a"),
         (lambda p: p / ("long" * 100), "cannot read the folder .*: File name too long"),
         (lambda p: p, "is empty: expected class folders such as"),
-        (lambda p: text_file(p / "words.txt"), "words.txt is not a folder: give the folder"),
+        (lambda p: text_file(p / "words.txt"), "words.txt: Not a directory; give a readable"),
         (lambda p: save_image(p / "a.png").parent, "has images but no class folders: put"),
         (lambda p: classes(p, cat=9), "has only the class 'cat': .* at least two class folders"),
         (
@@ -461,7 +461,7 @@ def test_webdataset_shards(tmp_path: Path) -> None:
     write_shards(tmp_path, {"train": [11, 9], "validation": [6]}, label=lambda shade: shade % 2)
     after = identity(open_data(f"wds/{tmp_path}"))
     changed = [name for name in before if before[name] != after[name]]
-    assert changed == ["content of training images"]
+    assert changed == ["training images"]
 
 
 def test_shards_that_cannot_be_used(tmp_path: Path) -> None:
@@ -513,8 +513,8 @@ def test_a_folder_called_val_beside_classes_is_one_of_them(tmp_path: Path) -> No
 def test_a_moved_folder_is_the_same_and_a_replaced_image_is_not(tmp_path: Path) -> None:
     folder = classes(tmp_path / "here", cat=40, dog=40)
     before = identity(open_data(folder))
-    names = [f"{what} of {part} images" for part in ("training", "validation")
-             for what in ("number", "list", "content")]  # fmt: skip
+    names = [f"{what}{part} images" for part in ("training", "validation")
+             for what in ("number of ", "")]  # fmt: skip
     assert list(before) == names
     copied = Path(shutil.copytree(folder, tmp_path / "there" / "copy"))
     assert identity(open_data(copied)) == before
@@ -527,17 +527,17 @@ def test_a_moved_folder_is_the_same_and_a_replaced_image_is_not(tmp_path: Path) 
     path = data.train.paths[3]
     content = path.read_bytes()
     path.write_bytes(content + b"\0")
-    assert changed(path) == ["content of training images"]
+    assert changed(path) == ["training images"]
     path.write_bytes(content[:-1] + b"\0")  # of the same size, among the files that are read
-    assert changed(path) == ["content of training images"]
+    assert changed(path) == ["training images"]
     path.write_bytes(content)
     assert changed(path) == []
     path.rename(path.with_name("other.png"))
-    assert "list of training images" in changed(path)
+    assert "training images" in changed(path)
 
 
 def test_a_link_to_nothing_has_an_identity(tmp_path: Path) -> None:
     folder = classes(tmp_path, cat=4, dog=4)
     (folder / "cat" / "gone.png").symlink_to("nothing.png")
     assert identity(open_data(folder))["number of training images"] == "7"
-    assert len(identity(open_data("digits"))) == 6
+    assert len(identity(open_data("digits"))) == 4

@@ -170,21 +170,17 @@ class SeededDataset:
         while True:
             try:
                 image, label = self.dataset[index]
-                return self._transformed(image, index, key), label, broken
+                return transform_by_key(self.transform, image, key), label, broken
             except UnreadableImageError as error:
+                # A transform does not know the image's name.
+                named = UnreadableImageError.of(self.dataset.path(index), error.reason)
                 broken += 1
                 if not self.skip_broken:
-                    return error
+                    return named
                 if not self.substitute:
                     return None, 0, 1
                 if broken == min(MAX_BROKEN_IN_A_ROW, len(self)):
                     return UnreadableImageError(
-                        f"{broken} images in a row are unreadable; the last: {error}"
+                        f"{broken} images in a row are unreadable; the last: {named}"
                     )
                 index = (index + 1) % len(self)
-
-    def _transformed(self, image: Any, index: int, key: int | None) -> Tensor:
-        try:
-            return transform_by_key(self.transform, image, key)
-        except UnreadableImageError as error:  # the transform does not know its name
-            raise UnreadableImageError.of(self.dataset.path(index), error.reason) from error

@@ -28,36 +28,26 @@ def identity(data: Data) -> dict[str, str]:
     for part, images in (("training", data.train), ("validation", data.val)):
         files = images.names if isinstance(images, FileImages) else []
         found[f"number of {part} images"] = str(len(images))
-        found[f"list of {part} images"] = _list_digest(images.labels, files)
-        found[f"content of {part} images"] = _content_digest(images, files)
+        found[f"{part} images"] = _digest(images, files)
     return found
 
 
-def _list_digest(labels: object, files: Sequence[str]) -> str:
-    """Of labels and, of files, their names.
+def _digest(images: Images, files: Sequence[str]) -> str:
+    """Of labels; of files their names and sizes, and the content of a few hundred.
 
-    Names are relative to the folder that all files share, so it may lie anywhere.
+    Names are relative to the folder that all files share, so it may lie anywhere. Of what is in
+    memory, all pixels count; of what lies in other containers, where that is.
     """
-    digest = hashlib.blake2b(np.asarray(labels, dtype="<i8").tobytes(), digest_size=16)
-    # What the first and the last by order share, all share.
-    above = os.path.commonpath([Path(min(files)).parent, Path(max(files)).parent]) if files else ""
-    for file in files:
-        digest.update(os.fsencode(os.sep + file[len(above) :].lstrip(os.sep)) + b"\0")
-    return digest.hexdigest()
-
-
-def _content_digest(images: Images, files: Sequence[str]) -> str:
-    """Of the size of all files and the content of a few hundred, the same for the same number.
-
-    Of what is in memory, all pixels count; of what lies in other containers, where that is.
-    """
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(np.asarray(images.labels, dtype="<i8").tobytes(), digest_size=16)
     if isinstance(images, ArrayImages):
         digest.update(images.images.numpy().tobytes())
     elif not files:  # the places and sizes in shards
         digest.update(images.items.tobytes())
+    # What the first and the last by order share, all share.
+    above = os.path.commonpath([Path(min(files)).parent, Path(max(files)).parent]) if files else ""
     for file in files:
-        digest.update(_size(file).to_bytes(8, "little", signed=True))
+        name = os.fsencode(os.sep + file[len(above) :].lstrip(os.sep))
+        digest.update(name + b"\0" + _size(file).to_bytes(8, "little", signed=True))
     for file in random.Random(len(files)).sample(files, min(_SAMPLED, len(files))):
         if _size(file) >= 0:
             digest.update(Path(file).read_bytes())

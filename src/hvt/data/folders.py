@@ -35,12 +35,6 @@ def class_folders(folder: Path) -> list[str]:
     """The names of the folders in a folder, sorted, without hidden ones."""
     try:
         return sorted(p.name for p in folder.iterdir() if p.name[0] != "." and p.is_dir())
-    except FileNotFoundError as error:
-        raise HVTError(f"{folder} does not exist: give a folder of class folders") from error
-    except NotADirectoryError as error:
-        raise HVTError(
-            f"{folder} is not a folder: give the folder that holds the class folders"
-        ) from error
     except OSError as error:
         raise _unreadable(error) from error
 
@@ -122,4 +116,7 @@ def files_below(folder: Path) -> list[str]:
 
 
 def _unreadable(error: OSError) -> HVTError:
-    return HVTError(f"cannot read the folder {error.filename}: {error.strerror or error}")
+    return HVTError(
+        f"cannot read the folder {error.filename}: {error.strerror}; "
+        "give a readable folder of class folders"
+    )

@@ -17,12 +17,7 @@ from ..errors import HVTError
 from ..files import encodable
 
 if TYPE_CHECKING:
-    from torch.utils.data import Dataset
     from typing_extensions import Self
-
-    _Images = Dataset[tuple[Image.Image, int]]
-else:  # a process that decodes for `hvt serve` would take a second to import torch
-    _Images = object
 
 # The formats that are opened, the common ones first. Pillow knows more: rare ones, some decoded by
 # a program or not at all, and PostScript, which is executed.
@@ -113,7 +108,7 @@ def finish(image: Image.Image, in_chans: int = 3) -> Image.Image:
     return to_channels(image, in_chans)
 
 
-class IndexedImages(_Images):
+class IndexedImages:
     """Images with random access, each read when it is asked for, and their labels."""
 
     def __init__(self, items: np.ndarray, labels: Sequence[int], in_chans: int) -> None:
@@ -123,6 +118,9 @@ class IndexedImages(_Images):
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        raise NotImplementedError
 
     def subset(self, indices: Sequence[int]) -> Self:
         some = copy.copy(self)

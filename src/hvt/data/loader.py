@@ -83,62 +83,50 @@ class TrainBatches:
     pin_memory: bool = False
 
     def __post_init__(self) -> None:
-        self.num_images = len(self.dataset)
-        size, unit = self.batch_size, 2 * self.shard_of[2]
+        images, size, unit = len(self.dataset), self.batch_size, 2 * self.shard_of[2]
         if not size or size % unit:
             raise HVTError(
                 f"batch_size={size} must be a multiple of {unit} (2 × processes × accumulate)"
             )
-        if self.num_images < size:
-            most = self.num_images // unit * unit
+        if images < size:
+            most = images // unit * unit
             raise HVTError(
-                f"batch_size={size} is more than the {self.num_images} training images: "
+                f"batch_size={size} is more than the {images} training images: "
                 + (f"use at most {most}" if most else "use fewer processes or less accumulation")
             )
 
     @property
     def steps(self) -> int:
         """Global batches in an epoch; images that do not fill the last one wait for another."""
-        return self.num_images // self.batch_size
+        return len(self.dataset) // self.batch_size
 
     def order(self, epoch: int) -> np.ndarray:
         """The images of an epoch. With repeats, each comes so many times in a row and the epoch
         keeps its length, so another part of the data is seen each time."""
-        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.num_images)
-        return np.repeat(shuffled, self.repeats)[: self.num_images]
+        shuffled = np.random.default_rng((self.seed, epoch)).permutation(len(self.dataset))
+        return np.repeat(shuffled, self.repeats)[: len(shuffled)]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This process's shards of the global batches from step `start` on, in order."""
         first, count, shards = self.shard_of
-        places: list[tuple[int, Tensor | None]] = [(first, None)]
-        if shards > 1:
-            places = [(s, torch.from_numpy(self._rows(s))) for s in range(first, first + count)]
-        for batch, (shard, rows) in zip(
-            self._read(epoch, start), itertools.cycle(places), strict=False
-        ):
-            yield replace(batch, shard=shard, rows=rows)
+        own = {s: rows_of_shard(self.batch_size, shards, s) for s in range(first, first + count)}
+        order, plan = self.order(epoch), []
+        for step in range(start, self.steps):
+            for rows in own.values():
+                places = rows + step * self.batch_size
+                plan.append((order[places], keys_for(self.seed, epoch, places)))
+        turns = itertools.cycle((s, torch.from_numpy(rows)) for s, rows in own.items())
+        for batch, (shard, which) in zip(self._read(plan), turns, strict=False):
+            yield replace(batch, shard=shard, rows=which if shards > 1 else None)
 
-    def _rows(self, shard: int) -> np.ndarray:
-        return rows_of_shard(self.batch_size, self.shard_of[2], shard)
-
-    def _read(self, epoch: int, start: int) -> Iterator[Batch]:
-        plan = self._plan(epoch, start)
+    def _read(self, plan: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[Batch]:
         if isinstance(self.dataset, ArrayImages):
             batches = (_from_arrays(self.dataset, self.augment, *each) for each in plan)
             return _ahead(batches) if self.prefetch else batches
         seeded = SeededDataset(
             self.dataset, self.augment, skip_broken=self.skip_broken, substitute=True
         )
-        return _load_plan(seeded, plan, self.workers, self.pin_memory)
-
-    def _plan(self, epoch: int, start: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        order, plan = self.order(epoch), []
-        first, count, _ = self.shard_of
-        for step in range(start, self.steps):
-            for shard in range(first, first + count):
-                rows = self._rows(shard) + step * self.batch_size
-                plan.append((order[rows], keys_for(self.seed, epoch, rows)))
-        return plan
+        return _load(seeded, plan, self.workers, self.pin_memory)
 
 
 @dataclass
@@ -161,7 +149,7 @@ class EvalBatches:
         if isinstance(self.dataset, ArrayImages):
             return (_from_arrays(self.dataset, self.transform, each) for each in batches)
         seeded = SeededDataset(self.dataset, self.transform, skip_broken=self.skip_broken)
-        return _load_plan(seeded, [(each, None) for each in batches], self.workers)
+        return _load(seeded, [(each, None) for each in batches], self.workers)
 
 
 def _from_arrays(dataset: ArrayImages, transform: Any, indices: np.ndarray, *keys: Any) -> Batch:
@@ -173,30 +161,25 @@ Plan = Sequence[tuple[np.ndarray, np.ndarray | None]]
 """Image indices of each batch and, in training, their keys."""
 
 
-def _load_plan(
-    images: SeededDataset, plan: Plan, workers: int, pin_memory: bool = False
-) -> Iterator[Batch]:
-    items = map(_items, plan)  # batch by batch: a million tuples at once would be heavy
-    if workers and plan:
-        workers = _workers_with_room(images, workers, _items(plan[0]))
-    return _load(images, workers, batch_sampler=items, pin_memory=pin_memory)
-
-
 def _items(planned: tuple[np.ndarray, np.ndarray | None]) -> list[tuple[int, int | None]]:
     indices, keys = planned
     listed = [None] * len(indices) if keys is None else keys.tolist()
     return list(zip(indices.tolist(), listed, strict=True))
 
 
-def _load(images: Any, workers: int, **options: Any) -> Iterator[Batch]:
+def _load(images: Any, plan: Plan, workers: int, pin_memory: bool = False) -> Iterator[Batch]:
+    if workers and plan:
+        workers = _workers_with_room(images, workers, _items(plan[0]))
+    items: Any = map(_items, plan)  # batch by batch: a million tuples at once would be heavy
     loader: DataLoader[Any] = DataLoader(
         images,
+        batch_sampler=items,
         num_workers=workers,
         collate_fn=_collate,
         worker_init_fn=_start_worker,
         timeout=READ_TIMEOUT if workers else 0,
         prefetch_factor=_PREFETCH if workers else None,
-        **options,
+        pin_memory=pin_memory,
     )
     batches: Any = iter(loader)
     # Also at exit, where Python asks daemonic processes to end by SIGTERM and waits: ours are deaf.

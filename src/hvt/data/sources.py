@@ -180,12 +180,12 @@ def open_parts(
         return Splits(*open_digits(in_chans))
     if name in CIFAR:
         return Splits(*open_cifar(name, base_or_default, download, in_chans, need_train))
-    if name == "imagenet" and not (base_or_default / "val").is_dir():
-        raise HVTError(
-            f"{base_or_default / 'val'} does not exist: pass --root with the folder that contains "
-            "ImageNet's train and val, each with one folder per class"
-        )
     if name == "imagenet":
+        if not (base_or_default / "val").is_dir():
+            raise HVTError(
+                f"{base_or_default / 'val'} does not exist: pass --root with the folder that "
+                "contains ImageNet's train and val, each with one folder per class"
+            )
         return Splits(*open_folder(base_or_default, in_chans, need_train))
     if name.startswith("hfds/"):
         return Splits(*open_hub(name, base, in_chans))

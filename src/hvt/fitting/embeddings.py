@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.check import Progress
 from ..data.images import FileImages, UnreadableImageError
 from ..deploy.embed import Embedder
+from ..errors import HVTError
 from ..files import atomic_write, expanded
-
-Progress = Callable[[Iterable[Any], int], Iterable[Any]]
-"""Wraps what is worked through, given its length, as a progress bar does."""
 
 
 def cache_folder() -> Path:
@@ -42,29 +40,26 @@ class Embedded:
 
 
 class EmbeddingCache:
-    """Features by content digest, one file per model and preprocessing; None keeps none."""
+    """Features by content digest, one file per model and preprocessing."""
 
-    def __init__(self, embedder: Embedder, folder: Path | None) -> None:
+    def __init__(self, embedder: Embedder, folder: Path) -> None:
         name = hashlib.blake2b(embedder.digest.encode(), digest_size=16).hexdigest()
-        self.path = None if folder is None else folder / f"{name}.npz"
+        self.path = folder / f"{name}.npz"
         self.rows: dict[str, np.ndarray] = {}
-        try:
-            with np.load(self.path or "", allow_pickle=False) as file:
-                self.rows = dict(zip(file["digests"].tolist(), file["features"], strict=True))
-        except (OSError, ValueError, KeyError):  # none yet, or damaged: computed anew
-            pass
+        # Without a file, or with a damaged one, they are computed anew.
+        damaged = contextlib.suppress(OSError, ValueError, KeyError)
+        with damaged, np.load(self.path, allow_pickle=False) as file:
+            self.rows = dict(zip(file["digests"].tolist(), file["features"], strict=True))
 
     def write(self) -> None:
         """Keep what is there; a folder that cannot be written is no reason to stop."""
-        if self.path is None or not self.rows:
+        if not self.rows:
             return
-        try:
+        digests, features = np.array(list(self.rows)), np.stack(list(self.rows.values()))
+        with contextlib.suppress(HVTError, OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.path) as temporary, temporary.open("wb") as file:
-                digests, features = np.array(list(self.rows)), np.stack(list(self.rows.values()))
                 np.savez(file, digests=digests, features=features)
-        except OSError:
-            pass
 
 
 def embed(

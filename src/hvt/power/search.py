@@ -30,7 +30,7 @@ from ..files import check_new
 from ..model import HVT
 from ..terminal import print_line
 from ..training.interrupt import Interrupted, StopSignals
-from ..training.learner import Flags, Learner, Step
+from ..training.learner import Learner
 from ..training.optimize import seed_all
 from ..training.pipeline import build_model, open_batches
 from ..training.recipe import Recipe
@@ -187,6 +187,8 @@ class Searcher(Learner):
                 if not number:
                     batches = self.batches.epoch(epoch, 0)
                 step = self.step(batches, update, lambda: (signals.asked,))
+                clip(self.model)
+                self._steer(update + 1)
                 bad = 0 if step.taken else bad + 1
                 if bad >= self.recipe.max_bad_steps:
                     raise HVTError(
@@ -203,19 +205,6 @@ class Searcher(Learner):
                         f"step {number + 1}/{steps}  loss {step.loss:.4f}  λ {self.strength:.2e}  "
                         f"{self.price():.4g} GFLOPs"
                     )
-
-    def step(
-        self,
-        batches: Iterator[Batch],
-        update: int,
-        flags: Flags = tuple,
-        position: int | None = None,
-    ) -> Step:
-        """One step, r brought back into [0, 1], and λ for the next."""
-        step = super().step(batches, update, flags, position)
-        clip(self.model)
-        self._steer(update + 1)
-        return step
 
     def retention(self) -> Retention:
         """What r stands for."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -188,24 +187,18 @@ class Learner:
         # The scaler finds gradients that are not finite itself, and lowers its scale.
         return torch.zeros_like(norm) if self.scaler.is_enabled() else norm
 
-    def seconds_per_step(self) -> float:
-        """How long a step takes without its update; changes nothing.
+    def warm_up(self) -> None:
+        """Take two steps without their update, which changes nothing.
 
-        One to warm up, one measured. Under DDP the first also settles how gradients are bundled,
-        so that a resumed run adds them up in the same order.
+        Under DDP the first settles how gradients are bundled, so that a resumed run adds them up
+        in the same order.
         """
         self.network.train()
-        seconds = 0.0
         for _ in range(2):
-            began = time.perf_counter()
             with self._autocast():
                 loss = self._trial(self.recipe.batch_size // self.batches.shard_of[2])
             loss.backward()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - began
         self.optimizer.zero_grad(set_to_none=True)
-        return seconds * self.recipe.accumulate
 
     def _trial(self, size: int) -> Tensor:
         """A loss of black images that depends on all weights."""

@@ -81,7 +81,6 @@ class Trainer:
         identity: dict[str, str],
         about: str,
         resume_with: str | None = None,
-        allow_nonfinite: bool = False,
         draw: Callable[[HVT, Path], None] = lambda model, folder: None,
     ) -> None:
         self.learner, self.folder = learner, folder
@@ -90,7 +89,7 @@ class Trainer:
         self.console = self.processes.console(console)
         self.evaluate, self.evaluation_seconds = evaluate, evaluation_seconds
         self.measure, self.direction, self.identity = measure, direction, identity
-        self.about, self.allow_nonfinite, self.draw = about, allow_nonfinite, draw
+        self.about, self.draw = about, draw
         self.resume_with = resume_with or resume_command(folder)
         self.steps = self.batches.steps
         self.total = self.recipe.total_steps(self.steps)
@@ -110,7 +109,7 @@ class Trainer:
         )
         try:
             self._announce()
-            self.learner.seconds_per_step()  # the trial steps before DDP
+            self.learner.warm_up()
             self.started, self.saved = time.perf_counter(), time.monotonic()
             self.ticked, self.evaluating = self.started, 0.0
             if self.recipe.minutes is not None and self.processes.is_main_process:
@@ -249,12 +248,12 @@ class Trainer:
             figures = {k.partition("_")[2]: v for k, v in rows[-1].items() if k.startswith(prefix)}
             if self._better(figures, metrics.get(self.measure)):
                 best, metrics = prefix, figures
-        if not best and not self.allow_nonfinite:
+        if not best:
             raise HVTError(
                 "the trained model's outputs are not finite: lower --lr or set --clip-grad; "
                 f"best.safetensors in {self.folder}, if present, is from an earlier epoch"
             )
-        model = candidates[best or "val"].eval()
+        model = candidates[best].eval()
         if self.processes.is_main_process:
             with self._writing():
                 save(model, self.folder / "model.safetensors")
