@@ -435,7 +435,7 @@ def test_answers_and_metrics_say_which_setting(engine: Engine, file: Path) -> No
     for answer, name in zip(answers, names(file), strict=True):
         (prediction,) = answer["predictions"]
         assert prediction["setting"] == name
-        wanted = hvt.Predictor(file, gflops=float(name[:-1]))(image, top=3)
+        wanted = hvt.Predictor(file, gflops=float(name[:-1]))(image)
         assert prediction["name"] == wanted.name
         assert prediction["probability"] == pytest.approx(wanted.probability, abs=1e-5)
         assert f'hvt_setting_images_total{{setting="{name}"}} 1.0' in metrics

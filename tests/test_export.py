@@ -398,11 +398,7 @@ def test_errors_before_anything_is_written(
         ((checkpoint, tmp_path / "model.bin"), "model.bin should end in .onnx, as model.onnx does"),
         ((checkpoint, tmp_path / "m.pt2", "--int8"), "--int8 needs ONNX"),
         ((checkpoint, tmp_path / "m.onnx", "--int8"), "images to calibrate on: name them with"),
-        ((checkpoint, tmp_path / "m.onnx", "--max-error", "1"), "--max-error needs --int8"),
-        (
-            (checkpoint, tmp_path / "m.onnx", "--int8", "--data", "digits", "--max-error", "nan"),
-            "--max-error=nan must be above 0, such as 0.1",
-        ),
+        ((checkpoint, tmp_path / "m.onnx", "--max-error", "nan"), "must be a number above 0"),
         ((features, tmp_path / "m.onnx"), "only a model with a classifier"),
         ((checkpoint, "."), "cannot write .: it is a folder"),
         ((checkpoint, tmp_path / "none" / "m.onnx"), "none does not exist"),
@@ -460,24 +456,6 @@ def test_what_an_exported_file_is_not_for(trained: Path) -> None:
         OnnxModel(trained / "model.onnx")(torch.zeros(2, 3, 9, 8))
     with pytest.raises(HVTError, match="do not run on 'mps'"):
         OnnxModel(trained / "model.onnx", "mps")
-
-
-def test_without_the_extra(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(HVTError, match=r"need onnxruntime: pip install 'hvt\[export\]'"):
-        hvt.Predictor(trained / "model.onnx")
-
-
-# torch.export's archives
-
-
-def test_the_program_runs_by_itself(trained: Path) -> None:
-    """As its own reader loads it, which unpickles: this file is ours."""
-    program = torch.export.load(trained / "model.pt2").module()
-    model = hvt.load(trained / "model.safetensors")
-    for batch in (1, 2, 17):
-        images = torch.randn(batch, 3, 8, 8)
-        torch.testing.assert_close(program(images), model(images))
 
 
 # Images to try a model on

@@ -1,7 +1,6 @@
 """Files are written whole or not at all."""
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -97,20 +96,6 @@ def test_a_folder_that_is_not_writable_is_told_before_the_work(
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(HVTError, match=r"cannot write .*a\.txt: the folder .* is not writable"):
         check_writable(tmp_path / "a.txt")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="permissions of this kind are POSIX's")
-@pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_permissions_are_those_of_an_ordinary_new_file(tmp_path: Path, mask: int) -> None:
-    before = os.umask(mask)
-    try:
-        with atomic_write(tmp_path / "ours") as temporary:
-            temporary.write_text("new")
-        (tmp_path / "ordinary").write_text("new")
-    finally:
-        os.umask(before)
-    ours, ordinary = ((tmp_path / name).stat().st_mode for name in ("ours", "ordinary"))
-    assert stat.S_IMODE(ours) == stat.S_IMODE(ordinary) == 0o666 & ~mask
 
 
 def test_weights_have_the_mode_that_new_files_have(tmp_path: Path) -> None:

@@ -181,14 +181,6 @@ def test_half_precision_files_are_widened(
     assert close(ours(images), theirs.float()(images))
 
 
-def test_named_models_take_timms_weights(tmp_path: Path) -> None:
-    theirs, images = timm_vit(depth=12), torch.randn(2, 3, 64, 64)
-    in_model(theirs.state_dict(), tmp_path / "deit.pth")
-    ours = hvt.create_model("deit_ti", img_size=64, num_classes=7).eval()
-    ours.load_pretrained(str(tmp_path / "deit.pth"))
-    assert close(ours(images), theirs(images))
-
-
 def test_real_deit_tiny_gives_timms_logits() -> None:
     path = real_data("deit_tiny_patch16_224.safetensors")
     theirs = timm.create_model("deit_tiny_patch16_224").eval()

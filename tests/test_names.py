@@ -1,9 +1,6 @@
 """Names in place of checkpoints: built-in ones everywhere, models' where weights may be new."""
 
 import json
-import runpy
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,45 +85,3 @@ def test_pretrained_is_for_names_without_weights(words: list[str], capsys: Captu
     assert main([*words, "--pretrained"]) == 2
     name = "cifar100" if "cifar100" in words else DEFAULT
     assert f"{name} has its own weights: leave --pretrained out" in capsys.readouterr().err
-
-
-# ── how a built-in file is made ─────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`benchmarks/built_in.py` on a small trained model, with a source that differs from it."""
-    script = Path(__file__).parents[1] / "benchmarks/built_in.py"
-    if not script.exists():
-        pytest.skip("a source distribution has no benchmarks/")
-    model = hvt.create_model("hvt_ti_1", img_size=32, depth=2, num_heads=1, num_classes=3)
-    hvt.save(model, tmp_path / "source.safetensors")
-    for parameter in model.parameters():
-        parameter.data += 0.1
-    hvt.save(model, tmp_path / "trained.safetensors")
-    (tmp_path / "names.json").write_text(
-        json.dumps({"n1": "great_white_shark", "n02012849": "crane", "n03126707": "crane"})
-    )
-
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> None:
-        command = [str(script), "trained.safetensors", "imagenet", *words]
-        monkeypatch.setattr(sys, "argv", [*command, "--out", "out.safetensors"])
-        runpy.run_path(str(script), run_name="__main__")
-
-    return run
-
-
-def test_a_built_in_file_is_float16_with_names_and_origin(
-    make: Callable[..., None], tmp_path: Path
-) -> None:
-    words = ("--class-names", "names.json", "--origin", "a source", "--license", "Apache-2.0")
-    make(*words, "--source", "source.safetensors")
-    with safe_open(tmp_path / "out.safetensors", framework="pt") as file:
-        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118
-    model, trained = (hvt.load(tmp_path / f"{n}.safetensors") for n in ("out", "trained"))
-    assert model.class_names == ("great white shark", "crane (bird)", "crane (machine)")
-    assert model.pretrained_cfg["origin"] == {"source": "a source", "license": "Apache-2.0"}
-    image = torch.randn(1, 3, 32, 32)
-    assert torch.allclose(model(image), trained(image), atol=0.05)

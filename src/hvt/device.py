@@ -24,15 +24,8 @@ def find_device(name: str | torch.device, index: int = 0) -> torch.device:
             device = torch.device("cuda", index)
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError, NotImplementedError, TypeError) as error:
-        there = " or ".join(("auto", *devices()))
-        raise HVTError(f"the device {str(name)!r} is not available: use {there}") from error
+        raise HVTError(f"the device {str(name)!r} is not available: use auto or cpu") from error
     return device
-
-
-def devices() -> list[str]:
-    """The devices of this machine that torch can use."""
-    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    return [*names, "mps"] if torch.backends.mps.is_available() else names
 
 
 def cpu_name() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import HVTConfig
-from .errors import CheckpointError, HVTError, did_you_mean
+from .errors import HVTError, did_you_mean
 from .files import atomic_write
 
 # One line per model: what differs from HVTConfig's defaults (224 px, patch 16, 12 blocks, M = 0).
@@ -112,8 +112,6 @@ def built_in(name: str) -> Path:
 
 def find_checkpoint(name: str | Path) -> Path:
     """The file of a built-in name, else the path itself; `./cifar100` is a path in any case."""
-    if name == "":
-        raise CheckpointError("the checkpoint's name is empty: name a file or a built-in model")
     return built_in(name) if isinstance(name, str) and name in BUILT_IN else Path(name)
 
 

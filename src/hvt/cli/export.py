@@ -61,8 +61,10 @@ def register(commands: Any) -> None:
     add_flag(
         parser,
         "--max-error",
-        "maximum relative error of int8 logits, above which nothing is written (default: 0.1)",
+        "maximum relative error of int8 logits, above which nothing is written",
         float,
+        0.1,
+        gt=0,
     )
     add_shared(parser, "--gflops", "--pretrained", "--root", "--json")
 
@@ -84,7 +86,7 @@ def run_export(args: argparse.Namespace) -> None:
     from ..bench.run import compare_speed
     from ..data.evaluation import eval_transform
     from ..data.sample import sample_images
-    from ..deploy.export import MAX_ERROR, check_name, export
+    from ..deploy.export import check_name, export
     from ..deploy.hf import FILES, export_hf
 
     folder = args.hf or args.web
@@ -97,16 +99,15 @@ def run_export(args: argparse.Namespace) -> None:
         transform, channels = eval_transform(model), model.config.in_chans
         count = 2 * IMAGES if args.int8 else IMAGES
         images = sample_images(args.data, transform, count, root=args.root, in_chans=channels)
-    max_error = args.max_error or MAX_ERROR
     if args.web:
         from ..serve.web import export_web
 
         label = Path(source).name
-        comparisons = export_web(model, out, images, args.int8, max_error, label, args.runtime)
+        comparisons = export_web(model, out, images, args.int8, args.max_error, label, args.runtime)
     elif args.hf:
-        comparisons = export_hf(model, out, images, args.int8, max_error)
+        comparisons = export_hf(model, out, images, args.int8, args.max_error)
     else:
-        comparisons = [export(model, out, form, images, max_error)]
+        comparisons = [export(model, out, form, images, args.max_error)]
     described = []
     for found in comparisons:
         path = out / FILES[found.form] if folder else out
@@ -125,13 +126,9 @@ def _form(args: argparse.Namespace, out: Path) -> str:
         raise HVTError("--runtime needs --web: leave it out, or write a page")
     form = "torch" if out.suffix.lower() == ".pt2" else "onnx"
     if not args.int8:
-        if args.max_error is not None:
-            raise HVTError("--max-error needs --int8: float32 has a fixed tolerance")
         return form
     if form == "torch":
         raise HVTError("--int8 needs ONNX: leave it out, or name a file that ends in .onnx")
-    if args.max_error is not None and not args.max_error > 0:
-        raise HVTError(f"--max-error={args.max_error:g} must be above 0, such as 0.1")
     if not args.data:
         raise HVTError("--int8 needs images to calibrate on: name them with --data")
     return "int8"

@@ -27,11 +27,10 @@ class Parser(argparse.ArgumentParser):
         # A field's own spelling, --num_classes, works too.
         dashed = [re.sub("^--[a-z_]+", lambda m: m[0].replace("_", "-"), word) for word in args]
         known, unknown = self.parse_known_args(dashed, namespace)
-        for rest in ("overrides", "others"):  # argparse leaves over those that follow a flag
-            if hasattr(known, rest):
-                words = [word for word in unknown if not word.startswith("-")]
-                setattr(known, rest, [*getattr(known, rest), *words])
-                unknown = [flag for flag in unknown if flag.startswith("-")]
+        if hasattr(known, "others"):  # argparse leaves over those that follow a flag
+            words = [word for word in unknown if not word.startswith("-")]
+            known.others = [*known.others, *words]
+            unknown = [flag for flag in unknown if flag.startswith("-")]
         if unknown:
             # The subcommand's own flags are the ones to compare with.
             owner: Parser = getattr(known, "parser", self)

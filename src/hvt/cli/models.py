@@ -38,17 +38,10 @@ def register(commands: Any) -> None:
     parser = add_command(
         commands, "cost", run_cost, "price a model, block by block",
         "hvt cost hvt_s_1\nhvt cost hvt_s_4 --depth 24 --num-classes 100\n"
-        "hvt cost hvt_s_4 img_size=384 patch_size=8 --json",
+        "hvt cost hvt_s_4 --img-size 384 --patch-size 8 --json",
     )  # fmt: skip
     parser.add_argument(
         "name", metavar="NAME", help="a model's name (see hvt models), or a .json config"
-    )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],  # without one, argparse would call the pairs required
-        metavar="field=value",
-        help="fields to replace",
     )
     add_shared(parser, "--json")
     add_fields(parser.add_argument_group("fields to replace"), HVTConfig)
@@ -93,8 +86,6 @@ def run_models(args: argparse.Namespace) -> None:
 
 def run_cost(args: argparse.Namespace) -> None:
     """Price a model: MACs, parameters and training memory."""
-    pairs = [f"--{pair}" for pair in args.overrides]
-    args = args.parser.parse_args([args.name, *pairs], args)
     config = zoo.get_config(args.name, **given_fields(args, HVTConfig))
     priced = cost(config)
     if args.json:

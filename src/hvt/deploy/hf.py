@@ -82,8 +82,6 @@ def hf_processor(model: HVT) -> dict[str, Any]:
             f"pixels with crop_mode={mode}: it takes colour images, and centre-crops to squares; "
             "export to OUT.onnx instead"
         )
-    if interpolation not in Resampling.__members__:
-        raise HVTError(f"interpolation={cfg['interpolation']} is not a filter of Pillow")
     tall, wide = (math.floor(side / cfg["crop_pct"]) for side in (height, width))  # as timm does
     # ViTImageProcessor has no crop; CLIP's has each of these steps.
     return {

@@ -146,26 +146,22 @@ class Predictor(ImageModel):
         self.class_names = names or tuple(str(i) for i in range(self.model.num_classes))
 
     @overload
-    def __call__(self, images: InMemory, top: int | None = None) -> Prediction: ...  # type: ignore[overload-overlap]
+    def __call__(self, images: InMemory) -> Prediction: ...  # type: ignore[overload-overlap]
     # A path is of one image or of many, depending on what is on the disk.
     @overload
-    def __call__(self, images: str | os.PathLike[str], top: int | None = None) -> Any: ...
+    def __call__(self, images: str | os.PathLike[str]) -> Any: ...
     @overload
-    def __call__(
-        self, images: Iterable[ImageInput], top: int | None = None
-    ) -> list[Prediction]: ...
-    def __call__(
-        self, images: ImageInput | Iterable[ImageInput], top: int | None = None
-    ) -> Prediction | list[Prediction]:
+    def __call__(self, images: Iterable[ImageInput]) -> list[Prediction]: ...
+    def __call__(self, images: ImageInput | Iterable[ImageInput]) -> Prediction | list[Prediction]:
         """The prediction for one image, or a list of predictions for many.
 
         One image is a path, a PIL image, a uint8 array `(H, W, C)`, a tensor `(C, H, W)` of uint8
         or of floats from 0 to 1, bytes or a binary file; many are a folder, a glob pattern, or a
         list or generator of any of these. C is 3 (RGB) or 1 (grey). Anything else, a missing file
         too, raises an `HVTError`. So does one image that cannot be read, or whose logits are not
-        finite; among many it gets a prediction with an `error`. `top` overrides the predictor's.
+        finite; among many it gets a prediction with an `error`.
         """
-        predictions = self.stream(images, top)
+        predictions = self.stream(images)
         if not is_one(images):
             return list(predictions)
         prediction = next(predictions)
@@ -173,24 +169,20 @@ class Predictor(ImageModel):
             raise_unreadable(prediction.source, prediction.error)
         return prediction
 
-    def stream(
-        self, images: ImageInput | Iterable[ImageInput], top: int | None = None
-    ) -> Iterator[Prediction]:
+    def stream(self, images: ImageInput | Iterable[ImageInput]) -> Iterator[Prediction]:
         """Predictions one by one, in the order of the images; unreadable images have an `error`."""
-        count = self.top if top is None else top
-        check_whole(top=count)
         return itertools.chain.from_iterable(
-            self._predictions(*batch, count) for batch in self.batches(images)
+            itertools.starmap(self._predictions, self.batches(images))
         )
 
     @torch.inference_mode()
     def _predictions(
-        self, images: list[ImageInput], tensors: Tensor, errors: list[str | None], top: int
+        self, images: list[ImageInput], tensors: Tensor, errors: list[str | None]
     ) -> list[Prediction]:
         rows: Iterator[Any] = iter(())
         if len(tensors):
             logits = self._logits(tensors)
-            best = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
+            best = logits.softmax(dim=1).topk(min(self.top, logits.shape[1]), dim=1)
             finite = logits.isfinite().all(dim=1).tolist()
             rows = zip(best.indices.tolist(), best.values.tolist(), finite, strict=True)
         predictions = []
