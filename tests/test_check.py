@@ -11,6 +11,8 @@ from PIL import Image
 from hvt.cli import check as commands
 from hvt.cli.flags import Parser
 from hvt.data.check import check
+from hvt.data.sources import open_data, open_eval
+from hvt.errors import HVTError
 
 
 def save_image(path: Path, shade: int, mode: str = "RGB", size: tuple[int, int] = (6, 4)) -> Path:
@@ -138,6 +140,10 @@ def test_everything_is_listed_in_one_go(folder: Path, capsys: pytest.CaptureFixt
     assert [Path(one.path).name for one in report.broken] == ["03.png", "00.png", "1.png"]
     assert report.classes["dug"] == {"train": 0, "val": 2}
     assert len(report.problems) == 2
+    with pytest.raises(HVTError, match=r"emu has no images: .*val/dug is a class that is not in"):
+        open_data(folder)
+    with pytest.raises(HVTError, match="val/dug is a class that is not in the training data"):
+        open_eval(folder)
     assert run("check", str(folder)) == 1
     lines = capsys.readouterr().out.splitlines()
     place = lines.index("training cannot use this (2):")

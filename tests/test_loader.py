@@ -1,6 +1,5 @@
 """Batches follow from (seed, epoch, position) alone: no worker, thread or process changes them."""
 
-import io
 import multiprocessing
 import os
 import shutil
@@ -9,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from rich.console import Console
 from shards import write_shards
 from timm.data import Mixup, create_transform
 from torch import Tensor
+from training import tiny
 
 from hvt import cli
 from hvt.data import loader
@@ -30,9 +30,9 @@ from hvt.data.arrays import ArrayImages
 from hvt.data.augment import BatchAugment, normalise
 from hvt.data.images import FileImages, UnreadableImageError
 from hvt.data.loader import Batch, EvalBatches, TrainBatches, rows_of_shard
+from hvt.distributed import DistributedContext
 from hvt.errors import HVTError
-from hvt.training.engine import train
-from hvt.training.recipe import load_recipe
+from hvt.training.pipeline import build_model, open_batches
 
 SIDE = 16
 
@@ -225,18 +225,23 @@ def test_a_thread_ahead_changes_nothing() -> None:
     partly.close()  # a reader that has seen enough
 
 
-def test_signals_leave_reading_processes_alone(files: FileImages) -> None:
-    """Ctrl-C reaches all of a group; a run that saves itself still needs its batches."""
-    batches = TrainBatches(files, timm_training(), batch_size=2, workers=1)
-    whole = list(batches.epoch(0))
+def begun(files: FileImages) -> tuple[Batch, Iterator[Batch], int]:
+    """The first batch of an epoch, the others, and the process that reads them."""
     before = set(multiprocessing.active_children())
-    reading = batches.epoch(0)
-    got = [next(reading)]
+    reading = TrainBatches(files, timm_training(), batch_size=2, workers=1).epoch(0)
+    first = next(reading)
     (worker,) = set(multiprocessing.active_children()) - before
     assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGINT)
-    os.kill(worker.pid, signal.SIGTERM)
-    assert same(got + list(reading), whole)
+    return first, reading, worker.pid
+
+
+def test_signals_leave_reading_processes_alone(files: FileImages) -> None:
+    """Ctrl-C reaches all of a group; a run that saves itself still needs its batches."""
+    whole = list(TrainBatches(files, timm_training(), batch_size=2).epoch(0))
+    first, reading, worker = begun(files)
+    os.kill(worker, signal.SIGINT)
+    os.kill(worker, signal.SIGTERM)
+    assert same([first, *reading], whole)
 
 
 HOST = """
@@ -371,19 +376,16 @@ def test_evaluation_counts_every_image_once(count: int, batch: int, size: int) -
 
 
 def test_a_training_on_shards(tmp_path: Path) -> None:
-    """Two epochs from the command's own parts; without names of classes there is no head."""
+    """Without names of classes there is no head."""
     shards = write_shards(tmp_path, {"train": (6, 6, 6, 6), "validation": (2, 5)})
-    recipe = load_recipe("digits").replace(
-        {"img_size": SIDE, "patch_size": 4, "depth": 2, "stages": 1, "num_heads": 1},
-        model="hvt_ti_1", data=f"wds/{shards}", output=str(tmp_path / "run"), epochs=2,
-        batch_size=8, tensorboard=False, device="cpu",
-    )  # fmt: skip
+    recipe = tiny(tmp_path / "run", data=f"wds/{shards}", holdout=0.0, batch_size=8, repeats=1)
     with pytest.raises(HVTError, match=r"does not name its classes: .* classes\.txt beside"):
-        train(recipe)
+        build_model(recipe)
     (shards / "classes.txt").write_text("\n".join(f"class {i}" for i in range(24)))
-    result = train(recipe, console=Console(file=io.StringIO()))
-    assert [row["epoch"] for row in result.rows] == [1, 2]
-    assert result.model.class_names == tuple(f"class {i}" for i in range(24))
+    model, data, _ = build_model(recipe)
+    assert model.class_names == tuple(f"class {i}" for i in range(24))
+    batches, _ = open_batches(recipe, model, data, DistributedContext(), torch.device("cpu"))
+    assert sorted(labels(batches.epoch(0))) == sorted(data.train.labels)
 
 
 # Reading processes that have no room, die or get stuck
@@ -406,12 +408,8 @@ def test_reading_processes_need_room_for_their_batches(
 
 
 def test_a_reading_process_that_dies_is_an_error(files: FileImages) -> None:
-    before = set(multiprocessing.active_children())
-    reading = TrainBatches(files, timm_training(), batch_size=2, workers=1).epoch(0)
-    next(reading)
-    (worker,) = set(multiprocessing.active_children()) - before
-    assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGKILL)
+    _, reading, worker = begun(files)
+    os.kill(worker, signal.SIGKILL)
     with pytest.raises(HVTError, match="a reading process died, or took more than") as caught:
         list(reading)
     assert "\n" not in str(caught.value)
@@ -423,14 +421,10 @@ def test_a_reading_process_that_dies_between_batches_is_an_error_of_the_command(
     """torch raises it from a signal handler, wherever the program is."""
 
     def run(args: Any) -> int:
-        before = set(multiprocessing.active_children())
-        reading = TrainBatches(files, timm_training(), batch_size=2, workers=1).epoch(0)
-        next(reading)
-        (worker,) = set(multiprocessing.active_children()) - before
-        assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # as torch's handler looks
-        return 0
+        _, reading, worker = begun(files)
+        os.kill(worker, signal.SIGKILL)
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # as torch's handler looks
+        return reading is None
 
     monkeypatch.setattr("hvt.cli.check.run_check", run)
     assert cli.main(["check", "digits"]) == 2

@@ -258,16 +258,6 @@ def stopped(killed: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(killed, tmp_path / "run"))
 
 
-def test_a_damaged_newest_falls_back(unstopped: Path, stopped: Path) -> None:
-    newest = states(stopped / "checkpoints")[-1]
-    newest.write_bytes(newest.read_bytes()[:1000])
-    console = quiet()
-    resume(stopped, console=console)
-    assert f"{newest} is damaged" in said(console)
-    assert "5 steps per epoch, 4 left" in said(console)
-    assert_same_run(stopped, unstopped)
-
-
 def test_a_run_that_began_anew_keeps_its_new_checkpoints(unstopped: Path, stopped: Path) -> None:
     """Damaged ones of later steps are not the newest two for ever."""
     for path in states(stopped / "checkpoints"):

@@ -193,15 +193,33 @@ def test_folder_with_train_and_val(tmp_path: Path) -> None:
     assert open_data(tmp_path, in_chans=1).train[0][0].mode == "L"
 
 
-@pytest.mark.parametrize("part", ["validation", "test", "Val"])
-def test_names_of_the_validation_folder(tmp_path: Path, part: str) -> None:
-    classes(tmp_path / "train", cat=3, dog=3)
-    classes(tmp_path / part, cat=1, dog=1)
+PAIR = {"cat": 3, "dog": 3}
+
+
+@pytest.mark.parametrize(
+    ("folders", "names", "sizes"),
+    [
+        ({"train": PAIR, "validation": PAIR}, "cat dog", (6, 6)),
+        ({"train": PAIR, "Val": PAIR}, "cat dog", (6, 6)),
+        ({"train": PAIR, "test": PAIR}, "cat dog", (6, 6)),
+        ({"train": PAIR, "test": {"cat": 1}, "val": PAIR}, "cat dog", (6, 6)),  # val goes first
+        ({"train": PAIR}, "cat dog", (4, 2)),
+        ({"train": PAIR, "test": {}}, "cat dog", (4, 2)),  # a test part without labels
+        ({".": PAIR | {"train": 3}}, "cat dog train", (6, 3)),  # a class may be called train
+        # Images in a val beside classes are training images too, so they can validate nothing.
+        ({".": PAIR, "val": PAIR}, "cat dog val", (9, 3)),
+    ],
+)
+def test_layouts(
+    tmp_path: Path, folders: dict[str, dict[str, int]], names: str, sizes: tuple[int, int]
+) -> None:
+    for part, counts in folders.items():
+        (tmp_path / part).mkdir(exist_ok=True)
+        classes(tmp_path / part, **counts)
     data = open_data(tmp_path)
-    assert (len(data.train), len(data.val), data.held_out) == (6, 2, False)
-    if part == "test":  # val goes before it
-        classes(tmp_path / "val", cat=2, dog=2)
-        assert len(open_data(tmp_path).val) == 4
+    assert data.class_names == tuple(names.split())
+    assert (len(data.train), len(data.val)) == sizes
+    assert data.held_out == (sizes != (6, 6))
 
 
 def test_folder_of_class_folders(tmp_path: Path) -> None:
@@ -213,18 +231,6 @@ def test_folder_of_class_folders(tmp_path: Path) -> None:
     assert data.held_out
     again, other = (open_data(tmp_path, val_fraction=0.2, seed=s) for s in (0, 1))
     assert again.val.paths == data.val.paths != other.val.paths
-
-
-def test_train_folder_alone_is_split(tmp_path: Path) -> None:
-    classes(tmp_path / "train", cat=10, dog=10)
-    save_image(tmp_path / "test" / "unlabelled.png")
-    data = open_data(tmp_path)
-    assert (len(data.train), len(data.val), data.class_names) == (18, 2, ("cat", "dog"))
-
-
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    classes(tmp_path, bus=4, train=4)
-    assert open_data(tmp_path).class_names == ("bus", "train")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes on Linux alone")
@@ -354,17 +360,6 @@ def test_bad_folders(tmp_path: Path, make: object, message: str) -> None:
     with pytest.raises(HVTError, match=message) as caught:
         open_data(make(tmp_path))
     sentence(caught)
-
-
-def test_a_folder_that_cannot_be_used_names_every_reason(tmp_path: Path) -> None:
-    classes(tmp_path / "train", cat=2, dog=2)
-    classes(tmp_path / "val", dug=1, dog=1)
-    for name in ("emu", "fox"):
-        (tmp_path / "train" / name).mkdir()
-    with pytest.raises(HVTError, match=r"emu has no images: .*fox has no images: .*val/dug is a"):
-        open_data(tmp_path)
-    with pytest.raises(HVTError, match="val/dug is a class that is not in the training data"):
-        open_eval(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -497,14 +492,6 @@ def test_names_that_cannot_be_right_are_an_error(
     sentence(caught)
     (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfeven \r\nodd\r\n\r\n")
     assert read_names(tmp_path / "classes.txt") == ("even", "odd")
-
-
-def test_a_folder_called_val_beside_classes_is_one_of_them(tmp_path: Path) -> None:
-    """Its images are training images too, so they can validate nothing."""
-    classes(tmp_path, cat=4, dog=4)
-    classes(tmp_path / "val", cat=2, dog=2)
-    data = open_data(tmp_path)
-    assert (data.class_names, data.held_out) == (("cat", "dog", "val"), True)
 
 
 # Identity

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import HVTError
 from ..files import encodable
@@ -177,9 +177,8 @@ def to_channels(image: Image.Image, in_chans: int = 3) -> Image.Image:
         white = Image.new("RGB", image.size, "white")
         white.paste(image, mask=image)
         return white.convert(mode)
-    if image.mode == "LAB":  # the one mode that convert() does not know the way from
-        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-        image = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB") or image
+    if image.mode == "LAB":  # Pillow knows the way from it to RGB only
+        image = image.convert("RGB")
     return image.convert(mode)
 
 
