@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_distributed import assert_like
-from training import quiet, small_disk, stop_after_an_epoch, tiny, write_recipe
+from training import quiet, stop_after_an_epoch, tiny, write_recipe
 
 import hvt
 from hvt import HVTError
@@ -101,17 +101,6 @@ def test_a_process_that_is_killed_ends_the_other(tmp_path: Path, capfd: Captured
     assert resumes.startswith("hvt: another process of the training has ended")
     assert resumes.endswith(f"resume with: hvt train --resume {folder}")
     assert children() <= others
-
-
-@pytest.mark.slow
-def test_a_full_disk_names_the_command_that_resumes(tmp_path: Path, capfd: Captured) -> None:
-    with small_disk(tmp_path / "disk", "700k") as disk:
-        recipe = tiny(disk / "run", checkpoint_minutes=0.0)
-        words = ["train", write_recipe(recipe, tmp_path / "tiny.toml"), "--processes", "2"]
-        assert main(words) == 2
-        (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("hvt: ")]
-        assert line.startswith("hvt: cannot write ")
-        assert line.endswith(f"resume with: hvt train --resume {disk / 'run'}")
 
 
 def test_a_python_program_is_started_by_torchrun(tmp_path: Path) -> None:

@@ -212,11 +212,5 @@ def test_replace_merges_overrides_and_checks() -> None:
     assert recipe.overrides == {"depth": 6, "img_size": 64}  # as it was
     assert recipe.replace() == recipe
     assert recipe.replace({"pool_after": [0]}).overrides["pool_after"] == (0,)
-    with pytest.raises(HVTError, match="unknown override 'deph': did you mean depth"):
-        recipe.replace({"deph": 3})
-    with pytest.raises(HVTError, match="depth='3' must be a whole number"):
-        recipe.replace({"depth": "3"})
-    with pytest.raises(HVTError, match="unknown field 'epoch': did you mean epochs"):
-        recipe.replace(epoch=3)
     with pytest.raises(HVTError, match="epochs=0 must be a number above 0"):
         recipe.replace(epochs=0)

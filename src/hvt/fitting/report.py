@@ -237,15 +237,14 @@ def _warnings(report: FitReport, labels: Tensor, broken: int) -> list[str]:
     """What somebody should know before trusting the figures."""
     counts = torch.bincount(labels, minlength=len(report.class_names)).tolist()
     few = [f"{n} ({c})" for n, c in zip(report.class_names, counts, strict=True) if c < FEW]
-    pair = next(iter(report.contradictions), Duplicate(("", ""), ("", ""), True)).paths
     found = {
         f"few training images: {', '.join(few)}; the figures are uncertain": few,
         "top-1 is uncertain by more than 20 points: add validation images to tell more":
             report.interval[1] - report.interval[0] > 20,
         f"{len(report.duplicates)} validation images are also in the training images, so "
         "top-1 is too high: remove them from one of the two": report.duplicates,
-        f"{len(report.contradictions)} images are in two classes, such as {pair[0]} and "
-        f"{pair[1]}: keep each in one": report.contradictions,
+        f"{len(report.contradictions)} images are in two classes: keep each in one":
+            report.contradictions,
         f"{broken} images cannot be read and were skipped": broken,
     }  # fmt: skip
     return [text for text, so in found.items() if so]

@@ -35,7 +35,7 @@ from ..training.optimize import seed_all
 from ..training.pipeline import build_model, open_batches
 from ..training.recipe import Recipe
 from .retention import Retention, check_budget, fit_retention, min_tokens, retention_of
-from .soft import SoftDeiT, clip, harden, mass, penalty, soften
+from .soft import SoftDeiT, harden, mass, penalty, soften
 
 EPOCHS = 5
 """Of a search, by default."""
@@ -60,10 +60,6 @@ class SearchResult:
     gflops: float
     top1: float
     """Validation top-1 with hard extraction, before retraining."""
-    searched: Retention
-    """The retention that r stood for at the end, before it was fitted to the budget."""
-    strength: float
-    """λ at the end."""
 
 
 def search(
@@ -102,13 +98,10 @@ def search(
         log(match.describe())
         searcher = Searcher(recipe, soften(model), batches, processes, device, gflops, r_lr)
         searcher.run(log)
-        searched = searcher.retention()
         retention = fit_retention(config, mass(searcher.model), gflops)
         hard = harden(searcher.model, retention)
         score = evaluate(hard, val_batches, hard.num_classes, device, processes, searcher.amp)
-        result = SearchResult(
-            hard.eval(), retention, cost(hard).gflops, score.top1, searched, searcher.strength
-        )
+        result = SearchResult(hard.eval(), retention, cost(hard).gflops, score.top1)
         log(f"retention {','.join(map(str, retention))}: {result.gflops:.4g} GFLOPs")
         if output is not None and processes.is_main_process:
             save(hard, output)
@@ -167,14 +160,12 @@ class Searcher(Learner):
         self.last_price, self.trend = self.whole, 0.0
         # λ. The penalty counts 1 at first.
         self.first_strength = self.strength = 1 / penalty(model).item()
-        self._set_apart(min(MAX_R_LR, R_CROSSINGS / self.total) if r_lr is None else r_lr)
-
-    def _set_apart(self, r_lr: float) -> None:
-        """Give r its own constant learning rate, and no weight decay."""
-        own = list(self.model.r)
+        if r_lr is None:
+            r_lr = min(MAX_R_LR, R_CROSSINGS / self.total)
+        own = list(model.r)
         for group in self.optimizer.param_groups:
             group["params"] = [p for p in group["params"] if not any(p is r for r in own)]
-        # The schedule knows only the groups that were there before.
+        # The schedule knows only the groups that were there before, so r's rate is constant.
         self.optimizer.add_param_group({"params": own, "lr": r_lr, "weight_decay": 0.0})
 
     def run(self, log: Callable[[str], None]) -> None:
@@ -187,7 +178,8 @@ class Searcher(Learner):
                 if not number:
                     batches = self.batches.epoch(epoch, 0)
                 step = self.step(batches, update, lambda: (signals.asked,))
-                clip(self.model)
+                for r in self.model.r:
+                    r.data.clamp_(0, 1)
                 self._steer(update + 1)
                 bad = 0 if step.taken else bad + 1
                 if bad >= self.recipe.max_bad_steps:
@@ -206,13 +198,10 @@ class Searcher(Learner):
                         f"{self.price():.4g} GFLOPs"
                     )
 
-    def retention(self) -> Retention:
-        """What r stands for."""
-        return retention_of(mass(self.model), min_tokens(self.model.config))
-
     def price(self) -> float:
         """GFLOPs of the retention that r stands for."""
-        return cost(self.model.config, retention=self.retention()).gflops
+        retention = retention_of(mass(self.model), min_tokens(self.model.config))
+        return cost(self.model.config, retention=retention).gflops
 
     def _loss(self, batch: Batch, update: int) -> Tensor:
         return super()._loss(batch, update) + self.strength * penalty(self.model)

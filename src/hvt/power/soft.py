@@ -93,13 +93,6 @@ def penalty(model: SoftDeiT) -> Tensor:
     return torch.stack([block * r.abs().sum() for block, r in enumerate(model.r, start=1)]).sum()
 
 
-@torch.no_grad()
-def clip(model: SoftDeiT) -> None:
-    """Bring all r back into [0, 1], after a step of the optimizer."""
-    for r in model.r:
-        r.clamp_(0, 1)
-
-
 def mass(model: SoftDeiT) -> list[float]:
     """How many patches each block would keep: the sum of its r, 0 in one that has none."""
     sums = torch.stack([r.detach().double().sum() for r in model.r]).tolist()  # one transfer

@@ -21,8 +21,6 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
         lr=recipe.scaled_lr,
         weight_decay=recipe.weight_decay,
         layer_decay=recipe.layer_decay,
-        betas=(0.9, 0.999),
-        eps=1e-8,
         fused=device.type in ("cpu", "cuda"),
     )
     if recipe.optimizer == "muon":
