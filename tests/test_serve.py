@@ -347,14 +347,13 @@ def test_an_answer_that_is_not_a_number_is_an_error(
 ) -> None:
     """It is one for its own image only, also where others shared its batch."""
     app = create_app(blind := engine(max_batch_size=2, max_wait_ms=1000))
-    logits = blind.session.logits
 
     def blinded(images: torch.Tensor) -> torch.Tensor:
-        result = logits(images)
+        result = blind.session(images)
         result[images.amax((1, 2, 3)) > 1, 0] = number
         return result
 
-    monkeypatch.setattr(blind.session, "logits", blinded)
+    monkeypatch.setattr(blind.variants[0], "session", blinded)
     dark, bright = (encoded(Image.new("RGB", (32, 32), (level,) * 3), "PNG") for level in (40, 250))
 
     async def call() -> list[httpx.Response]:

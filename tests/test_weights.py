@@ -130,20 +130,6 @@ def test_names_and_preprocessing_must_fit(tmp_path: Path) -> None:
     assert hvt.load(path, num_classes=4).class_names is None
 
 
-def test_any_reader_of_safetensors_gets_the_state_dict_and_the_config(tmp_path: Path) -> None:
-    model, path = tiny(pool_after=(1,)), tmp_path / "m.safetensors"
-    hvt.save(model, path)
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    assert metadata["format"] == "pt"  # what other readers of safetensors look for
-    described = json.loads(metadata["hvt"])
-    assert (described["format_version"], described["dtype"]) == (FORMAT_VERSION, "float32")
-    assert HVTConfig.from_dict(described["config"]) == model.config
-    tensors, state = load_file(path), model.state_dict()
-    assert tensors.keys() == state.keys()
-    assert all(torch.equal(tensors[name], state[name]) for name in state)
-
-
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     """Ten times: the order of two names comes out right by chance every other time.
 

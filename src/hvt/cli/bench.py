@@ -41,12 +41,8 @@ _COLUMNS = {
 
 def register(commands: Any) -> None:
     parser = add_command(commands, "bench", run, "compare the speed of models", _EXAMPLES)
-    parser.add_argument(
-        "first",
-        metavar="MODEL",
-        help="a model's name (hvt's or timm's), a .json config, a checkpoint or an .onnx file",
-    )
-    parser.add_argument("others", nargs="*", metavar="MODEL", help="more models")
+    text = "models' names (hvt's or timm's), .json configs, checkpoints or .onnx files"
+    parser.add_argument("others", nargs="+", metavar="MODEL", help=text)
     text = f"any of {', '.join(MODES)}; for timm's models not the exported ones"
     add_flag(parser, "--modes", text, tuple[str, ...], "eager", metavar="MODES", choices=MODES)
     add_flag(parser, "--batch", "batch sizes", tuple[int, ...], "1,16", ge=1)
@@ -79,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
     device, batches = find_device(args.device), sorted(set(args.batch))
     overrides = {"img_size": args.img_size} if args.img_size else {}
-    names = list(dict.fromkeys([args.first, *args.others]))
+    names = list(dict.fromkeys(args.others))
     if args.img_size:
         _check_sizes(names)
     entries = [(n, mode) for n in names for mode in modes_of(n, list(dict.fromkeys(args.modes)))]

@@ -57,26 +57,26 @@ def register(commands: Any) -> None:
     add_shared(parser, "--root", "--batch-size", "--device", "--match-by-order", "--json")
 
 
-def run_eval(args: argparse.Namespace) -> int:
+def run_eval(args: argparse.Namespace) -> None:
     """Measure top-1, top-5, loss and images/s of a checkpoint, overall and for each class."""
     from ..deploy.evaluate import evaluate
     from ..see.confusion import draw_confusion
 
     if args.settings:
-        return _run_settings(args)
+        _run_settings(args)
+        return
     if args.plot:
         raise HVTError("--plot needs --settings all: add it, or leave --plot out")
     drawing = None if args.confusion is None else figure_path(args.confusion)
     score = evaluate(args.checkpoint, **keywords_of(evaluate, args))
     if os.environ.get("RANK", "0") != "0":  # torchrun's: one process prints
-        return 0
+        return
     (_print_json if args.json else _print)(args, score)
     if drawing:  # after the score, which a full disk must not cost
         draw_confusion(drawing, score, score.class_names)
-    return 0
 
 
-def _run_settings(args: argparse.Namespace) -> int:
+def _run_settings(args: argparse.Namespace) -> None:
     """Accuracy, cost and speed of each setting, and the curve."""
     if args.gflops or args.confusion or args.worst:
         raise HVTError("--settings all excludes --gflops, --confusion and --worst: leave them out")
@@ -88,11 +88,10 @@ def _run_settings(args: argparse.Namespace) -> int:
     keywords = keywords_of(evaluate, args)
     rows = evaluate_settings(args.checkpoint, keywords.pop("data"), **keywords)
     if os.environ.get("RANK", "0") != "0":
-        return 0
+        return
     emit(rows, _SETTINGS, json=args.json)
     if drawing:
         draw_curve(drawing, rows)
-    return 0
 
 
 def _print_json(args: argparse.Namespace, score: Score) -> None:

@@ -28,7 +28,7 @@ def register(commands: Any) -> None:
         "hvt export page/ --web                    a page that runs the model in the browser",
     )  # fmt: skip
     parser.add_argument(
-        "words",
+        "others",
         nargs="+",
         metavar="[MODEL] OUT",
         help="a checkpoint in any format that hvt.load reads, a built-in model or a model's name "
@@ -76,9 +76,9 @@ def run_export(args: argparse.Namespace) -> None:
     whose logits differ is not written. hvt predict, eval and bench accept the file like a
     checkpoint.
     """
-    if len(args.words) > 2:
-        raise HVTError(f"{args.words[2]!r} is one argument too many: use hvt export MODEL OUT")
-    source, name = args.words if len(args.words) == 2 else (DEFAULT, args.words[0])
+    if len(args.others) > 2:
+        raise HVTError(f"{args.others[2]!r} is one argument too many: use hvt export MODEL OUT")
+    source, name = args.others if len(args.others) == 2 else (DEFAULT, args.others[0])
     out = Path(name)
     form = _form(args, out)
     check_pretrained(source, args.pretrained)

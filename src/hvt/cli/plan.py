@@ -12,6 +12,7 @@ from ..costs import arrow
 from ..errors import HVTError
 from ..files import check_writable
 from ..planning.space import KEPT, SEARCHED
+from ..terminal import print_line
 from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
 from .output import Row, make_table, new_console, note, print_json
 
@@ -97,11 +98,9 @@ def _print(planned: Plan) -> None:
     for end in {len(planned.best) - 1, len(planned.best) + len(planned.scaled) - 1}:
         table.rows[end].end_section = True
     console.print(table)
-    lines = [planned.order]
+    print_line(console, planned.order)
     if planned.machine:
-        lines.append(f"Latency: {provenance(planned.machine)}.")
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, f"Latency: {provenance(planned.machine)}.")
 
 
 def _row(choice: Choice) -> Row:

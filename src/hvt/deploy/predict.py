@@ -180,8 +180,10 @@ class Predictor(ImageModel):
         self, images: list[ImageInput], tensors: Tensor, errors: list[str | None]
     ) -> list[Prediction]:
         rows: Iterator[Any] = iter(())
+        model = self.model
         if len(tensors):
-            logits = self._logits(tensors)
+            dtype = model.pos_embed.dtype if isinstance(model, HVT) else torch.float32
+            logits = model(tensors.to(self.device, dtype)).float()
             best = logits.softmax(dim=1).topk(min(self.top, logits.shape[1]), dim=1)
             finite = logits.isfinite().all(dim=1).tolist()
             rows = zip(best.indices.tolist(), best.values.tolist(), finite, strict=True)
@@ -198,10 +200,3 @@ class Predictor(ImageModel):
             first = dataclasses.asdict(scores[0])
             predictions.append(Prediction(source_of(image), **first, top=scores))
         return predictions
-
-    def _logits(self, images: Tensor) -> Tensor:
-        """`(B, C, H, W)` → float32 `(B, classes)`, finite or not."""
-        model = self.model
-        if isinstance(model, HVT):
-            return model(images.to(self.device, model.pos_embed.dtype)).float()
-        return model.logits(images)

@@ -82,16 +82,10 @@ class OnnxModel:
         return self.session.get_providers()[0]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Logits of a batch of any size: float `(B, C, H, W)` → float32 `(B, classes)`."""
-        logits = self.logits(images)
-        if not logits.isfinite().all():
-            raise CheckpointError(
-                f"{self.path} gives NaN or infinity for {len(images)} images: export it again"
-            )
-        return logits
+        """Logits of a batch of any size: float `(B, C, H, W)` → float32 `(B, classes)`.
 
-    def logits(self, images: Tensor) -> Tensor:
-        """The same, finite or not, for callers that check each image."""
+        As a model's, they may be NaN or infinite, for which its callers look.
+        """
         want = self._input_shape
         if tuple(images.shape[1:]) != want:
             raise HVTError(

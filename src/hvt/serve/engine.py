@@ -167,7 +167,7 @@ class Engine:
         The probabilities of an image whose logits are not finite are NaN.
         """
         setting = self.variants[pixels[0].setting]
-        logits = setting.session.logits(setting.inputs([one.values for one in pixels])).numpy()
+        logits = setting.session(setting.inputs([one.values for one in pixels])).numpy()
         logits[~np.isfinite(logits).all(axis=1)] = np.nan
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
         best = np.argsort(-odds, axis=1, kind="stable")[:, :top]
