@@ -352,7 +352,7 @@ def test_an_int8_file_above_the_ceiling_is_not_written(
     hvt.save(model, tmp_path / "m.safetensors")
     out = tmp_path / "m.onnx"
     out.write_text("an older file")
-    words = ("export", tmp_path / "m.safetensors", out, "--int8", "--data", "digits")
+    words = ("export", tmp_path / "m.safetensors", "--int8", out, "--data", "digits")
     before = sorted(tmp_path.iterdir())
     code, said, err = command(*words)
     assert (code, said) == (2, "")

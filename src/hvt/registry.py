@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.error import URLError
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
@@ -66,7 +65,7 @@ def _build(name: str, pretrained: bool, **kwargs: Any) -> HVT:
             feature_cfg={"out_indices": None, "feature_cls": FeatureMaps},
             **kwargs,
         )
-    except (URLError, OSError) as error:
+    except OSError as error:
         raise HVTError(
             f"the pretrained weights of {name} could not be fetched from {WEIGHT_URLS.get(name)} "
             f"({error}): check the network, or download the file and use hvt.load"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import tempfile
@@ -165,7 +164,7 @@ def nearest_model(config: HVTConfig) -> tuple[str, dict[str, Any]]:
     """The named model that differs from a config in the fewest fields, and those fields."""
     values = config.to_dict()
     differences = {
-        name: {k: values[k] for k, v in dataclasses.asdict(known).items() if values[k] != v}
+        name: {k: values[k] for k, v in known.to_dict().items() if values[k] != v}
         for name, known in MODELS.items()
     }
     name = min(differences, key=lambda n: len(differences[n]))
