@@ -148,7 +148,7 @@ def choices(budget: float) -> SearchSpace:
 
 def planned(budget: float) -> HVTConfig:
     """The first choice of `hvt plan` in the study's space that no trial of the study was."""
-    estimator, seen = Estimator(load_quality(), None, 128), known_configs()
+    estimator, seen = Estimator(None, 128), known_configs()
     best = plan_space(choices(budget).space, Budgets(gflops=budget), estimator, 20).best
     return next(one.config for one in best if one.config not in seen)
 

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hvt.bench.models import build, fitting
+from hvt.bench.models import fitting
 from hvt.bench.peak import in_new_process, memory_held, memory_peak
+from hvt.resolve import build, resolve
 
 
 def images(model: Any, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -63,7 +64,7 @@ def _train_peaks(
     small = nn.Linear(8, 8).to(device)
     small(torch.ones(2, 8, device=device)).sum().backward()
     before = memory_held(device)
-    model = build(name, device, **overrides)
+    model = build(resolve(name), **overrides).to(device)
     optimizer = adamw(model)
     peaks: dict[int, int] = {}
     for batch in sorted(batches):

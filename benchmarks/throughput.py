@@ -26,7 +26,7 @@ import hvt
 from hvt.bench import models as bench_models
 from hvt.bench.measure import describe, interleaved, matmul_peak, matmuls
 from hvt.device import find_device
-from hvt.resolve import resolve
+from hvt.resolve import build, resolve
 
 HERE = Path(__file__).parent
 BASELINE = "deit_small_patch16_224"
@@ -140,7 +140,7 @@ def prepare(
     train: Runs = {}
     # The same stochastic depth for all, which DeiT's recipe trains with.
     built: dict[str, nn.Module] = {
-        name: bench_models.build(name, device, drop_path_rate=0.1) for name in [*models, *extra]
+        name: build(resolve(name), drop_path_rate=0.1).to(device) for name in [*models, *extra]
     }
     data = {batch: steps.images(built[BASELINE], batch, device) for batch in batches}
     optimizers = {name: steps.adamw(built[name]) for name in models}

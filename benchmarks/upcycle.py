@@ -221,7 +221,7 @@ def draw(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> Non
     ]
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
-    figure = new_figure(figsize=(4.4 * columns, 4.4 * lines), layout="constrained")
+    figure = new_figure(figsize=(4.4 * columns, 4.4 * lines))
     places = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
     for (key, label), axes in zip(panels, places, strict=False):
         for one in rows:

@@ -35,7 +35,7 @@ def draw(folder: Path, protocol: Protocol, known: Known, data: str | None) -> li
 def _figure1(path: Path, protocol: Protocol, known: Known, data: str | None) -> None:
     """Cost against top-1: the paper's on the left, ours on the right under both budgets."""
     table = get_table("main")
-    figure = new_figure(figsize=(10, 4.2), layout="constrained")
+    figure = new_figure(figsize=(10, 4.2))
     left, right = figure.subplots(1, 2)
     left.set_title("the paper: ImageNet, 224 pixels", fontsize=10)
     left.set_xlabel("GFLOPs (multiply-adds)")

@@ -262,16 +262,6 @@ def test_a_bad_config_file(content: bytes, message: str, tmp_path: Path) -> None
         hvt.cost(str(path))
 
 
-@pytest.mark.parametrize("name", ["hvt_s_2_2d", "deit_s_power"])
-def test_a_config_file_gives_the_config_back(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    write_config(hvt.get_config(name), path)
-    assert hvt.get_config(str(path)) == hvt.get_config(name)
-    assert hvt.create_model(path, **SMALL, retention=None).config.width == 24
-    with pytest.raises(hvt.HVTError, match="No such file"):
-        hvt.train("digits", model=str(tmp_path / "absent.json"))
-
-
 def test_a_config_file_replaces_the_recipes_own_fields(tmp_path: Path) -> None:
     config = hvt.get_config("hvt_ti_2", **SMALL, pool_after=(1, 3))
     write_config(config, tmp_path / "plan.json")

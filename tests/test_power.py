@@ -95,11 +95,8 @@ def test_intermediates_have_a_row_where_the_grid_is_lost() -> None:
     model, images = deit(retention=(17, 6, 1)), torch.randn(2, 3, 32, 32)
     shapes = [y.shape for y in model.forward_intermediates(images, intermediates_only=True)]
     assert shapes == [(2, 8, 4, 4), (2, 8, 1, 5), (2, 8, 1, 0)]
-    assert [(i["tokens"], i["sequence"]) for i in model.feature_info] == [
-        (16, False),
-        (5, True),
-        (0, True),
-    ]
+    kinds = [(level["tokens"], level["sequence"]) for level in model.feature_info]
+    assert kinds == [(16, False), (5, True), (0, True)]
 
 
 # ── soft extraction ─────────────────────────────────────────────────────────────────────────────
@@ -404,12 +401,3 @@ def test_bad_input_is_one_sentence(
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
-
-
-def test_the_python_of_the_docs_runs() -> None:
-    page = Path(__file__).parents[1] / "docs" / "power.md"
-    if not page.exists():
-        pytest.skip("a source distribution has no docs/")
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
-    assert len(blocks) == 1
-    exec(compile("\n".join(blocks), "power.md", "exec"), {"__name__": "docs"})

@@ -17,7 +17,8 @@ from hvt.zoo import get_config, write_config
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.M | re.S)
+RUN = [page.read_text() for page in PAGES if page.name in ("README.md", "power.md")]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", "".join(RUN), flags=re.M | re.S)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

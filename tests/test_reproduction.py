@@ -5,13 +5,13 @@ import dataclasses
 import io
 import json
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from training import Interrupting, quiet
 
 import hvt
 from hvt import HVTError
@@ -85,10 +85,6 @@ def trained(table: str, name: str, protocol: Protocol, budget: str = "epochs") -
 
 def tables() -> list[PaperTable]:
     return [table for name, table in trainable().items() if name != "figure4"]
-
-
-def quiet() -> Console:
-    return Console(file=io.StringIO())
 
 
 # ── what a row becomes ──────────────────────────────────────────────────────────────────────────
@@ -207,13 +203,6 @@ def test_shards_are_parts_of_like_cost(cpu: Protocol, count: int) -> None:
         assert not {job.base.name for job in part} & elsewhere
 
 
-def test_a_recipe_that_is_not_a_protocol(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('data = "digits"')
-    with pytest.raises(HVTError, match="is not a protocol: it must name a model"):
-        load_protocol("cpu", path)
-
-
 def test_sizes_must_scale_to_whole_numbers(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TINY.replace("depth = 3", "depth = 7"))
@@ -279,11 +268,8 @@ def test_a_run_leaves_a_file_for_each_training(here: Here) -> None:
     # The last weights' top-1 is what is reported, whatever the test images would have preferred.
     with (here.place().runs / first.name / "metrics.csv").open() as file:
         *_, last = csv.DictReader(file)
-    assert [float(last[f"val_{what}"]) for what in ("loss", "top1", "top5")] == [
-        first.loss,
-        first.top1,
-        first.top5,
-    ]
+    for what in ("loss", "top1", "top5"):
+        assert float(last[f"val_{what}"]) == getattr(first, what)
     assert first.top1 == first.curve[-1]["val_top1"]
 
 
@@ -308,23 +294,10 @@ def test_other_tables_have_what_they_share(here: Here, capsys: Captured) -> None
     assert "to do" in out
 
 
-class Interrupting(io.StringIO):
-    """A terminal whose user presses Ctrl-C after an epoch."""
-
-    def __init__(self, epoch: int = 1) -> None:
-        super().__init__()
-        self.epoch = epoch
-
-    def write(self, text: str) -> int:
-        if f"epoch {self.epoch}/2" in text:
-            signal.raise_signal(signal.SIGINT)
-        return super().write(text)
-
-
 def test_an_interrupted_row_resumes(here: Here, tmp_path: Path) -> None:
     job, place = here.job("pool_type", "Avg"), Here(tmp_path, here.file, here.protocol).place()
     with pytest.raises(Interrupted, match="stopped after epoch 1; the same command resumes"):
-        run.run_job(job, here.protocol, place, Console(file=Interrupting(), width=200))
+        run.run_job(job, here.protocol, place, Console(file=Interrupting("epoch 1/2"), width=200))
     assert not run.is_done(job, place)
     assert run.has_begun(job, place)
     printed = io.StringIO()
@@ -357,7 +330,7 @@ def test_ctrl_c_at_the_command_line(
 ) -> None:  # fmt: skip
     """A row that was asked to stop in its last epoch is done, and the last."""
     other = Here(tmp_path, here.file, here.protocol)
-    screen = Console(file=Interrupting(epoch), width=200)
+    screen = Console(file=Interrupting(f"epoch {epoch}/2"), width=200)
     monkeypatch.setattr("reproduction.__main__.new_console", lambda: screen)
     row = ["--row", "Max", "--budget", "epochs"]
     assert main(["run", "pool_type", *row, *other.flags()]) == 130

@@ -230,18 +230,24 @@ def test_a_folder_whose_name_means_something_else_in_a_url(tmp_path: Path) -> No
 # Trials, without training them
 
 
+class Trainings(list[Recipe]):
+    """Stands in for `engine.train`: the recipes of the trainings, none of which is run."""
+
+    interrupt_at = stop_at = 0
+
+    def __call__(self, recipe: Recipe, console: Console) -> Any:
+        self.append(recipe)
+        if len(self) == self.interrupt_at:
+            raise Interrupted("stopped")
+        return SimpleNamespace(top1=50.0, stop_asked=len(self) == self.stop_at)
+
+
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
-    """The recipes of the trainings, none of which is run."""
-    recipes: list[Recipe] = []
-
-    def train(recipe: Recipe, console: Console) -> Any:
-        recipes.append(recipe)
-        return SimpleNamespace(top1=50.0, stop_asked=False)
-
-    monkeypatch.setattr("hvt.searching.worker.engine.train", train)
+def trained(monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    trainings = Trainings()
+    monkeypatch.setattr("hvt.searching.worker.engine.train", trainings)
     monkeypatch.setattr("hvt.searching.run.write_report", lambda *_: None)
-    return recipes
+    return trainings
 
 
 def run(folder: Path | None, trials: int = 1, gflops: float = 0.002, **values: Any) -> Any:
@@ -257,14 +263,14 @@ def run(folder: Path | None, trials: int = 1, gflops: float = 0.002, **values: A
     ],
 )
 def test_fixed_fields_need_not_fit_the_recipes_shape(
-    fixed: dict[str, Any], expected: dict[str, Any], trained: list[Recipe], tmp_path: Path
+    fixed: dict[str, Any], expected: dict[str, Any], trained: Trainings, tmp_path: Path
 ) -> None:
     found = hvt.search("digits", 0.01, trials=1, output=tmp_path, quiet=True, **fixed)
     assert {name: getattr(found.best, name) for name in expected} == expected
     assert len(trained) == 3
 
 
-def test_a_replaced_image_is_noticed(trained: list[Recipe], tmp_path: Path) -> None:
+def test_a_replaced_image_is_noticed(trained: Trainings, tmp_path: Path) -> None:
     for number in range(20):
         path = tmp_path / "images" / f"class{number % 2}" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +289,7 @@ def test_a_replaced_image_is_noticed(trained: list[Recipe], tmp_path: Path) -> N
 
 
 def test_with_one_rung_every_trial_is_trained_to_the_end(
-    trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trainings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = run(None, 4, rungs=1, study="my/first", seed=2**40)
@@ -301,7 +307,7 @@ def small(**values: Any) -> HVTConfig:
 
 
 def test_given_configs_come_first_and_are_trained_unchanged(
-    trained: list[Recipe], tmp_path: Path
+    trained: Trainings, tmp_path: Path
 ) -> None:
     first = small(pool_after=(0, 1, 3), stages=None, drop_rate=0.5)
     second = small(class_token=True, depth=5, head_dim=8)
@@ -328,7 +334,7 @@ def test_given_configs_are_checked(command: Command, tmp_path: Path) -> None:
 
 
 def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
-    trained: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trainings, tmp_path: Path
 ) -> None:
     def params(folder: str, *trials: int) -> list[Any]:
         for count in trials:  # one that is promising, then five at random, then Optuna's
@@ -339,15 +345,7 @@ def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
     assert len({json.dumps(one, sort_keys=True) for one in whole}) == 7
     assert whole[0]["spent"] == 1.0
     assert params("parts", 1, 7) == whole
-    done = len(trained)
-
-    def interrupted(recipe: Recipe, console: Console) -> Any:
-        trained.append(recipe)
-        if len(trained) == done + 8:
-            raise Interrupted("stopped")
-        return SimpleNamespace(top1=50.0, stop_asked=False)
-
-    monkeypatch.setattr("hvt.searching.worker.engine.train", interrupted)
+    trained.interrupt_at = len(trained) + 8
     with pytest.raises(Interrupted):
         params("cut", 7)
     assert params("cut", 7) == whole
@@ -355,15 +353,10 @@ def test_a_study_that_was_stopped_suggests_as_if_it_had_not_been(
 
 @pytest.mark.parametrize("trainings", [1, 3])
 def test_a_stop_after_a_training_is_not_forgotten(
-    trainings: int, tmp_path: Path, trained: list[Recipe], monkeypatch: pytest.MonkeyPatch
+    trainings: int, tmp_path: Path, trained: Trainings
 ) -> None:
     """Between two rungs the trial is retried with its scores; after the last it counts."""
-
-    def train(recipe: Recipe, console: Console) -> Any:
-        trained.append(recipe)
-        return SimpleNamespace(top1=50.0, stop_asked=len(trained) == trainings)
-
-    monkeypatch.setattr("hvt.searching.worker.engine.train", train)
+    trained.stop_at = trainings
     with pytest.raises(Interrupted):
         run(tmp_path, 2)
     assert len(trained) == trainings
@@ -381,7 +374,7 @@ def worker_in(folder: Path, trials: int = 9) -> Worker:
 
 
 def test_a_config_that_is_suggested_again_continues_only_if_it_is_promoted(
-    trained: list[Recipe], tmp_path: Path
+    trained: Trainings, tmp_path: Path
 ) -> None:
     worker = worker_in(tmp_path)
     study, rungs = worker.study, worker.rungs
@@ -420,7 +413,7 @@ def test_a_loss_that_is_not_finite_counts_as_0(
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")
-def test_the_trial_of_a_process_that_died_is_retried(trained: list[Recipe], tmp_path: Path) -> None:
+def test_the_trial_of_a_process_that_died_is_retried(trained: Trainings, tmp_path: Path) -> None:
     """Its finished rungs are not trained again."""
     worker = worker_in(tmp_path, trials=1)
     trial = worker.study.ask()  # a process that asked, trained one rung and was killed

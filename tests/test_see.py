@@ -12,7 +12,6 @@ import timm
 import torch
 import torch.nn.functional as F
 from conftest import Command
-from matplotlib import colormaps
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
@@ -24,14 +23,13 @@ from hvt.see import (
     FeatureView,
     draw_costs,
     draw_features,
-    draw_tokens,
     feature_maps,
     open_model,
     open_price,
     token_sources,
 )
 from hvt.see.draw import _mosaic, _owners, _token_colours
-from hvt.see.maps import five_places, strongest
+from hvt.see.maps import strongest
 
 Build = Callable[..., hvt.HVT]
 
@@ -102,14 +100,6 @@ def test_a_pooled_grid_stays_a_grid(build: Build, image: Tensor) -> None:
         grid = model.forward_intermediates(image[None], intermediates_only=True)[-1]
     assert grid.shape[2:] == (2, 2)
     torch.testing.assert_close(last.values, grid[0])
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 12, 24, 25])
-def test_places_are_spread_over_the_depth(depth: int) -> None:
-    places = five_places(depth)
-    assert (places[0], places[-1]) == (0, depth - 1)
-    assert places == sorted(set(places))
-    assert len(places) == min(depth, 5 if depth > 4 else depth)
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "cs3darknet_focus_s"])
@@ -224,21 +214,6 @@ def test_sources_rebuild_the_tokens(build: Build, name: str, overrides: dict[str
         assert stage.shares.shape == model.config.grid
 
 
-def bright_in_the_middle() -> tuple[hvt.HVT, Tensor]:
-    """15 → 8 → 1 tokens; the middle patch stands in every window and is the largest in each."""
-    model = hvt.create_model(
-        "hvt_ti_2", img_size=(12, 20), patch_size=4, num_heads=1, head_dim=4, depth=2,
-        pool_kernel=8, pool_stride=1, num_classes=0,
-    )  # fmt: skip
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()  # so that attention and MLP add nothing
-        model.patch_embed.proj.weight.fill_(1)
-    image = torch.zeros(3, 12, 20)
-    image[:, 4:8, 8:12] = 1
-    return model, image
-
-
 @pytest.mark.parametrize(
     ("name", "overrides", "words"),
     [
@@ -284,20 +259,6 @@ def test_a_mosaic_is_brighter_where_a_channel_is_larger() -> None:
         assert corners[::order] == sorted(corners)
     nine = _mosaic(torch.rand(20, 4, 4), channels=9)
     assert (nine == 1).all(dim=2).any(dim=1).all()  # white lines between three columns
-
-
-def test_tokens_are_drawn(tmp_path: Path) -> None:
-    """Of 15 patches one has the colour of all, and 14 that of nothing."""
-    model, image = bright_in_the_middle()
-    grey = torch.full((12, 20, 3), 0.5)
-    draw_tokens(tmp_path / "t.png", "title", grey, token_sources(model, image), dpi=72)
-    drawn = read(tmp_path / "t.png").astype(int)
-    counts = []
-    for share in (1.0, 0.0):
-        colour = 0.7 * np.array(colormaps["inferno"](share)[:3]) + 0.3 * 128 / 255
-        close = np.abs(drawn - 255 * colour).max(axis=2) <= 3
-        counts.append(int(close.sum()))
-    assert counts[1] / counts[0] == pytest.approx(14, rel=0.15)
 
 
 def test_patches_of_one_token_have_its_average_colour(build: Build, image: Tensor) -> None:

@@ -80,6 +80,20 @@ class Impatient(io.StringIO):
         return super().write(text)
 
 
+class Interrupting(io.StringIO):
+    """A terminal at which somebody presses Ctrl-C when some words appear."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def write(self, text: str) -> int:
+        if self.words in text:
+            self.words = "\0"
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
 def stop_after_an_epoch(recipe: Recipe) -> None:
     with pytest.raises(Interrupted, match=rf"stopped after epoch 1; .* --resume {recipe.output}"):
         train(recipe, console=Console(file=Impatient(), width=200))

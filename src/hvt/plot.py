@@ -9,13 +9,13 @@ from .errors import HVTError
 from .files import atomic_write, check_writable
 
 
-def new_figure(**kwargs: Any) -> Any:
-    """A matplotlib `Figure`, which needs no display."""
+def new_figure(figsize: tuple[float, float] | None = None) -> Any:
+    """A matplotlib `Figure` of some inches, which needs no display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise HVTError("drawing needs matplotlib: pip install 'hvt[plot]'") from error
-    return Figure(**kwargs)
+    return Figure(figsize, layout="constrained")
 
 
 def figure_path(path: str | Path) -> Path:

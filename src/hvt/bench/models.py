@@ -23,8 +23,7 @@ from ..deploy.export import write_onnx
 from ..deploy.runtime import OnnxModel
 from ..errors import HVTError, first_line
 from ..model import HVT
-from ..resolve import build as build_source
-from ..resolve import resolve
+from ..resolve import build, resolve
 
 EXPORTED = ("onnx", "int8")
 
@@ -111,7 +110,7 @@ def open_bench_model(
     if source.kind == "onnx":
         session = OnnxModel(source.name, device)
         return BenchModel(name, "int8" if session.int8 else "onnx", session, session)
-    return bench_model(name, build(name, **overrides), mode, device, folder)
+    return bench_model(name, build(source, **overrides), mode, device, folder)
 
 
 def bench_model(
@@ -133,11 +132,6 @@ def bench_model(
     write_onnx(model, path, calibration)
     session = OnnxModel(path, device)
     return BenchModel(name, mode, session, session)
-
-
-def build(name: str, device: torch.device | str = "cpu", **overrides: Any) -> nn.Module:
-    """The model of a name or a path; weights are new unless they are a checkpoint's."""
-    return build_source(resolve(name), **overrides).to(device)
 
 
 def modes_of(name: str, modes: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ def draw(rows: Sequence[BenchRow], machine: dict[str, Any], path: str | Path) ->
     The dashed line is the speed of the first model at other costs, if speed followed the MACs only.
     """
     batches = sorted({row.batch for row in rows})
-    figure = new_figure(figsize=(1 + 5 * len(batches), 4.6), layout="constrained")
+    figure = new_figure(figsize=(1 + 5 * len(batches), 4.6))
     panels = figure.subplots(1, len(batches), squeeze=False, sharey=True)[0]
     for axes, batch in zip(panels, batches, strict=True):
         _panel(axes, [row for row in rows if row.batch == batch])

@@ -50,7 +50,7 @@ def evaluate_settings(source: str | Path | HVT, data: str | Path, **keywords: An
 
 def draw_curve(path: Path, rows: list[Any]) -> None:
     """Top-1 over the cost of each setting."""
-    figure = plot.new_figure(figsize=(6, 4), layout="constrained")
+    figure = plot.new_figure(figsize=(6, 4))
     axes = figure.subplots()
     axes.plot([row["gflops"] for row in rows], [row["top1"] for row in rows], marker="o")
     for row in rows:

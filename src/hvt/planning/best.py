@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from ..config import HVTConfig
 from .baselines import deit, scaled_up
 from .budget import Budgets
-from .latency import LatencyTable
 from .price import Priced, priced
-from .quality import Quality
+from .quality import Quality, load_quality
 from .result import Estimator, Plan
 from .space import WINDOWS, Choices, Space, even
 
@@ -32,12 +31,19 @@ Ranked = tuple[tuple[float, ...], Choices]
 
 def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int) -> Plan:
     """Price every config, and keep the best that differ from each other."""
-    quality = estimator.quality
+    quality = load_quality()
     ranked: list[Ranked] = []
     num_configs = num_within = 0
     for one in priced(space, estimator.train_batch):
         valid = one.valid[:, :, None]
-        usage = budgets.usage(_costs(one, space, budgets, estimator.latency), valid)
+        costs: dict[str, Floats] = {
+            name: getattr(one, attribute) / unit
+            for name, (attribute, unit) in PRICES.items()
+            if name in budgets.limits
+        }
+        if estimator.latency is not None:
+            costs["latency_ms"] = 1e3 * estimator.latency.of_space(one, space)
+        usage = budgets.usage(costs, valid)
         num_configs += int(valid.sum()) * len(space.widths)
         num_within += int((usage <= 1).sum())
         ranked += _leaders(one, usage, scores_of(one, space, quality))
@@ -63,20 +69,6 @@ def plan_space(space: Space, budgets: Budgets, estimator: Estimator, count: int)
         train_batch=estimator.train_batch,
         machine={} if estimator.latency is None else estimator.latency.machine,
     )
-
-
-def _costs(
-    one: Priced, space: Space, budgets: Budgets, latency: LatencyTable | None
-) -> dict[str, Floats]:
-    """What the configs of a depth cost, (P, Q, W), in the units of the budgets that are given."""
-    costs: dict[str, Floats] = {
-        name: getattr(one, priced_as) / unit
-        for name, (priced_as, unit) in PRICES.items()
-        if name in budgets.limits
-    }
-    if latency is not None:
-        costs["latency_ms"] = 1e3 * latency.of_space(one, space)
-    return costs
 
 
 def _leaders(one: Priced, usage: Floats, scores: Floats) -> list[Ranked]:

@@ -69,7 +69,7 @@ def tolerance(budget: float) -> float:
     return budget + 0.5 * 10.0**-digits
 
 
-def rounded_up(value: float, digits: int = 3) -> str:
+def rounded_up(value: float) -> str:
     """To three digits, so that the printed number is a budget that can be met."""
-    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.{digits + 3}g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.6g}"

@@ -73,7 +73,9 @@ class LatencyTable:
         """
         n, d = np.broadcast_arrays(np.asarray(tokens, float), np.asarray(width, float))
         fitted = np.moveaxis(_parts(n, d, mlp_ratio), 0, -1) @ self._base
-        return fitted * np.exp(_bilinear(*self._residuals, np.log(n), np.log(d)))
+        tokens, widths, ratios = self._residuals
+        rows, columns = _nearness(tokens, np.log(n)), _nearness(widths, np.log(d))
+        return fitted * np.exp(np.einsum("...i,ij,...j", rows, ratios, columns))
 
     def seconds(self, config: HVTConfig) -> float:
         """The time of a batch."""
@@ -150,12 +152,6 @@ def nonnegative_lstsq(x: Floats, y: Floats) -> Floats:
     return best
 
 
-def _bilinear(rows: Floats, columns: Floats, table: Floats, r: Floats, c: Floats) -> Floats:
-    """Bilinear interpolation, constant outside the table."""
-    value: Floats = np.einsum("...i,ij,...j", _nearness(rows, r), table, _nearness(columns, c))
-    return value
-
-
 def _nearness(edges: Floats, values: Floats) -> Floats:
-    """The weight of each edge for each value: that of the two around it, by how near they are."""
+    """Linear interpolation, constant outside: the weight of each edge for each value."""
     return np.stack([np.interp(values, edges, one) for one in np.eye(len(edges))], axis=-1)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config import HVTConfig
 from ..costs import cost
 from ..errors import HVTError
 from ..zoo import write_config
+from .latency import LatencyTable
 from .price import training_bytes
-from .quality import Quality, flags_of, measures_of
-
-if TYPE_CHECKING:
-    from .latency import LatencyTable
+from .quality import flags_of, load_quality, measures_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,6 @@ class Plan:
 class Estimator:
     """The costs and the score of single configs."""
 
-    quality: Quality
     latency: LatencyTable | None
     train_batch: int
 
@@ -100,7 +97,7 @@ class Estimator:
             params_m=costs["params"],
             training_memory_mb=costs["memory"],
             latency_ms=costs.get("latency_ms"),
-            score=float(self.quality.score(measures_of(config), flags_of(config))),
+            score=float(load_quality().score(measures_of(config), flags_of(config))),
             macs_share={part: count / price.macs for part, count in macs.items()},
             tokens=config.tokens,
         )

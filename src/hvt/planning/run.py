@@ -10,7 +10,6 @@ from ..fields import check_whole
 from .best import plan_space
 from .budget import Budgets
 from .latency import LatencyTable
-from .quality import load_quality
 from .result import Estimator, Plan
 from .space import Space, space_of
 
@@ -58,7 +57,7 @@ def plan(
         from .timings import latency_table
 
         latency = latency_table(mode, device, threads, batch, remeasure=remeasure, note=note)
-    return plan_space(space, budgets, Estimator(load_quality(), latency, train_batch), count)
+    return plan_space(space, budgets, Estimator(latency, train_batch), count)
 
 
 def _check_timed(space: Space) -> None:

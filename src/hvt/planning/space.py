@@ -38,8 +38,6 @@ KEPT = (
 )  # fmt: skip
 """Fields that can be fixed beside those that are searched."""
 
-PLAIN = HVTConfig(stages=0)
-
 Pooling = tuple[int, int | Grid, int | Grid]
 """Dimensions, kernel and stride."""
 
@@ -70,14 +68,8 @@ class Space:
     depths: tuple[int, ...]
     images: tuple[ImageSpec, ...]
     poolings: tuple[Pooling, ...]
-    around: HVTConfig = PLAIN
-    """The values of fields that are neither searched nor fixed."""
-
-    @property
-    def base(self) -> HVTConfig:
-        """A valid config with the fields that are not searched."""
-        kept = {name: value for name, value in self.fixed.items() if name in KEPT}
-        return self.around.replace(**kept)
+    base: HVTConfig
+    """A valid config with the fields that are not searched."""
 
     def places(self, depth: int) -> list[tuple[int, ...]]:
         """The blocks to pool after: none, the paper's even stages, and steps of equal length.
@@ -175,6 +167,7 @@ def space_of(fixed: dict[str, Any], sizes: Sequence[int] = SIZES) -> Space:
         depths=(fixed["depth"],) if "depth" in fixed else DEPTHS,
         images=_images(fixed, sizes),
         poolings=_poolings(fixed),
+        base=HVTConfig(stages=0, **{name: fixed[name] for name in KEPT if name in fixed}),
     )
     if not any(space.places(depth) for depth in space.depths):
         what = f"stages={stages}" if after is None else f"pool_after={after}"

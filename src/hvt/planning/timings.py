@@ -178,13 +178,13 @@ def measure(
     device: torch.device,
     batch: int,
     *,
-    rounds: int | None = None,
+    rounds: int = ROUNDS,
     extra: Mapping[str, HVTConfig] | None = None,
     note: Note = lambda text: None,
 ) -> tuple[LatencyTable, dict[str, float]]:
     """Time the models of the table, and in the same rounds some `extra` configs, in seconds."""
     cases = {("extra", name): config for name, config in (extra or {}).items()} | cases_of(mode)
-    calls = time_models(cases, mode, device, batch, rounds or ROUNDS, note)
+    calls = time_models(cases, mode, device, batch, rounds, note)
     best = {case: min(seconds) for case, seconds in calls.items()}
     spread = statistics.median(statistics.median(calls[case]) / best[case] - 1 for case in calls)
     machine = describe(device) | {"mode": mode, "batch": batch, "spread": round(spread, 3)}

@@ -26,11 +26,11 @@ def write_report(folder: Path, study: Any, gflops: float, rows: Sequence[dict[st
     with FileLock(folder / LOCK):  # the writers of one study take turns
         for stale in stale_temp_files(folder):  # of one that was killed
             stale.unlink(missing_ok=True)
-        _write_tables(folder, study, gflops, [row for row in rows if row["complete"]])
-        draw(folder, study)
+        _tables(folder, study, gflops, [row for row in rows if row["complete"]])
+        _figures(folder, study)
 
 
-def _write_tables(folder: Path, study: Any, gflops: float, rows: Sequence[dict[str, Any]]) -> None:
+def _tables(folder: Path, study: Any, gflops: float, rows: Sequence[dict[str, Any]]) -> None:
     best = frontier(rows)
     described = {
         "study": study.study_name, "id": study.user_attrs.get(ID),
@@ -49,7 +49,7 @@ def _write_tables(folder: Path, study: Any, gflops: float, rows: Sequence[dict[s
         write_config(HVTConfig.from_dict(best[-1]["config"]), folder / "best.json")
 
 
-def draw(folder: Path, study: Any) -> None:
+def _figures(folder: Path, study: Any) -> None:
     """Optuna's plots: the Pareto front of trials trained to the end, and importances by fANOVA.
 
     These are for the accuracy on the first rung, which all trials have.

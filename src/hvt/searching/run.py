@@ -25,16 +25,7 @@ from ..training.trainer import RESUMABLE_FIELDS
 from ..zoo import get_config
 from .halving import RUNGS, frontier, rung_epochs
 from .report import LOCK, write_report
-from .study import (
-    HEARTBEAT,
-    ID,
-    IMAGES,
-    default_storage,
-    enqueue,
-    import_optuna,
-    open_study,
-    rows_of,
-)
+from .study import HEARTBEAT, ID, IMAGES, default_storage, import_optuna, open_study, queue, rows_of
 from .suggest import SearchSpace, search_space
 from .worker import Worker
 
@@ -96,8 +87,11 @@ def search(
     folder = Path(output or "runs/search-" + re.sub(r"[^\w.-]+", "-", name))
     console = Console(quiet=quiet)
     model, data, _ = build_model(base)  # raises an error where no trial could be trained
+    # Other fields of the recipe may differ between processes.
+    fields = base.to_dict().items()
+    common = {k: v for k, v in fields if k not in RESUMABLE_FIELDS and v is not None}
     settings = {
-        "recipe": _identity(base), "gflops": gflops, "fixed": fixed, "rungs": epochs,
+        "recipe": common, "gflops": gflops, "fixed": fixed, "rungs": epochs,
         "seed": base.seed, IMAGES: {"classes": data.class_names, **identity(data)},
     }  # fmt: skip
     space = search_space(model.config, float(gflops), fixed)
@@ -116,10 +110,15 @@ def search(
     url = storage or default_storage(folder)
     with FileLock(folder / LOCK):  # one process creates the tables
         opened = open_study(name, url, settings, heartbeat, allow_changed_data)
-        _check_folder(folder, opened.user_attrs[ID])
+        reported = folder / "trials.json"
+        if reported.exists() and opened.user_attrs[ID] not in reported.read_text():
+            raise HVTError(
+                f"{folder} contains another study: use another --output, or its --study and "
+                "--storage"
+            )
         new = not opened.get_trials(deepcopy=False)
         count = min(promising, trials) if new else 0
-        enqueue(opened, first, space.promising(count, base.seed) if count else [])
+        queue(opened, first, space.promising(count, base.seed) if count else [])
     try:
         Worker(base, space, opened, trials, console, epochs).work()
     finally:
@@ -155,21 +154,6 @@ def _recipe(
         )
     read = {field: value for field, value in fixed.items() if field == "in_chans"}  # by the data
     return base.replace(read, holdout=base.holdout or HOLDOUT), fixed, name
-
-
-def _check_folder(folder: Path, study: str) -> None:
-    """Raise an error for a folder with the results of another study than that of an id."""
-    path = folder / "trials.json"
-    if path.exists() and study not in path.read_text():
-        raise HVTError(
-            f"{folder} contains another study: use another --output, or its --study and --storage"
-        )
-
-
-def _identity(recipe: Recipe) -> dict[str, Any]:
-    """The fields that trials must have in common; others may differ between processes."""
-    fields = recipe.to_dict().items()
-    return {k: v for k, v in fields if k not in RESUMABLE_FIELDS and v is not None}
 
 
 def _given(configs: Sequence[str | Path | HVTConfig], space: SearchSpace) -> list[dict[str, Any]]:

@@ -50,8 +50,24 @@ def open_study(
     allow_changed_data: bool = False,
 ) -> Any:
     """Create a study, or join it; with other settings its trials would not be comparable."""
+    optuna = import_optuna()
     try:
-        study = _join(name, storage, heartbeat)
+        kept = optuna.storages.RDBStorage(
+            storage,
+            # SQLite gives up at once where another process writes, unless it may wait.
+            engine_kwargs={"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {},
+            heartbeat_interval=heartbeat,
+            grace_period=MISSED * heartbeat,
+            heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
+        )
+        study = optuna.create_study(
+            study_name=name,
+            storage=kept,
+            directions=["maximize", "minimize"],
+            # Each trial sets a seeded one; Optuna's for two objectives would choose before that.
+            sampler=optuna.samplers.TPESampler(),
+            load_if_exists=True,
+        )
     except Exception as error:  # SQLAlchemy's, the driver's and Optuna's share no class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise HVTError(
@@ -86,7 +102,7 @@ def differences(stored: dict[str, Any], ours: dict[str, Any], within: str = "") 
     return changed
 
 
-def enqueue(study: Any, given: list[dict[str, Any]], promising: list[dict[str, Any]]) -> None:
+def queue(study: Any, given: list[dict[str, Any]], promising: list[dict[str, Any]]) -> None:
     """Queue given configs that were not tried yet, and then promising parameters."""
     tried = [trial.user_attrs.get(GIVEN) for trial in study.get_trials(deepcopy=False)]
     for config in given:
@@ -94,26 +110,6 @@ def enqueue(study: Any, given: list[dict[str, Any]], promising: list[dict[str, A
             study.enqueue_trial({}, user_attrs={GIVEN: config})
     for params in promising:
         study.enqueue_trial(params)
-
-
-def _join(name: str, storage: str, heartbeat: int) -> Any:
-    optuna = import_optuna()
-    kept = optuna.storages.RDBStorage(
-        storage,
-        # SQLite gives up at once where another process writes, unless it may wait.
-        engine_kwargs={"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {},
-        heartbeat_interval=heartbeat,
-        grace_period=MISSED * heartbeat,
-        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
-    )
-    return optuna.create_study(
-        study_name=name,
-        storage=kept,
-        directions=["maximize", "minimize"],
-        # Each trial sets a seeded one; Optuna's own for two objectives would choose before that.
-        sampler=optuna.samplers.TPESampler(),
-        load_if_exists=True,
-    )
 
 
 def default_storage(folder: Path) -> str:

@@ -160,4 +160,4 @@ def search_space(config: HVTConfig, gflops: float, fixed: dict[str, Any]) -> Sea
     kept = {name: value for name, value in space.fixed.items() if name in KEPT}
     without = {"class_token": False, "dist_token": False}
     base = config.replace(stages=0, embed_dim=None, **without | kept)
-    return SearchSpace(dataclasses.replace(space, around=base), gflops)
+    return SearchSpace(dataclasses.replace(space, base=base), gflops)

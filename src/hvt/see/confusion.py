@@ -35,7 +35,7 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     shares = counts / counts.sum(axis=1, keepdims=True)
 
     inches = min(14.0, 3.5 + 0.3 * len(shown))
-    figure = new_figure(figsize=(inches, inches), layout="constrained")
+    figure = new_figure(figsize=(inches, inches))
     axes = figure.subplots()
     drawn = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if len(shown) <= NUMBERED:

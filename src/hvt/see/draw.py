@@ -47,7 +47,7 @@ def draw_features(
     """
     columns = 1 + max(len(view.maps) for view in views)
     heights = [_height(view.image) for view in views]
-    figure = _new_figure(columns * CELL, sum(heights), dpi)
+    figure = new_figure(figsize=(columns * CELL, sum(heights)))
     rows = figure.subfigures(len(views), 1, squeeze=False, height_ratios=heights)[:, 0]
     for view, row in zip(views, rows, strict=True):
         _title(row, view.title, columns)
@@ -75,7 +75,8 @@ def draw_tokens(
     """
     averaged = sources[0].origins is None
     columns, (rows, cols) = 1 + len(sources), sources[0].shares.shape
-    figure = _new_figure(columns * CELL + (0 if averaged else 0.8), _height(image), dpi)
+    bar_width = 0 if averaged else 0.8
+    figure = new_figure(figsize=(columns * CELL + bar_width, _height(image)))
     _title(figure, title, columns)
     panels = figure.subplots(1, columns, squeeze=False)[0]
     _show(panels[0], f"image, {rows} × {cols} patches", image)
@@ -103,7 +104,7 @@ def draw_tokens(
 
 def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = DPI) -> None:
     """A column for each model: tokens above, MACs below, a bar for each block."""
-    figure = _new_figure(max(4.5, 0.6 + 3 * len(costs)), 4.6, dpi)
+    figure = new_figure(figsize=(max(4.5, 0.6 + 3 * len(costs)), 4.6))
     axes = figure.subplots(
         2, len(costs), sharex="col", sharey="row", squeeze=False, height_ratios=(1, 1.6)
     )
@@ -115,8 +116,9 @@ def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = D
         labels = [str(n) if counts.index(n) == i else "" for i, n in enumerate(counts)]
         tokens.bar_label(bars, labels, padding=1, fontsize=8, color=_TEXT)
         below = [0.0] * len(counts)
+        millions = {layer.name: layer.macs / 1e6 for layer in cost.layers}
         for part, (label, colour) in _PARTS.items():
-            heights = _part(cost, part)
+            heights = [millions.get(f"blocks.{i}.{part}", 0.0) for i in range(len(counts))]
             if any(heights):
                 shown[label] = macs.bar(range(len(counts)), heights, 0.78, below, color=colour)
             below = [b + h for b, h in zip(below, heights, strict=True)]
@@ -140,10 +142,6 @@ def draw_costs(path: str | Path, costs: Sequence[tuple[str, Cost]], dpi: int = D
 
 
 # ── panels ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _new_figure(width: float, height: float, dpi: int) -> Any:
-    return new_figure(figsize=(width, height), dpi=dpi, facecolor="white", layout="constrained")
 
 
 def _height(image: Tensor) -> float:
@@ -211,12 +209,6 @@ def _owners(stage: TokenSources) -> Tensor:
     # Of several values for one place numpy keeps the last: the largest part, of equals the first.
     owners.numpy()[patches[order]] = tokens[order]
     return owners
-
-
-def _part(cost: Cost, part: str) -> list[float]:
-    """Millions of MACs that one part of each block takes."""
-    macs = {layer.name: layer.macs / 1e6 for layer in cost.layers}
-    return [macs.get(f"blocks.{i}.{part}", 0.0) for i in range(len(cost.blocks()))]
 
 
 def _price(cost: Cost) -> str:

@@ -75,7 +75,9 @@ def token_sources(model: nn.Module, image: Tensor) -> list[TokenSources]:
     sources = []
     for block, step in _steps(model, image, _averaged if averaged else _taken):
         if origins is None:
-            weights = _composed(step, weights)
+            with warnings.catch_warnings():  # that sparse matrices are in beta
+                warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+                weights = (step @ weights).coalesce()
         else:
             origins = origins.gather(0, step)
             weights = _counted(origins, rows * cols)
@@ -95,13 +97,6 @@ def _sparse(rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]) 
     # Checked: a wrong index here would be read as memory.
     indices = torch.stack((rows, cols))
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True).coalesce()
-
-
-def _composed(after: Tensor, before: Tensor) -> Tensor:
-    """The product of two sparse matrices, without torch's warning that these are in beta."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return (after @ before).coalesce()
 
 
 def _counted(origins: Tensor, patches: int) -> Tensor:

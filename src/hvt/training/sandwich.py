@@ -94,14 +94,21 @@ def give_stages(model: HVT, stages: Sequence[int]) -> None:
     make_elastic(model, [model.config.replace(stages=number) for number in cheaper], OWN)
 
 
-def evaluate_settings(model: HVT, evaluate: Callable[[HVT], dict[str, float]]) -> dict[str, float]:
-    """A model's figures; of an elastic one the settings', as in `top1_0.7G`, and their means."""
+def evaluate_settings(
+    model: HVT, evaluate: Callable[[HVT], dict[str, float]], weight: float = 1.0
+) -> dict[str, float]:
+    """A model's figures; of an elastic one the settings', as in `top1_0.7G`, and their means.
+
+    The largest setting counts `weight` times.
+    """
     configs = configs_of(model)
     if len(configs) == 1:
         return evaluate(model)
     figures: dict[str, float] = {}
+    total = weight + len(configs) - 1
     for place, config in enumerate(configs):
+        times = 1.0 if place else weight
         for name, value in evaluate(plain(model, place)).items():
-            figures[name] = figures.get(name, 0.0) + value / len(configs)
+            figures[name] = figures.get(name, 0.0) + times * value / total
             figures[f"{name}_{label(config)}"] = value
     return figures

@@ -128,7 +128,7 @@ def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top1") -
     if find_spec("matplotlib") is None:
         return False
     label = LABELS.get(measure, measure)
-    canvas = new_figure(figsize=(7, 4.2), layout="constrained")
+    canvas = new_figure(figsize=(7, 4.2))
     left = canvas.subplots()
     right = left.twinx()
     lines = {

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.loader import Batch, TrainBatches
+from ..data.loader import Batch
 from ..distributed import DistributedContext, collective_device
-from ..elastic import configs_of, label, plain
 from ..model import HVT
 from ..training.learner import Learner
 from ..training.optimize import seed_all, seed_dropout
-from ..training.recipe import Recipe
 from ..training.sandwich import divergence
 from .photos import Normalise, Size, unpack
 from .settings import Settings
 from .student import Outputs, Student
 
 
-def feature_loss(feature: Tensor, target: Tensor) -> Tensor:
-    """The squared difference over the target's square."""
-    feature, target = feature.float(), target.float()
-    return (feature - target).square().sum() / target.square().sum().clamp(min=1e-12)
-
-
 def distillation_loss(outputs: Outputs, target: Outputs, head: bool) -> Tensor:
-    """Of the features and, where there is a head, the KL divergence of the logits."""
-    loss = feature_loss(outputs.feature, target.feature)
+    """The features' squared difference over the target's square; of a head, the logits' KL too."""
+    ours, theirs = outputs.feature.float(), target.feature.float()
+    loss = (ours - theirs).square().sum() / theirs.square().sum().clamp(min=1e-12)
     return loss + divergence(outputs.logits, target.logits).mean() if head else loss
 
 
@@ -51,31 +44,25 @@ class Distiller(Learner):
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        model: HVT,
-        batches: TrainBatches,
-        processes: DistributedContext,
-        device: torch.device,
-        *,
-        source: HVT,
-        sizes: Sequence[Size],
-        settings: Settings,
+        self, *learner: Any, source: HVT, sizes: Sequence[Size], settings: Settings
     ) -> None:
         self.source, self.sizes, self.settings = source.eval(), sizes, settings
         self.source.requires_grad_(False)
-        self.normalise = Normalise(model, device)
-        super().__init__(recipe, model, batches, processes, device)
+        super().__init__(*learner)
+        self.normalise = Normalise(source, self.device)
 
     def _network(self) -> nn.Module:
         return Student(self.model)
 
     def _loss(self, batch: Batch, update: int) -> Tensor:
         seed_all(self.recipe.seed, update, self.device)
-        kept = self._kept(batch.rows) if self.settings.mixup else None
+        mixup, size = self.settings.mixup, self.recipe.batch_size
+        if mixup:  # how much of each crop stays, drawn for the whole batch
+            kept = torch.where(torch.rand(size) < mixup, torch.rand(size), 1.0)
+            kept = kept if batch.rows is None else kept[batch.rows]
         seed_dropout(self.recipe.seed, update, batch.shard, self.device)
         views = unpack(batch.images, self.model.config.in_chans, self.sizes)
-        if kept is not None:
+        if mixup:
             on_device = [view.to(self.device, non_blocking=True) for view in views]
             views = mixed(on_device, kept.to(self.device))
         theirs = self.normalise(views[0])
@@ -90,12 +77,6 @@ class Distiller(Learner):
             outputs = self.network(ours)
         return distillation_loss(outputs, target, self.model.num_classes > 0)
 
-    def _kept(self, rows: Tensor | None) -> Tensor:
-        """How much of each crop of a microbatch stays when crops are mixed, drawn for all."""
-        size = self.recipe.batch_size
-        kept = torch.where(torch.rand(size) < self.settings.mixup, torch.rand(size), 1.0)
-        return kept if rows is None else kept[rows]
-
     def _trial(self, size: int) -> Tensor:
         """A step on zeros, the source's part included."""
         configs = (self.model.config, self.source.config)
@@ -106,75 +87,48 @@ class Distiller(Learner):
 # ── how alike they are ──────────────────────────────────────────────────────────────────────────
 
 
-class Agreement(NamedTuple):
-    """How close a model is to its source."""
-
-    agreement: float
-    """Per cent of the photos with the same top-1 class; cosine similarity without a head."""
-    kl: float
-    """KL(source ‖ student), averaged; 1 - cosine similarity without a head."""
-    photos: int
-
-
 class HoldoutAgreement:
     """Held-out photos with the source's outputs, on which models are compared with it.
 
-    `views` are this process's photos as the source sees them, then as each setting of the models
-    does; the largest setting counts `weight` times.
+    `views` are this process's photos, by image size.
     """
 
     def __init__(
         self,
         source: HVT,
-        views: Sequence[Tensor],
+        views: Mapping[Size, Tensor],
         processes: DistributedContext,
         device: torch.device,
-        weight: float = 1.0,
     ) -> None:
-        self.processes, self.device, self.weight = processes, device, weight
+        self.processes, self.device, self.views = processes, device, views
         self.normalise = Normalise(source, device)
         self.head = source.num_classes > 0
         self.names = ("kl", "agreement") if self.head else ("distance", "cosine")
-        theirs, *self.views = views
-        self.outputs = self._outputs(source, theirs)
+        self.outputs = self._outputs(source)
+        self.photos = int(self._total(torch.tensor([len(self.outputs)])).item())
 
     @torch.inference_mode()
-    def _outputs(self, model: HVT, images: Tensor) -> Tensor:
+    def _outputs(self, model: HVT) -> Tensor:
         """Logits, or features where there is no head."""
+        images = self.views[model.config.image]
         training = model.training
         model.eval()
         pieces = [model(self.normalise(piece)).float().cpu() for piece in images.split(32)]
         model.train(training)
         return torch.cat(pieces)
 
-    def scores(self, model: HVT) -> dict[str, Agreement]:
-        """How close each setting is to the source, over the photos of all processes."""
-        configs = configs_of(model)
-        models = [model] if len(configs) == 1 else [plain(model, i) for i in range(len(configs))]
-        parts = zip(configs, models, self.views, strict=True)
-        return {label(config): self._measure(one, images) for config, one, images in parts}
-
-    def _measure(self, model: HVT, images: Tensor) -> Agreement:
-        rows = compare(self._outputs(model, images), self.outputs, self.head).double()
-        sums = torch.cat((rows.sum(dim=0), rows.new_tensor([len(rows)])))
-        total = self.processes.all_reduce(sums.to(collective_device(self.device)))
-        same, kl, photos = total.tolist()
-        return Agreement(100 * same / photos, kl / photos, int(photos))
-
     def figures(self, model: HVT) -> dict[str, float]:
-        """What a training notes: see `means`."""
-        return self.means(self.scores(model))
+        """KL(source ‖ model) and per cent of the same top-1 class, by `names`, see `compare`.
 
-    def means(self, scores: dict[str, Agreement]) -> dict[str, float]:
-        """The means over the settings by name; where there are several, each one's too."""
-        weights = [self.weight] + [1.0] * (len(scores) - 1)
-        found: dict[str, float] = {}
-        for name, field in zip(self.names, ("kl", "agreement"), strict=True):
-            values = {key: getattr(score, field) for key, score in scores.items()}
-            found[name] = sum(map(float.__mul__, weights, values.values())) / sum(weights)
-            if len(scores) > 1:
-                found |= {f"{name}_{key}": value for key, value in values.items()}
-        return found
+        Averaged over the photos of all processes.
+        """
+        rows = compare(self._outputs(model), self.outputs, self.head).double()
+        same, kl = (self._total(rows.sum(dim=0)) / self.photos).tolist()
+        return dict(zip(self.names, (kl, 100 * same), strict=True))
+
+    def _total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return self.processes.all_reduce(values.to(collective_device(self.device)))
 
 
 def compare(outputs: Tensor, target: Tensor, head: bool) -> Tensor:

@@ -45,9 +45,14 @@ def options(source: HVTConfig, settings: Settings) -> list[list[HVTConfig]]:
 
 
 def make_student(source: HVT, configs: Sequence[HVTConfig], own: Sequence[str]) -> HVT:
-    """The elastic model that a source becomes, untrained; it shares nothing with the source."""
+    """The model that a source becomes, untrained; it shares nothing with the source.
+
+    With several configs it is elastic.
+    """
     largest = max(configs, key=lambda config: cost(config).macs)
     model = copy.deepcopy(pooled(resized(source, largest.image), largest))
+    if len(configs) == 1:
+        return model
     return make_elastic(model, [config for config in configs if config != largest], own)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import pil_to_tensor
 
 from ..data.evaluation import eval_transform, per_channel
-from ..data.fingerprint import identity
 from ..data.images import FileImages
 from ..data.loader import EvalBatches
 from ..data.sources import Data
@@ -28,18 +26,7 @@ from ..model import HVT
 Size = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Photos:
-    """Photos to learn from and photos held out."""
-
-    name: str
-    train: FileImages
-    val: FileImages
-    identity: dict[str, str]
-    """By which a resumed run knows its photos again: names, sizes, and the content of some."""
-
-
-def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int = 3) -> Photos:
+def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int = 3) -> Data:
     """The images below a folder, some of them held out by a hash of their names.
 
     So a photo stays in its part, whatever the seed and the order on the disk, and nearly always
@@ -64,8 +51,7 @@ def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int
             f"{folder} has {len(paths)} images, {len(train)} to train on and {len(val)} held out: "
             f"too few for a batch of {batch_size}, so add some or lower --batch-size"
         )
-    data = Data(name=str(folder), train=train, val=val, class_names=(), held_out=True)
-    return Photos(data.name, train, val, identity(data))
+    return Data(name=str(folder), train=train, val=val, class_names=(), held_out=True)
 
 
 # ── the same image at several sizes ───────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..config import HVTConfig
 from ..costs import cost
-from ..data.images import FileImages
+from ..data.sources import Images
 from ..errors import HVTError
 from ..model import HVT
 from .distil import compare
@@ -222,7 +222,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, source: HVT, photos: FileImages, device: torch.device, workers: int, skip: bool
+        self, source: HVT, photos: Images, device: torch.device, workers: int, skip: bool
     ) -> None:
         self.source, self.photos = source.to(device), photos
         self.device, self.workers, self.skip = device, workers, skip
@@ -234,7 +234,8 @@ class Evaluator:
     def measure(self, configs: Sequence[HVTConfig], photos: int) -> None:
         """Bring some placements to so many photos."""
         photos = min(photos, len(self.photos))
-        spans = {config: (self._seen(config), photos) for config in configs}
+        seen = {config: int(self.sums[config][3]) for config in configs if config in self.sums}
+        spans = {config: (seen.get(config, 0), photos) for config in configs}
         for (start, stop), image in sorted({(spans[c], c.image) for c in configs}):
             alike = [c for c in configs if spans[c] == (start, stop) and c.image == image]
             if start < stop:
@@ -249,9 +250,6 @@ class Evaluator:
                 Ranked(config, cost(config).gflops, 100 * same / count, kl / count, int(count))
             )
         return sorted(rows, key=lambda row: (-row.photos, row.kl))
-
-    def _seen(self, config: HVTConfig) -> int:
-        return int(self.sums[config][3]) if config in self.sums else 0
 
     @torch.inference_mode()
     def _run(
@@ -281,7 +279,7 @@ class Evaluator:
         for config in configs:
             self.sums[config][3] = stop
 
-    def _truth(self, part: FileImages, start: int, stop: int, views: Tensor | None) -> Tensor:
+    def _truth(self, part: Images, start: int, stop: int, views: Tensor | None) -> Tensor:
         """The source's outputs at its own size."""
         if (start, stop) not in self._targets:
             if views is None:

@@ -12,6 +12,7 @@ import functools
 import json
 import random
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,23 +25,26 @@ from .. import distributed
 from ..checkpoint.save_load import load, save
 from ..config import HVTConfig
 from ..costs import arrow, cost
+from ..data.fingerprint import identity
 from ..data.sample import evenly
-from ..elastic import configs_of, label, plain
+from ..data.sources import Data
+from ..elastic import configs_of, label
 from ..errors import HVTError, did_you_mean
 from ..files import atomic_write, check_new, check_writable, expanded
 from ..model import HVT
 from ..terminal import print_line
 from ..training.pipeline import reading_processes
 from ..training.run_lock import locked
+from ..training.sandwich import evaluate_settings
 from ..training.state import weights_digest
 from .distil import Distiller, HoldoutAgreement
 from .elastic import ElasticDistiller, make_student
 from .elastic import options as elastic_options
-from .photos import Photos, open_photos, read_views
+from .photos import Size, open_photos, read_views
 from .placement import SHOWN, Evaluator, Ranked, candidates, describe, rank, ranking_table
 from .settings import Settings, from_dict
 from .source import open_source
-from .student import pooled, resized
+from .student import resized
 from .train import distil, resume_command, started_by
 
 
@@ -120,7 +124,9 @@ class Upcycling:
     """One process's part in an upcycling."""
 
     source: HVT
-    photos: Photos
+    photos: Data
+    identity: dict[str, str]
+    """By which a resumed run knows its photos: names, sizes, and the content of some."""
 
     def __init__(
         self,
@@ -171,12 +177,12 @@ class Upcycling:
             self.write("upcycle.json", asked)
         self.processes.barrier()
 
-    def reopen(self, identity: dict[str, str]) -> None:
+    def reopen(self, photos: dict[str, str]) -> None:
         """Open the source of a run that is resumed, and its photos, which must be the same."""
         check_writable(self.output)
         self.source = load(self.folder / "source.safetensors").float()
         self._open_photos()
-        if self.photos.identity != identity:
+        if self.identity != photos:
             raise HVTError(
                 f"the images in {self.data} have changed since the run in {self.folder} started: "
                 "restore them, or start another run"
@@ -188,7 +194,7 @@ class Upcycling:
             "settings": dataclasses.asdict(self.settings),
             "output": str(self.output.absolute()),
             "data": str(expanded(self.data).absolute()),
-            "photos": self.photos.identity,
+            "photos": self.identity,
             "weights": weights_digest(self.source),
         }
 
@@ -201,6 +207,7 @@ class Upcycling:
     def _open_photos(self) -> None:
         settings, in_chans = self.settings, self.source.config.in_chans
         self.photos = open_photos(self.data, settings.batch_size, settings.holdout, in_chans)
+        self.identity = identity(self.photos)
 
     # ── the run ─────────────────────────────────────────────────────────────────────────────────
 
@@ -221,16 +228,14 @@ class Upcycling:
             )
         sizes = tuple(dict.fromkeys((image, *(config.image for config in chosen))))
         learner: Any = ElasticDistiller if settings.elastic else Distiller
-        if settings.elastic:
-            untrained = make_student(source, chosen, settings.own).to(self.device)
-        else:  # a copy, which shares no weight with the source
-            untrained = copy.deepcopy(pooled(resized(source, chosen[0].image), chosen[0]))
+        untrained = make_student(source, chosen, settings.own).to(self.device)
         make = functools.partial(learner, source=source, sizes=sizes, settings=settings)
-        holdout = self._open_holdout(untrained)
+        holdout = self._open_holdout(sizes)
         models, measure = {"untrained": untrained}, holdout.names[0]
         rows = [Row("source", cost(source).gflops, cost(source).params_m, 100.0, 0.0)]
         kl = {"untrained": self._measure("untrained", untrained, holdout, rows)}
-        path = distil(self, copy.deepcopy(untrained), make, sizes, holdout.figures, measure)
+        evaluate = functools.partial(self._figures, holdout)
+        path = distil(self, copy.deepcopy(untrained), make, sizes, evaluate, measure)
         if path is not None:
             models["distilled"] = load(path, self.device).float()
             kl["distilled"] = self._measure("distilled", models["distilled"], holdout, rows)
@@ -294,28 +299,30 @@ class Upcycling:
 
     # ── end ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _open_holdout(self, student: HVT) -> HoldoutAgreement:
-        """This process's part of the held-out photos, as the source and each setting see them."""
+    def _open_holdout(self, sizes: Sequence[Size]) -> HoldoutAgreement:
+        """This process's part of the held-out photos, at each of some image sizes."""
         rank, world_size = self.processes.rank, self.processes.world_size
         shard = self.photos.val.subset(range(rank, len(self.photos.val), world_size))
-        models = [self.source, *(plain(student, i) for i in range(len(configs_of(student))))]
+        models = [resized(self.source, size) for size in sizes]
         views = read_views(shard, models, self.workers, self.settings.skip_broken)
-        weight = self.settings.largest_weight
-        return HoldoutAgreement(self.source, views, self.processes, self.device, weight)
+        by_size = dict(zip(sizes, views, strict=True))
+        return HoldoutAgreement(self.source, by_size, self.processes, self.device)
+
+    def _figures(self, holdout: HoldoutAgreement, model: HVT) -> dict[str, float]:
+        return evaluate_settings(model, holdout.figures, self.settings.largest_weight)
 
     def _measure(self, name: str, model: HVT, holdout: HoldoutAgreement, rows: list[Row]) -> float:
         """Log and append a row for each setting of a model; their mean KL."""
-        configs, scores = configs_of(model), holdout.scores(model)
+        configs, figures = configs_of(model), self._figures(holdout, model)
         closeness = "agreement" if self.source.num_classes else "cosine similarity"
-        for config, score in zip(configs, scores.values(), strict=True):
-            full = name if len(configs) == 1 else f"{name} {label(config)}"
-            self.log(
-                f"{full}: {closeness} {score.agreement:.1f} %, KL {score.kl:.4f} on "
-                f"{score.photos} photos"
-            )
+        for config in configs:
+            key = f"_{label(config)}" if len(configs) > 1 else ""
+            kl, agreement = (figures[figure + key] for figure in holdout.names)
+            full, photos = name + key.replace("_", " "), holdout.photos
+            self.log(f"{full}: {closeness} {agreement:.1f} %, KL {kl:.4f} on {photos} photos")
             price = cost(config)
-            rows.append(Row(full, price.gflops, price.params_m, score.agreement, score.kl))
-        return holdout.means(scores)[holdout.names[0]]
+            rows.append(Row(full, price.gflops, price.params_m, agreement, kl))
+        return figures[holdout.names[0]]
 
     def _finish(
         self, model: HVT, best: str, rows: list[Row], tables: list[list[dict[str, Any]]]

@@ -78,7 +78,7 @@ def distil(
         evaluate=evaluate,
         measure=measure,
         direction="min",
-        identity=run.photos.identity,
+        identity=run.identity,
         about=f"distilling on {len(run.photos.train)} photos",
         resume_with=resume_command(run.folder),
     )
