@@ -393,13 +393,7 @@ def test_a_table_that_no_longer_fits_is_measured_anew(machine: FakeMachine, fact
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[:50],
-        lambda text: "{}",
-        lambda text: text.replace('"threads": ', '"threads": 9'),
-        lambda text: json.dumps(json.loads(text) | {"points": []}),
-    ],
+    "damage", [lambda text: text[:50], lambda text: text.replace('"threads": ', '"threads": 9')]
 )
 def test_a_damaged_table_is_measured_anew(machine: FakeMachine, damage: Any) -> None:
     first, _ = table()

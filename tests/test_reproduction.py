@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -377,43 +376,19 @@ def test_a_part_of_long_runs(tiny_file: Path, tmp_path: Path, capsys: Captured) 
     assert "1 of 1 trainings are done" in capsys.readouterr().out
 
 
-def test_an_estimate_is_by_trainings_with_as_many_threads(here: Here) -> None:
-    (one,) = here.known()[here.job("pool_type", "Avg").training.key]
-    machine = results.machine()
-    known = [
-        dataclasses.replace(one, machine=machine | {"threads": threads}, seconds=seconds)
-        for threads, seconds in ((1, 60.0), (5, 12.0))
-    ]
-    for threads, seconds in ((1, 60.0), (5, 12.0)):
-        place = run.Place(here.folder, here.folder, {"threads": threads})
-        rate = run.rate(here.protocol, {one.key: known}, place)
-        assert rate == pytest.approx(one.training_macs / seconds)
-    assert run.rate(here.protocol, {}, here.place()) == run.SPEED["cpu"]
-
-
 # ── result files ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lambda text: text[: len(text) // 2], "JSONDecodeError"),
-        (lambda text: text.replace('"top1":', '"top_1":', 1), "TypeError"),
-        (lambda text: text.replace('"seed": 0', '"seed": 5'), "holds the result of"),
-    ],
-)
-def test_the_error_names_a_damaged_result(
-    here: Here, tmp_path: Path, capsys: Captured, spoil: Callable[[str], str], says: str
-) -> None:
+def test_the_error_names_a_damaged_result(here: Here, tmp_path: Path, capsys: Captured) -> None:
     shutil.copytree(here.folder / "results", tmp_path / "results")
     (broken,) = (tmp_path / "results/cpu").glob(f"{here.job('pool_type', 'Avg').name}*")
-    broken.write_text(spoil(broken.read_text()))
+    broken.write_text(broken.read_text()[:500])
     own = ["--protocol-file", str(here.file), "--results", str(tmp_path / "results")]
     for command in (["run", "pool_type"], ["report", "--output", str(tmp_path / "page.md")]):
         assert main([*command, *own]) == 2
         error = capsys.readouterr().err
         assert str(broken) in error
-        assert says in error
+        assert "is not a readable result (JSONDecodeError" in error
         assert error.count("\n") == 1
 
 
