@@ -309,6 +309,7 @@ class Upcycling:
         return HoldoutAgreement(self.source, by_size, self.processes, self.device)
 
     def _figures(self, holdout: HoldoutAgreement, model: HVT) -> dict[str, float]:
+        """How close a model is to the source, the mean of its settings and each of them."""
         return evaluate_settings(model, holdout.figures, self.settings.largest_weight)
 
     def _measure(self, name: str, model: HVT, holdout: HoldoutAgreement, rows: list[Row]) -> float:
