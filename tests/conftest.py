@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ settings.load_profile("hvt")
 # ONNX Runtime and for what the tests start.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts background jobs with Ctrl-C ignored; tests of it need the default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SMALL = {"img_size": 64, "patch_size": 8, "num_heads": 3, "head_dim": 8, "num_classes": 10}
 
