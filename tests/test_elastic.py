@@ -125,10 +125,14 @@ def test_budgets_that_no_setting_meets() -> None:
         at(elastic(), "cheap")
 
 
-def test_a_new_classifier_is_that_of_all_settings() -> None:
-    model = elastic()
+def test_a_new_classifier_is_that_of_all_settings(tmp_path: Path) -> None:
+    model, path = elastic(("norm.*", "*bias")), tmp_path / "m.safetensors"
     model.reset_classifier(3)
-    assert logits(plain(model, 2)).shape == (2, 3)
+    hvt.save(model, path)
+    assert logits(plain(hvt.load(path), 2)).shape == (2, 3)
+    model.set_input_size(32)  # no larger than the smallest setting, so no longer the largest
+    with pytest.raises(hvt.HVTError, match="two settings cost the same|not in order"):
+        hvt.save(model, path)
 
 
 # ── files ───────────────────────────────────────────────────────────────────────────────────────

@@ -337,7 +337,8 @@ class HVT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head by a new one; 0 classes return features.
 
-        The class names are dropped, even if the number of classes stays the same.
+        The class names are dropped, even if the number of classes stays the same. All settings of
+        an elastic model share the new head.
         """
         pool = self.global_pool if global_pool is None else global_pool
         self.config = self.config.replace(num_classes=num_classes, global_pool=pool)
@@ -348,6 +349,9 @@ class HVT(nn.Module):
         self.head = _classifier(self.config.width, num_classes).to(device, dtype)
         if self.head_dist is not None:
             self.head_dist = _classifier(self.config.width, num_classes).to(device, dtype)
+        for setting in self.settings.children() if self.settings is not None else ():
+            for head in setting._modules.keys() & {"head", "head_dist"}:
+                delattr(setting, head)
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | None = None

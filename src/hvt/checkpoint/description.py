@@ -67,6 +67,7 @@ def describe(
             raise HVTError(f"unknown preprocessing {name!r}: {did_you_mean(name, PREPROCESSING)}")
     names = model.class_names if class_names is None else class_names
     known = model.pretrained_cfg | (preprocessing or {})
+    check_settings(configs_of(model))
     cheaper = [config.to_dict() for config in configs_of(model)[1:]]
     return json.dumps(
         {
