@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,10 +27,8 @@ from training import (
 
 from hvt import HVTError
 from hvt.cli import main
-from hvt.training import interrupt
 from hvt.training.engine import resume, train
 from hvt.training.interrupt import Interrupted
-from hvt.training.learner import Learner
 from hvt.training.recipe import Recipe
 from hvt.training.state import read_state, states
 
@@ -159,36 +156,6 @@ def test_asked_to_stop(unstopped: Path, tmp_path: Path, number: int) -> None:
     assert not (folder / "model.safetensors").exists()
     assert main(["train", "--resume", str(folder)]) == 0
     assert_same_run(folder, unstopped)
-
-
-def train_in_vain(recipe: Recipe, errors: Path) -> None:
-    """Train, but the second step waits for a batch that never comes."""
-    interrupt.GRACE = 0.1
-    learn = Learner.step
-
-    def step(self: Learner, batches: Any, update: int, *options: Any) -> Any:
-        if update:
-            (errors.parent / "hangs").touch()
-            threading.Event().wait()
-        return learn(self, batches, update, *options)
-
-    Learner.step = step  # type: ignore[method-assign]
-    command(["train", write_recipe(recipe, errors.parent / "tiny.toml")], errors)
-
-
-def test_sigterm_ends_a_step_that_hangs(tmp_path: Path) -> None:
-    errors = tmp_path / "errors.txt"
-    process = start(train_in_vain, lively(tmp_path / "run"), errors)
-    while not (tmp_path / "hangs").exists() and process.is_alive():
-        process.join(0.005)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGTERM)
-    process.join(60)
-    alive = process.is_alive()
-    process.kill()
-    assert not alive
-    assert process.exitcode == 130
-    assert "hvt: stopped 0.1 s after SIGTERM without a new checkpoint" in errors.read_text()
 
 
 def test_asked_to_stop_between_checkpoints(unstopped: Path, tmp_path: Path) -> None:
