@@ -153,7 +153,7 @@ def test_hierarchy_is_what_see_finds_and_cost_says(
         assert stage["after_block"] == source.block
         assert stage["shares"] == pytest.approx(source.shares.flatten().tolist(), abs=1e-5)
         assert len(stage["kept"]) == source.tokens == stage["tokens"] - config.num_prefix_tokens
-        for token, weights in zip(stage["kept"], source.weights.to_dense(), strict=True):
+        for token, weights in zip(stage["kept"], source.weights, strict=True):
             assert token["patches"] == weights.nonzero().flatten().tolist()
             assert token["weights"] == pytest.approx(weights[token["patches"]].tolist(), abs=1e-5)
     grids = [*config.grids, *[None] * (len(config.tokens) - len(config.grids))]

@@ -6,6 +6,7 @@ An elastic model is the `HVT` of its largest setting whose module `settings` hol
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -89,16 +90,27 @@ def plain(model: HVT, place: int) -> HVT:
     if place:
         assert isinstance(model.settings, ElasticSettings)
         tensors |= model.settings.own(place - 1)
+    return rebuilt(model, config, tensors)
+
+
+def rebuilt(model: HVT, config: HVTConfig, tensors: Mapping[str, nn.Parameter]) -> HVT:
+    """A model of another config on parameters that there are, otherwise described like a model."""
     with torch.device("meta"):
-        setting = HVT(config)
-    names = list(setting.state_dict())
-    setting.load_state_dict({name: tensors[name].detach() for name in names}, assign=True)
-    setting.set_input_size(config.img_size)  # makes what follows from the config, off meta
+        built = HVT(config)
+    names = list(built.state_dict())
+    built.load_state_dict({name: tensors[name].detach() for name in names}, assign=True)
+    built.set_input_size(config.img_size)  # makes what follows from the config, off meta
     for name in names:  # now the parameters themselves
-        _set_parameter(setting, name, tensors[name])
+        _set_parameter(built, name, tensors[name])
     known = {k: v for k, v in model.pretrained_cfg.items() if k != "input_size"}
-    setting.pretrained_cfg.update(known)
-    return setting.train(model.training)
+    built.pretrained_cfg.update(known)
+    return built.train(model.training)
+
+
+def replica(model: nn.Module) -> Any:
+    """A copy on the same weights, in evaluation mode, that can be watched or changed unnoticed."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared).eval()  # what is in the memo is not copied
 
 
 def make_elastic(model: HVT, configs: Sequence[HVTConfig], own: Sequence[str] = OWN) -> HVT:

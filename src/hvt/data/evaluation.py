@@ -23,21 +23,22 @@ _MAX_RESIZED = 178_956_970  # pixels: Pillow opens no more
 
 
 def eval_transform(model: Any, arrays: bool = False, normalize: bool = True) -> Any:
-    """DeiT's evaluation: resize to 256/224 of the input, centre crop.
+    """How a model of ours or timm's sees an image: DeiT resizes to 256/224 of the input and crops.
 
     With `arrays` it takes small images, a batch at once, without a crop; the interpolation is one
     of `INTERPOLATIONS`. Without `normalize` it gives the image's bytes. A strip that resizing would
     make a giant is an `UnreadableImageError`.
     """
-    cfg, config = model.pretrained_cfg, model.config
-    mean, std = (per_channel(cfg[name], config.in_chans) for name in ("mean", "std"))
+    cfg = model.pretrained_cfg
+    channels, height, _ = cfg["input_size"]
+    mean, std = (per_channel(cfg[name], channels) for name in ("mean", "std"))
     interpolation = cfg["interpolation"]
     if arrays:
         return functools.partial(
-            normalise, mean=mean, std=std, size=config.image[0], interpolation=interpolation
+            normalise, mean=mean, std=std, size=height, interpolation=interpolation
         )
     transform = create_transform(
-        (config.in_chans, *config.image),
+        cfg["input_size"],
         is_training=False,
         interpolation=interpolation,
         mean=mean,
@@ -57,7 +58,7 @@ def resized_side(model: Any) -> int:
     """
     cfg = model.pretrained_cfg
     centre = cfg["crop_mode"] == "center"
-    return math.ceil(max(model.config.image) / cfg["crop_pct"]) if centre else 0
+    return math.ceil(max(cfg["input_size"][1:]) / cfg["crop_pct"]) if centre else 0
 
 
 @dataclass

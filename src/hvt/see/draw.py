@@ -197,18 +197,14 @@ def _stretched(values: Tensor) -> Tensor:
 def _token_colours(image: Tensor, stage: TokenSources, owners: Tensor) -> Tensor:
     """Each patch in the average colour of its token's patches: `(rows, cols, 3)`."""
     small = F.interpolate(image.permute(2, 0, 1)[None].float(), tuple(owners.shape), mode="area")
-    colours = stage.weights.float() @ small[0].flatten(1).T  # (tokens, 3)
+    colours = stage.weights @ small[0].flatten(1).T  # (tokens, 3)
     return torch.where(owners[..., None] < 0, torch.zeros(3), colours[owners])
 
 
 def _owners(stage: TokenSources) -> Tensor:
     """For each patch the token that has most of it, or -1 where none has any: `(patches,)`."""
-    tokens, patches = stage.weights.indices().flip(1).numpy()
-    order = stage.weights.values().flip(0).numpy().argsort(kind="stable")
-    owners = torch.full((stage.weights.shape[1],), -1)
-    # Of several values for one place numpy keeps the last: the largest part, of equals the first.
-    owners.numpy()[patches[order]] = tokens[order]
-    return owners
+    parts, owners = stage.weights.max(dim=0)  # of equals the first
+    return owners.masked_fill(parts == 0, -1)
 
 
 def _price(cost: Cost) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from timm.models import FeatureHookNet
 from torch import Tensor, nn
 
+from ..elastic import replica
 from ..errors import HVTError, first_line
 from ..features import last_blocks
 from ..model import HVT
@@ -64,14 +64,6 @@ def strongest(values: Tensor, count: int) -> Tensor:
     low, high = (flat.quantile(q, dim=1) for q in (0.05, 0.95))
     order = (high - low).argsort(descending=True, stable=True)
     return values[order[:count]]
-
-
-def replica(model: nn.Module) -> Any:
-    """The model again on the same weights, in evaluation mode, to be watched: whoever else uses the
-    model does not notice.
-    """
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared).eval()
 
 
 def _ours(model: HVT, images: Tensor) -> list[FeatureMap]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
 from ..checkpoint.save_load import read
 from ..costs import Cost, cost
-from ..data.evaluation import RefuseStrips, eval_transform
+from ..data.evaluation import eval_transform
 from ..data.images import UnreadableImageError
 from ..deploy.inputs import ImageInput, open_image, source_of
 from ..errors import HVTError
-from ..model import HVT
 from ..resolve import Source, build, resolve
 
 
@@ -54,34 +51,26 @@ def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0)
     A named model has random weights by `seed`, or the published ones with `pretrained`.
     """
     source = resolve(name)
-    model = build(source, pretrained, seed)
-    model.eval()
-    weights = "published weights" if pretrained else f"random weights, seed {seed}"
-    if isinstance(model, HVT):
-        own = source.kind == "checkpoint"
-        title = _title(source) if own else f"{source.name} ({weights})"
-        return Subject(title, model, eval_transform(model), model.config.in_chans)
-    config = timm.data.resolve_model_data_config(model)
-    transform = timm.data.create_transform(**config, is_training=False)
-    if config["crop_mode"] == "center":
-        side = math.ceil(max(config["input_size"][1:]) / config["crop_pct"])
-        transform.transforms.insert(0, RefuseStrips(side))
-    title = f"{source.name} (timm, {weights})"
-    return Subject(title, model, transform, config["input_size"][0])
+    model: Any = build(source, pretrained, seed).eval()
+    title = _title(source)
+    if source.kind != "checkpoint":
+        weights = "published weights" if pretrained else f"random weights, seed {seed}"
+        title += f" (timm, {weights})" if source.kind == "timm" else f" ({weights})"
+    return Subject(title, model, eval_transform(model), model.pretrained_cfg["input_size"][0])
 
 
 def open_price(name: str | None = None) -> tuple[str, Cost]:
     """A title and what the model costs, without building it; names as in `open_model`."""
     source = resolve(name)
-    if source.kind == "checkpoint":
-        return _title(source), cost(read(source.name).config)
     if source.kind == "timm":
         raise HVTError(
             f"{name} is a timm model: only hvt's models have costs per block, see hvt models"
         )
-    return source.name, cost(source.name)
+    own = source.kind == "checkpoint"
+    return _title(source), cost(read(source.name).config if own else source.name)
 
 
-def _title(checkpoint: Source) -> str:
-    """A file's name says little without the folder it is in."""
-    return "/".join(Path(checkpoint.name).parts[-2:])
+def _title(source: Source) -> str:
+    """A checkpoint's name says little without the folder it is in."""
+    own = source.kind == "checkpoint"
+    return "/".join(Path(source.name).parts[-2:]) if own else source.name

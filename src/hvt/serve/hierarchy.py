@@ -14,7 +14,6 @@ from ..costs import cost
 from ..errors import HVTError
 from ..model import HVT
 from ..see import TokenSources, token_sources
-from ..see.sources import own_patches
 
 EXPORTED = (
     "an exported file gives its answer and nothing from inside, so what its tokens come from "
@@ -89,8 +88,7 @@ def _traces(
     if model is None or image is None:
         return nothing, EXPORTED
     patches = math.prod(config.grid)
-    shares = torch.full(config.grid, 1 / patches, dtype=torch.float64)
-    first = TokenSources(-1, own_patches(config.grid), shares, None)
+    first = TokenSources(-1, torch.eye(patches), torch.full(config.grid, 1 / patches), None)
     if len(config.tokens) == 1:
         return [first], None
     try:
@@ -100,10 +98,10 @@ def _traces(
 
 
 def _tokens(stage: TokenSources) -> list[dict[str, list[Any]]]:
-    rows, patches = stage.weights.indices()
-    counts = torch.bincount(rows, minlength=stage.tokens).tolist()
-    parts = zip(patches.split(counts), stage.weights.values().split(counts), strict=True)
-    return [{"patches": p.tolist(), "weights": _rounded(w)} for p, w in parts]
+    return [
+        {"patches": weights.nonzero().flatten().tolist(), "weights": _rounded(weights[weights > 0])}
+        for weights in stage.weights
+    ]
 
 
 def _rounded(values: Tensor) -> list[float]:

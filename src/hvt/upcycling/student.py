@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ..config import HVTConfig
+from ..elastic import rebuilt, replica
 from ..model import HVT
 
 
@@ -23,8 +22,7 @@ def resized(source: HVT, image: tuple[int, int]) -> HVT:
     """The source for images of another size, its other weights shared."""
     if source.config.image == image:
         return source
-    memo = {id(tensor): tensor for tensor in (*source.parameters(), *source.buffers())}
-    model = copy.deepcopy(source, memo)  # what the memo holds is not copied
+    model: HVT = replica(source)
     model.set_input_size(image)
     return model
 
@@ -35,18 +33,11 @@ def pooled(source: HVT, config: HVTConfig) -> HVT:
     Positions that follow a pooling are zero, so that pooled tokens are unchanged. Other weights
     are shared with the source.
     """
-    with torch.device("meta"):
-        model = HVT(config)
-    tensors = dict(source.state_dict())
+    tensors = dict(source.named_parameters())
     for stage, block in enumerate(config.pool_blocks, 1):
-        shape = (1, config.tokens[stage], config.width)
-        tensors[f"blocks.{block}.pos_embed"] = torch.zeros(shape, device=source.pos_embed.device)
-    model.load_state_dict(tensors, assign=True)
-    model.set_input_size(config.img_size)  # makes what follows from the config, off meta
-    model.pretrained_cfg.update(
-        {k: v for k, v in source.pretrained_cfg.items() if k not in ("input_size", "num_classes")}
-    )
-    return model.eval()
+        zeros = source.pos_embed.new_zeros(1, config.tokens[stage], config.width)
+        tensors[f"blocks.{block}.pos_embed"] = nn.Parameter(zeros)
+    return rebuilt(source, config, tensors).eval()
 
 
 def split_of(config: HVTConfig) -> int:
