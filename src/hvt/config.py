@@ -28,11 +28,6 @@ _size = functools.partial(field, ge=1, le=MAX_SIZE)
 _rate = functools.partial(field, ge=0, lt=1)
 
 
-def pooled_length(n: int, kernel: int, stride: int, pad: int = 0) -> int:
-    """Length after pooling, `floor((n + 2·pad - kernel) / stride) + 1`; below 1 means no token."""
-    return (n + 2 * pad - kernel) // stride + 1
-
-
 def padding(dims: int, kernel: int) -> int:
     """1D pooling has no padding; 2D pooling pads as CNNs do, so that stride 2 halves the grid."""
     return (kernel - 1) // 2 if dims == 2 else 0
@@ -43,6 +38,14 @@ def window(dims: int, size: int | Grid) -> Grid:
     if isinstance(size, tuple):
         return size
     return (size, size) if dims == 2 else (1, size)
+
+
+def pooled_grid(grid: Grid, dims: int, kernel: int | Grid, stride: int | Grid) -> Grid:
+    """Rows and columns after a pooling, of a sequence one row; below 1 means no token."""
+    grid = grid if dims == 2 else (1, grid[0] * grid[1])
+    sides = zip(grid, window(dims, kernel), window(dims, stride), strict=True)
+    rows, cols = ((n + 2 * padding(dims, k) - k) // s + 1 for n, k, s in sides)
+    return rows, cols
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ class HVTConfig:
         """Rows and columns of tokens at first and after each pooling; 1D pooling leaves one row."""
         grids = [self.grid]
         for _ in self.pool_blocks:
-            grids.append(self._pooled(grids[-1]))
+            grids.append(pooled_grid(grids[-1], *self._window))
         return tuple(grids)
 
     @property
@@ -293,7 +296,7 @@ class HVTConfig:
             )
         grid = self.grid
         for block in self.pool_blocks:
-            pooled = self._pooled(grid)
+            pooled = pooled_grid(grid, *self._window)
             if min(pooled) < 1:
                 raise HVTError(
                     f"pooling after block {block} would leave no token: {grid[0] * grid[1]} tokens "
@@ -360,16 +363,9 @@ class HVTConfig:
             retained.append(1 - (-wanted * between // (patches * other.depth)))
         return tuple(retained)
 
-    def _pooled(self, grid: tuple[int, int]) -> tuple[int, int]:
-        if self.pool_dims == 1:
-            grid = (1, grid[0] * grid[1])
-        kernels = window(self.pool_dims, self.pool_kernel)
-        strides = window(self.pool_dims, self.pool_stride)
-        rows, cols = (
-            pooled_length(n, kernel, stride, padding(self.pool_dims, kernel))
-            for n, kernel, stride in zip(grid, kernels, strides, strict=True)
-        )
-        return rows, cols
+    @property
+    def _window(self) -> tuple[int, int | Grid, int | Grid]:
+        return self.pool_dims, self.pool_kernel, self.pool_stride
 
 
 FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(HVTConfig))

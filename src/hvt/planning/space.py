@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import FIELDS, Grid, HVTConfig, padding, pooled_length, window
+from ..config import FIELDS, Grid, HVTConfig, pooled_grid
 from ..errors import HVTError, did_you_mean
 from ..fields import check_some
 
@@ -127,18 +128,12 @@ def even(depth: int, stages: int) -> tuple[int, ...]:
 
 def lengths(grid: Grid, pooling: Pooling, stages: int) -> list[int]:
     """Patches at first and after each pooling, while `MIN_TOKENS` are left."""
-    dims, kernels, strides = pooling[0], window(*pooling[:2]), window(pooling[0], pooling[2])
-    counts = [grid[0] * grid[1]]
-    rows = grid if dims == 2 else (1, counts[0])
-    while len(counts) <= stages:
-        height, width = (
-            pooled_length(n, kernel, stride, padding(dims, kernel))
-            for n, kernel, stride in zip(rows, kernels, strides, strict=True)
-        )
-        if min(height, width) < 1 or height * width < MIN_TOKENS:
+    counts = [math.prod(grid)]
+    for _ in range(stages):
+        grid = pooled_grid(grid, *pooling)
+        if min(grid) < 1 or math.prod(grid) < MIN_TOKENS:
             break
-        rows = (height, width)
-        counts.append(height * width)
+        counts.append(math.prod(grid))
     return counts
 
 
