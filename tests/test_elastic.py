@@ -131,7 +131,7 @@ def test_a_new_classifier_is_that_of_all_settings(tmp_path: Path) -> None:
     hvt.save(model, path)
     assert logits(plain(hvt.load(path), 2)).shape == (2, 3)
     model.set_input_size(32)  # no larger than the smallest setting, so no longer the largest
-    with pytest.raises(hvt.HVTError, match="two settings cost the same|not in order"):
+    with pytest.raises(hvt.HVTError, match=r"two settings cost the same|not in order"):
         hvt.save(model, path)
 
 
@@ -389,6 +389,9 @@ def test_a_longer_queue_is_answered_by_a_cheaper_setting_and_back_after_a_while(
     assert control.choose(2, 5.5) == 3  # not long enough
     assert [control.choose(2, 6.0 + n) for n in range(4)] == [2, 1, 0, 0]
     assert control.choose(8, 10.0) == 1
+    # A long pause is many short ones, but no more than the queue allows.
+    assert [control.choose(100, 11.0), control.choose(0, 99.0)] == [3, 0]
+    assert [control.choose(100, 100.0), control.choose(6, 999.0)] == [3, 1]
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from ..elastic import configs_of, label, plain
 from ..errors import HVTError
 from ..model import HVT
 from ..resolve import resolve
+from ..terminal import printable
 from ..zoo import DEFAULT, find_checkpoint
 from .decoding import Limits
 from .settings import Settings
@@ -87,8 +88,8 @@ class Setting:
 class Controller:
     """Chooses a setting by how many images wait.
 
-    Each `high` images that wait make it one smaller, at once. It gets larger by one when for `hold`
-    seconds fewer waited than half of what made it that cheap.
+    Each `high` images that wait make it one smaller, at once. It gets larger by one for every
+    `hold` seconds in which fewer waited than half of what made it that cheap.
     """
 
     def __init__(self, count: int, high: int, hold: float) -> None:
@@ -99,11 +100,11 @@ class Controller:
     def choose(self, waiting: int, now: float) -> int:
         """The setting for the next image."""
         with self._lock:
-            wanted = min(self.count - 1, waiting // self.high)
-            if wanted >= self.place or 2 * waiting >= self.place * self.high:
+            while 2 * waiting < self.place * self.high and now - self._since >= self.hold:
+                self.place, self._since = self.place - 1, self._since + self.hold
+            if 2 * waiting >= self.place * self.high:
+                wanted = min(self.count - 1, waiting // self.high)
                 self.place, self._since = max(wanted, self.place), now
-            elif now - self._since >= self.hold:
-                self.place, self._since = self.place - 1, now
             return self.place
 
 
@@ -122,13 +123,13 @@ class Engine:
     ) -> None:
         self.settings = settings = settings or Settings()
         path = find_checkpoint(DEFAULT if source is None else source)
-        self.name = valid_text(path.name or path.resolve().name)
+        self.name = printable(path.name or path.resolve().name)
         _log.info("loading %s", self.name)
         self.variants = list(self._open(path, folder))
         self.session = session = self.variants[0].session
         self.config = session.config
         names = session.class_names or map(str, range(session.num_classes))
-        self.class_names = tuple(map(valid_text, names))
+        self.class_names = tuple(map(printable, names))
         mode_of(channels := self.config.in_chans)  # raises an error for what no image has
         side, seconds = resized_side(session), settings.decode_timeout
         self.limits = Limits(channels, settings.max_pixels, side, seconds)
@@ -149,7 +150,9 @@ class Engine:
                 file = path
                 if model is not None:
                     file = (folder or stack.enter_context(temporary_folder())) / f"{number}.onnx"
-                    _export(model, file)
+                    if not file.exists():
+                        _log.info("exporting to ONNX")
+                        write_onnx(model, file)
                 session = OnnxModel(file, self.settings.device, self.settings.threads, shared)
             name = label(session.config) if self.settings.elastic else ""
             yield Setting(session, model, name)
@@ -196,12 +199,6 @@ def _models(path: Path, settings: Settings) -> Sequence[HVT | None]:
     return [plain(model, place) for place in within]
 
 
-def _export(model: HVT, file: Path) -> None:
-    if not file.exists():
-        _log.info("exporting to ONNX")
-        write_onnx(model, file)
-
-
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """A folder that vanishes with the service; a full disk is one clear error."""
@@ -213,8 +210,3 @@ def temporary_folder() -> Iterator[Path]:
             f"cannot write to {tempfile.gettempdir()}: {error.strerror or error}; set TMPDIR to a "
             "folder with room for the exported model, or serve a file that hvt export has written"
         ) from error
-
-
-def valid_text(text: str) -> str:
-    """A name that UTF-8 can say: bytes of a file's name that are not text are written out."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -38,7 +38,7 @@ class Settings:
     decoders: int = _count(2, "images decoded concurrently per worker")
     device: str = field("auto", "device: auto, cpu or cuda")
     elastic: bool = field(False, "use smaller settings of an elastic model under load")
-    elastic_queue: int = _count(8, "elastic: waiting images per step to a smaller setting")
+    elastic_queue: int = _count(8, "elastic: waiting images per step to a smaller setting", ge=2)
     elastic_hold_ms: float = field(
         500.0, "elastic: milliseconds of a short queue before a larger setting", ge=0
     )
