@@ -144,7 +144,7 @@ def _rank(rank: int, store: Path, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     images, transform = numbered()
     batches = EvalBatches(images, transform, batch_size=5, rank=rank, world_size=2)
-    score = evaluate(Lookup(), batches, CLASSES, processes=DistributedContext(rank, rank, 2))
+    score = evaluate(Lookup(), batches, CLASSES, processes=DistributedContext(rank, 2))
     plain = vars(score) | {"worst": tuple(dataclasses.astuple(one) for one in score.worst)}
     torch.save(plain, folder / f"{rank}.pt")
     dist.destroy_process_group()

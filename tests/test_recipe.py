@@ -156,7 +156,7 @@ def test_recipe_through_json_is_the_same() -> None:
         ("download = 1", "download=1 must be true or false"),
         ("rand_augment = false", "rand_augment=False must be text"),
         ("[overrides]\ndepth = 'deep'", "depth='deep' must be a whole number"),
-        ("[overrides]\nimg_size = 'large'", "img_size='large' must be a whole number or a pair"),
+        ("[overrides]\nimg_size = 'large'", "img_size='large' must be a whole number of at"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:

@@ -61,7 +61,7 @@ def check(folder: Path) -> dict[str, Any]:
             "all_reduces": len(reduced),
             "score": trainer.evaluate(learner.model),
             "weights": weights,
-            "any": processes.any(device, processes.rank == 1, False),
+            "any": processes.any(device, processes.rank == 1),
             "shared": processes.broadcast(f"from {processes.rank}"),
         }
 

@@ -40,7 +40,6 @@ class DistributedContext:
     """The processes that train together: this one's rank, and collectives over all of them."""
 
     rank: int = 0
-    local_rank: int = 0
     world_size: int = 1
 
     @property
@@ -58,12 +57,10 @@ class DistributedContext:
             dist.all_reduce(tensor)
         return tensor
 
-    def any(self, device: torch.device, *flags: bool) -> list[bool]:
-        """For each flag, whether it is set on any rank."""
-        if self.world_size == 1:
-            return list(flags)
-        own = torch.tensor(flags, dtype=torch.float32, device=collective_device(device))
-        return [n > 0 for n in self.all_reduce(own).tolist()]
+    def any(self, device: torch.device, flag: bool) -> bool:
+        """Whether a flag is set on any rank."""
+        own = torch.tensor(float(flag), device=collective_device(device))
+        return self.all_reduce(own).item() > 0
 
     def broadcast(self, value: Any) -> Any:
         """The main process's value, on every rank."""
@@ -114,7 +111,7 @@ def init_process_group(device: str) -> tuple[DistributedContext, torch.device]:
             backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
         )
     rank = dist.get_rank() if world_size > 1 else 0
-    return DistributedContext(rank, local_rank, world_size), place
+    return DistributedContext(rank, world_size), place
 
 
 @contextlib.contextmanager

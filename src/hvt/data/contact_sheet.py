@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ..files import atomic_write
 from ..terminal import printable
 from .images import FileImages, UnreadableImageError, read_image
 
-SIDE, LINE = 160, 14
+SIDE, LINE, COLUMNS = 160, 14, 6
 
 
 def thumbnail(image: Path | Image.Image) -> Image.Image:
@@ -26,8 +27,6 @@ def thumbnail(image: Path | Image.Image) -> Image.Image:
 
 def draw_worst(output: Path, images: Any, worst: Sequence[Any], names: Sequence[str]) -> None:
     """Write a PNG of the images of a data set that a `Score` lists as `worst`."""
-    if not worst:
-        return
     shown = []
     for one in worst:
         caption = [f"{names[one.label]} → {names[one.predicted]}", f"loss {one.loss:.2f}"]
@@ -38,21 +37,34 @@ def draw_worst(output: Path, images: Any, worst: Sequence[Any], names: Sequence[
 
 
 def draw_contact_sheet(
-    output: Path, images: Sequence[tuple[Path | Image.Image, Sequence[str]]], columns: int = 6
+    output: Path, images: Sequence[tuple[Path | Image.Image, Sequence[str]]]
 ) -> None:
-    """Write a PNG of images, each with its lines of text."""
-    lines = max((len(caption) for _, caption in images), default=0)
+    """Write a PNG of images, each with its lines of text; without images, remove it."""
+    if not images:
+        output.unlink(missing_ok=True)
+        return
+    lines = max(len(caption) for _, caption in images)
     height = SIDE + LINE * lines + 8
-    rows = max(1, -(-len(images) // columns))
-    sheet = Image.new("RGB", (columns * (SIDE + 8), rows * height), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(LINE - 3)
+    rows = -(-len(images) // COLUMNS)
+    sheet = Image.new("RGB", (COLUMNS * (SIDE + 8), rows * height), "white")
+    draw, (font, arrow) = ImageDraw.Draw(sheet), _font()
     for number, (image, caption) in enumerate(images):
-        left, top = number % columns * (SIDE + 8) + 4, number // columns * height + 4
+        left, top = number % COLUMNS * (SIDE + 8) + 4, number // COLUMNS * height + 4
         sheet.paste(thumbnail(image), (left, top))
         for place, text in enumerate(caption):
-            shown = printable(text)
+            shown = printable(text).replace("→", arrow)
             while shown and font.getlength(shown) > SIDE:
                 shown = shown[:-2] + "…" if len(shown) > 2 else ""
             draw.text((left, top + SIDE + LINE * place), shown, "black", font)
     with atomic_write(output) as temporary:
         sheet.save(temporary, "PNG")
+
+
+def _font() -> tuple[Any, str]:
+    """matplotlib's font; without it, Pillow's, which has no arrow and only Latin letters."""
+    with contextlib.suppress(ImportError):
+        import matplotlib
+
+        path = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf"
+        return ImageFont.truetype(path, LINE - 3), "→"
+    return ImageFont.load_default(LINE - 3), "->"

@@ -89,10 +89,9 @@ class TrainBatches:
                 f"batch_size={size} must be a multiple of {unit} (2 × processes × accumulate)"
             )
         if images < size:
-            most = images // unit * unit
             raise HVTError(
-                f"batch_size={size} is more than the {images} training images: "
-                + (f"use at most {most}" if most else "use fewer processes or less accumulation")
+                f"batch_size={size} is more than the {images} training images: use a smaller "
+                "batch, or fewer processes and less accumulation"
             )
 
     @property

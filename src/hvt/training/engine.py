@@ -34,7 +34,7 @@ def train(recipe: Recipe, name: str = "run", console: Console | None = None) -> 
     """Train from the beginning in a new folder; the default one gets a number if it is taken."""
     with distributed.process_group(recipe.device) as (processes, device):
         _check_started(recipe.processes, processes)
-        restarted = any(processes.any(device, distributed.restarted()))
+        restarted = processes.any(device, distributed.restarted())
         mine = new_folder(recipe, name, restarted) if processes.is_main_process else None
         folder = processes.broadcast(mine)
         with locked(folder, processes):

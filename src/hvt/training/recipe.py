@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import FIELDS, HVTConfig, check_fields
 from ..errors import HVTError, did_you_mean
-from ..fields import MAX_THREADS, check_value, check_values, field, hints_of
+from ..fields import MAX_THREADS, check_some, check_values, field
 from ..zoo import get_config, is_config_file, read_config
 
 if sys.version_info >= (3, 11):
@@ -132,9 +132,7 @@ class Recipe:
         if self.elastic is not None and len(set(self.elastic)) < 2:
             raise HVTError(f"elastic={self.elastic} needs two numbers of stages, such as 0,2,4")
         check_fields(self.overrides)
-        hints = hints_of(HVTConfig)
-        for name, value in self.overrides.items():
-            check_value(name, value, hints[name])
+        check_some(HVTConfig, self.overrides)
 
     @property
     def scaled_lr(self) -> float:

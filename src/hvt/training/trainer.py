@@ -137,7 +137,7 @@ class Trainer:
             self.watcher.close()
         seconds = time.perf_counter() - self.started
         result = self._finish(seconds, images / seconds)
-        (result.stop_asked,) = self.processes.any(self.device, self.signals.asked)
+        result.stop_asked = self.processes.any(self.device, self.signals.asked)
         return result
 
     def _epoch(self, epoch: int) -> None:
@@ -208,7 +208,7 @@ class Trainer:
             with self._writing():
                 write_metrics(self.folder / "metrics.csv", progress.rows)
         self._save()
-        if epoch + 1 < self.epochs and any(self.processes.any(self.device, self.signals.asked)):
+        if epoch + 1 < self.epochs and self.processes.any(self.device, self.signals.asked):
             raise self._stopped(f"epoch {epoch + 1}")
 
     def _measure(self, row: Row) -> None:

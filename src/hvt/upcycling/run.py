@@ -95,7 +95,7 @@ def upcycle(
     folder = Path(run_folder or f"runs/upcycle-{name}")
     group = distributed.process_group(chosen.device)
     with group as (processes, device), locked(folder, processes):
-        restarted = any(processes.any(device, distributed.restarted()))
+        restarted = processes.any(device, distributed.restarted())
         run = Upcycling(chosen, Path(output), str(data), folder, processes, device, console)
         run.begin(source, restarted)
         return run.run()
