@@ -27,7 +27,7 @@ from hvt.costs import cost
 from hvt.device import find_device
 from hvt.errors import HVTError
 from hvt.planning.space import Space, lengths, space_of
-from hvt.planning.timings import measure
+from hvt.planning.timings import cases_of, solve, time_models
 
 HERE = Path(__file__).parent
 WITHIN = 0.15
@@ -60,15 +60,16 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for mode in args.modes.split(","):
         began = time.perf_counter()
-        latency, measured = measure(
-            mode, device, args.batch, rounds=args.rounds,
-            extra={str(number): config for number, config in enumerate(configs)},
+        cases = {("random", n): config for n, config in enumerate(configs)} | cases_of(mode)
+        calls = time_models(
+            cases, mode, device, args.batch, args.rounds,
             note=lambda text, mode=mode: note(f"{mode}: {text}"),  # type: ignore[misc]
         )  # fmt: skip
+        latency = solve(calls, cases, describe(device) | {"mode": mode, "batch": args.batch})
         note(f"{mode}: {time.perf_counter() - began:.0f} s")
         rows += [
-            row(config, mode, args.batch, latency.seconds(config), measured[str(number)])
-            for number, config in enumerate(configs)
+            row(config, mode, args.batch, latency.seconds(config), min(calls["random", n]))
+            for n, config in enumerate(configs)
         ]
     described = describe(device) | {"command": portable_command(sys.argv)}
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from hvt.planning.latency import LatencyTable
 from hvt.planning.price import Priced, priced, training_bytes
 from hvt.planning.quality import flags_of, load_quality, measures_of
 from hvt.planning.space import Space, space_of
-from hvt.planning.timings import cache_file, cases_of, latency_table, measure, solve
+from hvt.planning.timings import cache_file, cases_of, latency_table, solve, time_models
 from hvt.training.recipe import load_recipe
 from hvt.zoo import read_config, write_config
 
@@ -300,8 +300,8 @@ def test_the_table_is_exact_at_its_points_and_near_between_them() -> None:
 @pytest.mark.parametrize("mode", ["eager", "onnx"])
 def test_layer_times_follow_from_model_times(mode: str) -> None:
     truth, cases = made_up(), cases_of(mode)
-    times = {case: truth.seconds(config) for case, config in cases.items()}
-    solved = solve(times, cases, {}, 1e-3)
+    calls = {case: [truth.seconds(config)] for case, config in cases.items()}
+    solved = solve(calls, cases, {"mode": mode})
     assert solved.overhead == pytest.approx(truth.overhead, rel=0.1)
     for name in ("hvt_ti_1", "hvt_s_4", "deit_ti", "hvt_s_2_2d"):
         config = hvt.get_config(name)
@@ -430,9 +430,9 @@ def test_models_are_timed(mode: str, cache: Path, monkeypatch: pytest.MonkeyPatc
         pytest.importorskip("onnxruntime", reason="the export extra is not installed")
     for name, value in {"WIDTHS": (16, 32), "ROWS": (2, 3, 4), "SECONDS": 0.0, "SLOW": 0.0}.items():
         monkeypatch.setattr(f"hvt.planning.timings.{name}", value)
-    extra = {"mine": hvt.get_config("hvt_ti_1", **SMALL, depth=1)}
-    taken, others = measure(mode, torch.device("cpu"), 1, rounds=1, extra=extra)
-    assert others["mine"] > 0
+    cases = cases_of(mode)
+    calls = time_models(cases, mode, torch.device("cpu"), 1, 1)
+    taken = solve(calls, cases, {"mode": mode})
     # Blocks that every table needs, and one further that is too slow, so that no larger one is.
     middle = 9 if mode == "eager" else 16
     needed = {(4, 16), (4, 32), (middle, 16), (middle, 32)}

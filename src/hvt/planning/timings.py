@@ -14,7 +14,7 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,11 @@ def latency_table(
             f"timing blocks in {mode} at batch {batch} (one to five minutes, best while the "
             "machine is idle)"
         )
-        table, _ = measure(mode, where, batch, note=note)
+        cases = cases_of(mode)
+        table = solve(time_models(cases, mode, where, batch, ROUNDS, note), cases, machine)
+        note(f"measured the {provenance(table.machine)}")
+        if table.machine["spread"] > BUSY:
+            note("the machine is busy: take the timings again when it is idle, by --remeasure")
         _write(path, table, note)
         return table
     finally:
@@ -173,29 +177,6 @@ def _config(
 # ── measuring ───────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(
-    mode: str,
-    device: torch.device,
-    batch: int,
-    *,
-    rounds: int = ROUNDS,
-    extra: Mapping[str, HVTConfig] | None = None,
-    note: Note = lambda text: None,
-) -> tuple[LatencyTable, dict[str, float]]:
-    """Time the models of the table, and in the same rounds some `extra` configs, in seconds."""
-    cases = {("extra", name): config for name, config in (extra or {}).items()} | cases_of(mode)
-    calls = time_models(cases, mode, device, batch, rounds, note)
-    best = {case: min(seconds) for case, seconds in calls.items()}
-    spread = statistics.median(statistics.median(calls[case]) / best[case] - 1 for case in calls)
-    machine = describe(device) | {"mode": mode, "batch": batch, "spread": round(spread, 3)}
-    note(f"measured the {provenance(machine)}")
-    if spread > BUSY:
-        note("the machine is busy: take the timings again when it is idle, by --remeasure")
-    anchor, _ = anchor_of(mode)
-    extras = {str(case[1]): seconds for case, seconds in best.items() if case[0] == "extra"}
-    return solve(best, cases, machine, best[anchor]), extras
-
-
 def time_models(
     cases: Mapping[Case, HVTConfig], mode: str, device: torch.device, batch: int, rounds: int,
     note: Note = lambda text: None,
@@ -221,10 +202,13 @@ def time_models(
 
 
 def solve(
-    times: Mapping[Case, float], cases: Mapping[Case, HVTConfig], machine: dict[str, Any],
-    anchor: float,
-) -> LatencyTable:  # fmt: skip
-    """From the times of models to those of their layers."""
+    calls: Mapping[Case, Sequence[float]], cases: Mapping[Case, HVTConfig], machine: dict[str, Any]
+) -> LatencyTable:
+    """From the seconds of models' calls to those of their layers."""
+    times = {case: min(seconds) for case, seconds in calls.items()}
+    spread = statistics.median(statistics.median(calls[case]) / times[case] - 1 for case in calls)
+    machine = machine | {"spread": round(spread, 3)}
+    anchor, _ = anchor_of(machine["mode"])
     blocks = {case: seconds for case, seconds in times.items() if case[0] == "block"}
     overheads = []
     for case, deep in times.items():
@@ -239,7 +223,7 @@ def solve(
         rows.append(np.subtract(patch_terms(cases[case]), patch_terms(cases[twin])))
         values.append(max(times[case] - times[twin], 0.0))
     per_mac, per_value = nonnegative_lstsq(np.array(rows), np.array(values)).tolist()
-    table = LatencyTable(machine, [], overhead, (per_mac, per_value), {}, anchor)
+    table = LatencyTable(machine, [], overhead, (per_mac, per_value), {}, times[anchor])
     for case, seconds in sorted(blocks.items()):
         config = cases[case]
         rest = max(seconds - overhead - table.patch_embedding(config), seconds / 4)

@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock
 
 from ..config import HVTConfig
-from ..files import atomic_write, stale_temp_files
+from ..files import atomic_write
 from ..zoo import write_config
 from .halving import frontier
 from .study import ID, SETTINGS, import_optuna
@@ -24,8 +24,6 @@ LOCK = ".lock"
 def write_report(folder: Path, study: Any, gflops: float, rows: Sequence[dict[str, Any]]) -> None:
     """Write all files of a search, each atomically, for other processes may read them."""
     with FileLock(folder / LOCK):  # the writers of one study take turns
-        for stale in stale_temp_files(folder):  # of one that was killed
-            stale.unlink(missing_ok=True)
         _tables(folder, study, gflops, [row for row in rows if row["complete"]])
         _figures(folder, study)
 

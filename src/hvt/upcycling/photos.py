@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,16 +78,6 @@ class Crops:
         return torch.cat(parts)
 
 
-class Views:
-    """A photo as each of some models sees it when it is evaluated, as flat bytes."""
-
-    def __init__(self, models: Sequence[HVT]) -> None:
-        self.transforms = [eval_transform(model, normalize=False) for model in models]
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        return torch.cat([transform(image).flatten() for transform in self.transforms])
-
-
 def unpack(flat: Tensor, channels: int, sizes: Sequence[Size]) -> list[Tensor]:
     """Flat bytes as images: `(B, bytes)` → `(B, C, H, W)` for each size."""
     counts = [channels * rows * cols for rows, cols in sizes]
@@ -96,14 +87,18 @@ def unpack(flat: Tensor, channels: int, sizes: Sequence[Size]) -> list[Tensor]:
 
 def read_views(photos: Any, models: Sequence[HVT], workers: int, skip_broken: bool) -> list[Tensor]:
     """All of some photos as each model sees them when it is evaluated: uint8 `(B, C, H, W)`."""
-    config = models[0].config
-    batches = EvalBatches(
-        photos, Views(models), batch_size=64, workers=workers, skip_broken=skip_broken
-    )
+    transforms = [eval_transform(model, normalize=False) for model in models]
+    views = functools.partial(_views, transforms)
+    batches = EvalBatches(photos, views, batch_size=64, workers=workers, skip_broken=skip_broken)
     flat = [batch.images for batch in batches if len(batch.labels)]
     if not flat:
         raise HVTError("none of the photos can be read")
-    return unpack(torch.cat(flat), config.in_chans, [model.config.image for model in models])
+    sizes = [model.config.image for model in models]
+    return unpack(torch.cat(flat), models[0].config.in_chans, sizes)
+
+
+def _views(transforms: Sequence[Any], image: Image.Image) -> Tensor:  # → uint8 (bytes,)
+    return torch.cat([transform(image).flatten() for transform in transforms])
 
 
 class Normalise:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -228,18 +229,19 @@ class Evaluator:
         self.device, self.workers, self.skip = device, workers, skip
         self.normalise = Normalise(source, device)
         self.head = source.num_classes > 0
-        self.sums: dict[HVTConfig, Tensor] = {}  # same top-1, KL, photos read, asked for
+        # Of each placement: same top-1, KL, photos read, photos asked for.
+        self.sums: dict[HVTConfig, Tensor] = defaultdict(lambda: torch.zeros(4).double())
         self._targets: dict[tuple[int, int], Tensor] = {}
 
     def measure(self, configs: Sequence[HVTConfig], photos: int) -> None:
         """Bring some placements to so many photos."""
         photos = min(photos, len(self.photos))
-        seen = {config: int(self.sums[config][3]) for config in configs if config in self.sums}
-        spans = {config: (seen.get(config, 0), photos) for config in configs}
-        for (start, stop), image in sorted({(spans[c], c.image) for c in configs}):
-            alike = [c for c in configs if spans[c] == (start, stop) and c.image == image]
-            if start < stop:
-                self._run(alike, image, start, stop)
+        groups = defaultdict(list)
+        for config in configs:
+            groups[int(self.sums[config][3]), config.image].append(config)
+        for (start, image), group in sorted(groups.items()):
+            if start < photos:
+                self._run(group, image, start, photos)
 
     def ranked(self, configs: Iterable[HVTConfig]) -> list[Ranked]:
         """Those that were measured, best first; by the more photos, the more they are worth."""
@@ -275,7 +277,7 @@ class Evaluator:
                 logits = tail(student, x if pool is None else pool(x), split)
                 rows = compare(logits, target, self.head).double().sum(dim=0).cpu()
                 sums = torch.cat((rows, rows.new_tensor([len(target), 0])))
-                self.sums[config] = self.sums.get(config, torch.zeros(4)) + sums
+                self.sums[config] += sums
         for config in configs:
             self.sums[config][3] = stop
 
