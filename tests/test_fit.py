@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from conftest import Command
 from PIL import Image
 
 import hvt
-from hvt.fitting.head import fit_head, label_errors, temperature
+from hvt.data.contact_sheet import _font
+from hvt.deploy.embed import Embedder
+from hvt.errors import HVTError
+from hvt.fitting.head import _folds, fit_head, label_errors, temperature
 from hvt.fitting.report import wilson
 from hvt.fitting.run import Fitted
 from hvt.model import HVT
@@ -96,6 +100,12 @@ def test_balance_weighs_rare_classes(features: tuple[torch.Tensor, torch.Tensor]
     assert found[0] < found[1]
 
 
+@pytest.mark.parametrize(("counts", "folds"), [((9, 9, 1), 5), ((4, 2), 4), ((1, 1, 1), 3)])
+def test_a_rare_class_takes_no_folds_from_the_others(counts: tuple[int, ...], folds: int) -> None:
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    assert set(_folds(labels, 0).tolist()) == set(range(folds))
+
+
 def test_label_errors_are_found(features: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, labels = features
     wrong = labels.clone()
@@ -151,6 +161,8 @@ def test_a_folder_becomes_a_checkpoint_and_a_report(
     links.feed((tmp_path / "run/report.html").read_text())
     assert all(link.startswith("data:image/") for link in links.found)
     assert str(tmp_path) not in (tmp_path / "run/report.html").read_text()
+    assert (tmp_path / "run/worst.png").exists() == bool(report["worst"])
+    assert not (tmp_path / "run/linear.safetensors").exists()
 
 
 def test_a_second_run_embeds_nothing(
@@ -169,16 +181,38 @@ def test_a_second_run_embeds_nothing(
     assert torch.equal(first.model.head.weight, third.model.head.weight)
 
 
-def test_train_and_val_with_duplicates_and_contradictions(
-    images: Path, init: Path, tmp_path: Path
+def test_the_cache_holds_what_was_embedded_and_how(
+    images: Path, init: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stream = Embedder.stream
+
+    def stopped(embedder: Embedder, paths: Any) -> Any:
+        yield next(stream(embedder, paths))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Embedder, "stream", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        hvt.fit(images, tmp_path / "run", init=init, amp="off")
+    assert not (tmp_path / "run").exists()
+    (cache,) = (tmp_path / "cache/embeddings").iterdir()
+    assert len(np.load(cache)["digests"]) == 1
+    monkeypatch.undo()
+    hvt.fit(images, tmp_path / "run", init=init, amp="bfloat16", cache=cache.parent)
+    assert len(list(cache.parent.iterdir())) == 2
+
+
+def test_train_and_val_with_duplicates_and_contradictions(
+    images: Path, init: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     data = tmp_path / "data"
     shutil.copytree(images, data / "train")
     save_images(data / "val", 4, seed=2)
     shutil.copy(images / "red/0-0.png", data / "val/red/copy.png")
     shutil.copy(images / "red/0-1.png", data / "train/blue/copy.png")
-    report = hvt.fit(data, tmp_path / "run", init=init).report
+    report = hvt.fit("~/data", tmp_path / "run", init=init).report
     assert not report.val_drawn
+    assert report.data == str(data)
     assert [pair.labels for pair in report.duplicates if pair.exact] == [("red", "red")]
     assert {pair.labels for pair in report.contradictions} == {("blue", "red")}
     assert any("also in the training images" in text for text in report.warnings)
@@ -194,6 +228,24 @@ def test_few_images_say_how_uncertain_they_are(init: Path, tmp_path: Path, image
     assert any("uncertain by more than 20 points" in text for text in report.warnings)
 
 
+def test_one_image_per_class(init: Path, tmp_path: Path, images: Path) -> None:
+    save_images(tmp_path / "data/train", 1)
+    save_images(tmp_path / "data/val", 2, seed=1)
+    assert hvt.fit(tmp_path / "data", tmp_path / "run", init=init).report.top1 > 50
+    for path in (tmp_path / "data/val").rglob("*.png"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(HVTError, match="none of 6 images can be read"):
+        hvt.fit(tmp_path / "data", tmp_path / "run2", init=init, skip_broken=True)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_contact_sheets_have_arrows(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    font, arrow = _font()
+    assert bytes(font.getmask(arrow)) != bytes(font.getmask("\uffff"))
+
+
 def test_bad_input_is_one_sentence(
     images: Path, init: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -203,7 +255,8 @@ def test_bad_input_is_one_sentence(
         return err
 
     save_images(tmp_path / "one", 3, names=["red"])
-    assert "only the class 'red'" in error(tmp_path / "one")
+    assert "only the class 'red'" in error(tmp_path / "one", "--output", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
     assert "neither a folder nor a known source" in error("nowhere")
     assert "not a folder of images" in error("digits")
     (images / "red/broken.png").write_bytes(b"nothing")
@@ -212,7 +265,7 @@ def test_bad_input_is_one_sentence(
         "fit", images, "--init", init, "--skip-broken", "--output", tmp_path / "r"
     )
     assert code == 0
-    assert "1 images cannot be read and were skipped" in out
+    assert "unreadable images skipped: 1" in out
     assert "already contains a model.safetensors" in error(images, "--output", tmp_path / "r")
     (images / "empty").mkdir()
     assert "empty" in error(images)
@@ -242,9 +295,9 @@ def test_minutes_fine_tune_all_blocks_and_keep_the_better(
 def test_a_stopped_fine_tuning_is_resumed_by_the_same_call(
     images: Path, init: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run() -> Fitted:
+    def run(data: Path = images, minutes: float | None = 1) -> Fitted:
         return hvt.fit(
-            images, tmp_path / "run", init=init, minutes=1, epochs=2, workers=0, amp="off"
+            data, tmp_path / "run", init=init, minutes=minutes, epochs=2, workers=0, amp="off"
         )
 
     learn = Learner.step
@@ -257,6 +310,11 @@ def test_a_stopped_fine_tuning_is_resumed_by_the_same_call(
     with pytest.raises(Interrupted, match="resume with the same command and --output"):
         run()
     monkeypatch.setattr(Learner, "step", learn)
+    with pytest.raises(HVTError, match="already contains"):
+        run(minutes=None)
+    save_images(tmp_path / "other", 15, seed=1)
+    with pytest.raises(HVTError, match="training images changed"):
+        run(tmp_path / "other")
     fitted = run()
     assert fitted.report.top1_of["fine-tuned"] > 30
     assert len((fitted.folder / "metrics.csv").read_text().splitlines()) == 3

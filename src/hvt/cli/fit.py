@@ -29,7 +29,7 @@ def register(commands: Any) -> None:
     add_fields(group, Recipe, skip=("overrides", "data"), shown=load_recipe("finetune"))
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     """Fit a linear head to the embeddings of a trained model.
 
     Every image is embedded once. With --minutes, all blocks are then fine-tuned with the recipe
@@ -37,16 +37,21 @@ def run(args: argparse.Namespace) -> None:
     and a report. IMAGES contains one folder per class, or train and val with such folders; without
     val, a fifth of each class is held out.
     """
+    fields = given_fields(args, Recipe)
+    if fields.get("processes", 1) != 1 and "WORLD_SIZE" not in os.environ:
+        from ..training.launch import launch
+
+        return launch(load_recipe("finetune").replace(**fields), args.argv)
     from ..fitting.run import fit
 
     console = new_console(stderr=args.json)
-    fitted = fit(**given_fields(args, Recipe), size=args.size, console=console)
+    fitted = fit(**fields, size=args.size, console=console)
     if os.environ.get("RANK", "0") != "0":  # torchrun's: one process prints
-        return
+        return 0
     report = fitted.report
     if args.json:
         print_json(report.to_dict() | {"path": str(fitted.path)})
-        return
+        return 0
     emit(report.per_class, {"class": "{name}", "images": "{images:d}", "top-1 %": "{top1:.1f}"})
     low, high = report.interval
     print(
@@ -54,3 +59,4 @@ def run(args: argparse.Namespace) -> None:
         f"images, {report.method}, in {report.seconds:.0f} s\n{printable(str(fitted.path))}\n"
         f"{printable(str(fitted.folder / 'report.html'))}"
     )
+    return 0

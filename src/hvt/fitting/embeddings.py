@@ -40,10 +40,10 @@ class Embedded:
 
 
 class EmbeddingCache:
-    """Features by content digest, one file per model and preprocessing."""
+    """Features by content digest, one file per key: a model, its preprocessing and its dtype."""
 
-    def __init__(self, embedder: Embedder, folder: Path) -> None:
-        name = hashlib.blake2b(embedder.digest.encode(), digest_size=16).hexdigest()
+    def __init__(self, key: str, folder: Path) -> None:
+        name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         self.path = folder / f"{name}.npz"
         self.rows: dict[str, np.ndarray] = {}
         # Without a file, or with a damaged one, they are computed anew.
@@ -74,19 +74,23 @@ def embed(
         digests = list(threads.map(_digest, paths))
     missing = [i for i, digest in enumerate(digests) if digest not in cache.rows]
     found = embedder.stream([paths[i] for i in missing])
-    for index, one in zip(missing, progress(found, len(missing)), strict=True):
-        if one.vector is None:
-            broken[index] = str(UnreadableImageError.of(paths[index], one.error))
-        else:
-            cache.rows[digests[index]] = one.vector
-    if missing:
-        cache.write()
+    try:
+        for index, one in zip(missing, progress(found, len(missing)), strict=True):
+            if one.vector is None:
+                broken[index] = str(UnreadableImageError.of(paths[index], one.error))
+            else:
+                cache.rows[digests[index]] = one.vector
+    finally:  # Ctrl-C too
+        if missing:
+            cache.write()
     kept = [index for index in range(len(paths)) if index not in broken]
     rows = [cache.rows[digests[index]] for index in kept]
+    if not rows:
+        raise HVTError(f"none of {len(paths)} images can be read; the first: {broken[0]}")
     return Embedded(
         [paths[i] for i in kept],
         torch.tensor([images.labels[i] for i in kept], dtype=torch.int64),
-        torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, 1),
+        torch.from_numpy(np.stack(rows)),
         [digests[i] for i in kept],
         list(broken.values()),
     )

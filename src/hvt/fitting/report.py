@@ -203,14 +203,15 @@ def make_report(
 
     `held_out` are the linear head's cross-validated probabilities of the training images.
     """
-    names, root = data.class_names, Path(data.name)
+    names = data.class_names
+    root = Path(os.path.commonpath([*train.paths, *val.paths]))
     predicted, calibrated = logits.argmax(dim=1), logits / scale
     counts = torch.bincount(val.labels * len(names) + predicted, minlength=len(names) ** 2)
     right = int((predicted == val.labels).sum())
     across, contradictions = find_duplicates(train, val, names, root)
     wrong, errors = misclassified(calibrated, val.labels), label_errors(held_out, train.labels)
     report = FitReport(
-        data=data.name,
+        data=str(root),
         class_names=names,
         train_images=len(train.labels),
         val_images=len(val.labels),
@@ -241,11 +242,11 @@ def _warnings(report: FitReport, labels: Tensor, broken: int) -> list[str]:
         f"few training images: {', '.join(few)}; the figures are uncertain": few,
         "top-1 is uncertain by more than 20 points: add validation images to tell more":
             report.interval[1] - report.interval[0] > 20,
-        f"{len(report.duplicates)} validation images are also in the training images, so "
-        "top-1 is too high: remove them from one of the two": report.duplicates,
-        f"{len(report.contradictions)} images are in two classes: keep each in one":
+        f"validation images also in the training images: {len(report.duplicates)}; top-1 is too "
+        "high: remove them from one of the two": report.duplicates,
+        f"images in two classes: {len(report.contradictions)}; keep each in one":
             report.contradictions,
-        f"{broken} images cannot be read and were skipped": broken,
+        f"unreadable images skipped: {broken}": broken,
     }  # fmt: skip
     return [text for text, so in found.items() if so]
 
@@ -260,6 +261,6 @@ def _page(report: FitReport, root: Path) -> str:
         return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
     text = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    names = {"name": Path(report.data).name, "init": Path(report.init).name}
+    names = {"name": root.resolve().name, "init": Path(report.init).name}
     template = Environment(autoescape=True).from_string(text)
     return template.render(report=report, shown=SHOWN, data_url=data_url, **names)

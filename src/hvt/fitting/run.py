@@ -76,28 +76,30 @@ def fit(
     with distributed.process_group(recipe.device) as (processes, device):
         screen = processes.console(console)
         main = processes.is_main_process
-        folder = processes.broadcast(_folder(output, data) if main else None)
+        if main and output is not None:
+            _check_output(Path(output), minutes)
         if not main:
             processes.barrier()  # until the main process has embedded, and kept, the images
         linear = _fit_linear(recipe, device, cache, screen)
         if main:
-            save(linear.model, folder / "linear.safetensors")
             processes.barrier()
+        folder = processes.broadcast(_make_folder(output, data) if main else None)
         if minutes is not None:
+            if main:
+                save(linear.model, folder / "linear.safetensors")
             last = _seconds_of_report(linear, device) if main else 0.0
             left = processes.broadcast(60 * minutes - (time.monotonic() - began) - last)
             recipe = recipe.replace(minutes=max(0.1, left) / 60, output=str(folder))
-    model, labels = linear.model, linear.val.labels
-    logits = linear.head(linear.val.features)
-    top1_of = {"linear head": 100 * float((logits.argmax(dim=1) == labels).double().mean())}
-    print_line(screen, f"linear head: top-1 {top1_of['linear head']:.2f} %")
-    method = "linear head"
+    labels = linear.val.labels
+    found = {"linear head": (linear.model, linear.head(linear.val.features))}
+    print_line(screen, f"linear head: top-1 {_top1(found['linear head'][1], labels):.2f} %")
     if minutes is not None:
-        top1_of["fine-tuned"] = _finetune(recipe, folder, console)
-        method = max(top1_of, key=top1_of.__getitem__)
-    if method == "fine-tuned":
-        model = load(folder / "best.safetensors", device).float().eval()
-        logits = _val_logits(model, linear, device)
+        _finetune(recipe, folder, console)
+        tuned = load(folder / "best.safetensors", device).float().eval()
+        found["fine-tuned"] = tuned, _val_logits(tuned, linear, device)
+    top1_of = {name: _top1(logits, labels) for name, (_, logits) in found.items()}
+    method = max(top1_of, key=top1_of.__getitem__)
+    model, logits = found[method]
     scale = temperature(logits, labels)
     with torch.no_grad():
         for parameter in model.head.parameters():
@@ -130,16 +132,21 @@ def _fast_bfloat16() -> bool:
     return any(getattr(torch.cpu, name, bool)() for name in asked)
 
 
-def _folder(output: str | Path | None, data: str | Path) -> Path:
-    """A new folder, or that of a fine-tuning that was stopped."""
+def _check_output(folder: Path, minutes: float | None) -> None:
+    """Raise an error for a folder with results, unless a fine-tuning that was stopped resumes."""
+    stopped = (folder / "linear.safetensors").exists() and not (folder / "report.json").exists()
+    if (found := found_run(folder)) and (minutes is None or not stopped):
+        raise HVTError(f"{folder} already contains a {found}: choose another --output")
+
+
+def _make_folder(output: str | Path | None, data: str | Path) -> Path:
     if output is None:
         return unused_folder(Path(f"runs/fit-{Path(data).resolve().name}"))
-    folder = Path(output)
-    found = found_run(folder)
-    if found and ((folder / "report.json").exists() or not (folder / "recipe.json").exists()):
-        raise HVTError(f"{output} already contains a {found}: choose another --output")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    try:
+        Path(output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HVTError(f"cannot write {output}: {error.strerror}") from error
+    return Path(output)
 
 
 def _fit_linear(
@@ -158,19 +165,20 @@ def _fit_linear(
     model.reset_classifier(0)  # a new one is random, and embeddings are kept by the weights
     model.pretrained_cfg.update(label_names=None, num_classes=0)
     embedder = Embedder(model, device, batch_size=32)
-    store = EmbeddingCache(embedder, cache_folder() if cache is None else Path(cache))
 
     def progress(items: Any, total: int) -> Any:
         quiet = not total or not console.is_terminal
         return track(items, "embedding", total, console=console, transient=True, disable=quiet)
 
     half = recipe.amp == "bfloat16"
+    key = embedder.digest + (" bfloat16" if half else "")
+    store = EmbeddingCache(key, cache_folder() if cache is None else Path(cache))
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
         train, val = (embed(embedder, part, store, progress) for part in (data.train, data.val))
     broken = train.broken + val.broken
     if broken and not recipe.skip_broken:
-        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        raise HVTError(f"{broken[0]}{more}: fix or remove it, or use --skip-broken")
+        more = f" ({len(broken) - 1} more: see hvt check)" if len(broken) > 1 else ""
+        raise HVTError(f"{broken[0]}{more}; fix or remove it, or use --skip-broken")
     classes = len(data.class_names)
     x, balance = train.features, recipe.balance
     head = fit_head(x, train.labels, classes, balance=balance, seed=recipe.seed)
@@ -191,18 +199,21 @@ def _seconds_of_report(linear: Linear, device: torch.device) -> float:
     return len(linear.val.labels) * (0.005 + (time.perf_counter() - began) / 8)
 
 
-def _finetune(recipe: Recipe, folder: Path, console: Console | None) -> float:
-    """Train from the linear head, or resume that; the best validation top-1."""
+def _finetune(recipe: Recipe, folder: Path, console: Console | None) -> None:
+    """Train from the linear head, or resume that."""
     try:
-        if (folder / "recipe.json").exists():
-            result = engine.resume(folder, console)
+        if (folder / "recipe.json").exists():  # `data` is checked to be that of the run
+            engine.resume(folder, console, data=recipe.data, root=recipe.root)
         else:
             start = recipe.replace(init=str(folder / "linear.safetensors"), model=None)
-            result = engine.train(start, "fit", console)
+            engine.train(start, "fit", console)
     except Interrupted as error:
         where, _, _ = str(error).partition(";")
         raise Interrupted(f"{where}; resume with the same command and --output {folder}") from None
-    return result.best or 0.0
+
+
+def _top1(logits: Tensor, labels: Tensor) -> float:
+    return 100 * float((logits.argmax(dim=1) == labels).double().mean())
 
 
 def _val_logits(model: HVT, linear: Linear, device: torch.device) -> Tensor:
