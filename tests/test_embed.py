@@ -50,6 +50,12 @@ def test_features_are_those_before_the_classifier(checkpoint: str, images: Path)
     np.testing.assert_allclose(embedder(paths[2]), want[2], rtol=1e-4, atol=1e-5)
 
 
+def test_a_digest_is_of_the_config_too(build: Build) -> None:
+    one, other = (build("hvt_ti_2", depth=2, pool=pool) for pool in ("max", "avg"))
+    other.load_state_dict(one.state_dict())
+    assert hvt.Embedder(one).digest != hvt.Embedder(other).digest
+
+
 def test_an_exported_model_embeds_alike(checkpoint: str, images: Path, command: Command) -> None:
     pytest.importorskip("onnxruntime")
     onnx = checkpoint.replace(".safetensors", ".onnx")

@@ -81,10 +81,11 @@ class ImageModel:
 
     @property
     def digest(self) -> str:
-        """A digest of the model: of its weights and preprocessing, or of its ONNX file."""
+        """A digest of the model: its weights, config and preprocessing, or its ONNX file."""
         if not isinstance(self.model, HVT):
             return hashlib.blake2b(self.model.path.read_bytes(), digest_size=16).hexdigest()
-        return f"{weights_digest(self.model)} {sorted(self.model.pretrained_cfg.items())}"
+        cfg = sorted(self.model.pretrained_cfg.items())
+        return f"{weights_digest(self.model)} {self.model.config} {cfg}"
 
     def batches(
         self, images: ImageInput | Iterable[ImageInput]
