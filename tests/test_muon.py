@@ -12,8 +12,6 @@ from training import tiny, trainer_of
 from hvt.training.muon import Muon, orthogonal
 from hvt.training.trainer import Trainer
 
-CPU = torch.device("cpu")
-
 
 @pytest.mark.parametrize("shape", [(1, 24, 24), (3, 16, 48), (3, 48, 16), (2, 5, 3)])
 def test_singular_values_come_close_to_one(shape: tuple[int, ...]) -> None:

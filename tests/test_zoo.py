@@ -17,7 +17,6 @@ from hvt.zoo import MODELS, WEIGHT_URLS
 # After hvt: it makes torchvision, which timm imports, load where its operators are missing.
 import timm  # isort: skip
 from timm.data import resolve_model_data_config  # isort: skip
-from timm.optim import param_groups_layer_decay, param_groups_weight_decay  # isort: skip
 from torchvision.ops import FeaturePyramidNetwork  # isort: skip
 
 NAMES = hvt.list_models()
@@ -272,41 +271,6 @@ def test_features_only_drops_what_it_does_not_need(small: dict, images: Tensor) 
     for got, row in zip(net(images), rows, strict=True):
         linear = nn.functional.interpolate(row.squeeze(2), 64, mode="linear")
         torch.testing.assert_close(got.flatten(2), linear)
-
-
-# ── timm.optim ──────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("name", ["hvt_s_4", "deit_s"])
-def test_no_weight_decay_on_positions_norms_and_biases(name: str, build: Build) -> None:
-    model = build(name)
-    names = {n for n, _ in model.named_parameters()}
-    pooled = {f"blocks.{i}.pos_embed" for i in (0, 3, 6, 9)} if name == "hvt_s_4" else {"cls_token"}
-    assert model.no_weight_decay() == {"pos_embed"} | pooled
-    assert model.no_weight_decay() <= names
-
-    groups = param_groups_weight_decay(model, 0.025, no_weight_decay_list=model.no_weight_decay())
-    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
-    for n, parameter in model.named_parameters():
-        free = "norm" in n or n.endswith(("bias", "pos_embed", "cls_token"))
-        assert decay[id(parameter)] == (0 if free else 0.025), n
-
-
-def test_layer_decay_follows_the_blocks(build: Build) -> None:
-    model = build("hvt_s_4")
-    groups = param_groups_layer_decay(model, layer_decay=0.5)
-    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    scales = {n: scale[id(p)] for n, p in model.named_parameters()}
-
-    layers = [
-        {s for n, s in scales.items() if n.startswith(("pos_embed", "patch_embed"))},
-        *({s for n, s in scales.items() if n.startswith(f"blocks.{i}.")} for i in range(12)),
-        {s for n, s in scales.items() if n.startswith("head")},
-    ]
-    # One scale per layer, halved from each to the one below: pooled positions go with their block.
-    assert layers == [{0.5 ** (13 - i)} for i in range(14)]
-    assert scales["blocks.3.pos_embed"] == scales["blocks.3.attn.qkv.weight"]
-    assert scales["norm.weight"] == scales["blocks.11.attn.qkv.weight"]  # as in timm's ViT
 
 
 # ── published weights ───────────────────────────────────────────────────────────────────────────

@@ -294,16 +294,14 @@ class HVTConfig:
             raise HVTError(
                 f"stages={self.stages} disagrees with pool_after={after}: give one of them"
             )
-        grid = self.grid
-        for block in self.pool_blocks:
-            pooled = pooled_grid(grid, *self._window)
+        grids = self.grids
+        for block, grid, pooled in zip(self.pool_blocks, grids, grids[1:], strict=False):
             if min(pooled) < 1:
                 raise HVTError(
                     f"pooling after block {block} would leave no token: {grid[0] * grid[1]} tokens "
                     f"are too few for pool_kernel={self.pool_kernel}, use fewer stages, "
                     "a larger image or smaller patches"
                 )
-            grid = pooled
 
     def _check_retention(self) -> None:
         kept = self.retention
