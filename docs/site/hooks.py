@@ -62,6 +62,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Link to images of results where the site has them; name other files of the repository."""
     folder = posixpath.dirname(page.file.src_uri)
+    if page.file.src_uri in ("index.md", "install.md"):
+        page.meta["hide"] = ["navigation"]  # of a tab with one page
 
     def resolve(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join("docs", folder, match[3]))
@@ -76,6 +78,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown = re.sub(r"]\(docs/", "](../", markdown)  # written for the repository's root
         markdown = _AT_ROOT.sub(r"\1 (`\2`)", markdown)
     return markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Mark short code in sentences, which stays on one line."""
+    return re.sub(r"(?<!</span>)<code>(?=[^<]{1,30}</code>)", '<code class="short">', html)
 
 
 def _sections(text: str, code_map: bool) -> str:
@@ -183,9 +190,9 @@ def _models() -> str:
         cards.append(_card(name, top1))
     about = (
         "Costs at 224 pixels and 1,000 classes, by `hvt.cost`. `hvt.create_model(NAME)` builds a "
-        "model with random weights, `pretrained=True` fetches the published ones. Nobody here has "
-        "run the HVT authors' weights; PaddleViT's evaluation of them is cited as theirs. Two "
-        "models with weights come with the package: [`imagenet` and `cifar100`](../built-in.md)."
+        "model with random weights, `pretrained=True` fetches the published ones. We have not "
+        "evaluated the HVT authors' weights; the cards cite PaddleViT's evaluation. Two "
+        "models are built in, with weights: [`imagenet` and `cifar100`](../built-in.md)."
     )
     measured = machine_line(speed).partition(" “×")[0]  # the ratio is a column of the README only
     parts = ["# Models", about, "\n".join(rows), measured, "## Cards", *cards]
