@@ -39,7 +39,9 @@ def main() -> None:
         "eval_every": 10**6, "tensorboard": False, "lr": args.lr,
     }  # fmt: skip
     elastic = trained(
-        args.runs / "elastic", common | {"elastic": tuple(stages), "epochs": args.epochs}
+        args.runs / "elastic",
+        common
+        | {"elastic": tuple(stages), "epochs": args.epochs, "distill_alpha": args.distill_alpha},
     )
     rows = []
     for place, config in enumerate(configs_of(elastic)):
@@ -71,6 +73,7 @@ def parse() -> argparse.Namespace:
     add("--stages", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     add("--epochs", type=float, default=2.0)
     add("--lr", type=float, default=0.032, help="at a batch of 512")
+    add("--distill-alpha", type=float, default=0.2, help="weight of the largest setting's logits")
     add("--all-images", action="store_true", help="every single model sees what the largest did")
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=1)

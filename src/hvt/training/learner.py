@@ -166,16 +166,18 @@ class Learner:
 
     def _objective(self, logits: Tensor, images: Tensor, target: Tensor) -> Tensor:
         """The loss of some logits by labels and teacher."""
-        recipe = self.recipe
-        # Targets of shape (B, classes) are mixed, and smoothed by mixup itself.
-        smoothing = recipe.smoothing if target.ndim == 1 else 0.0
-        loss = F.cross_entropy(
-            logits.float(), target, self.class_weights, label_smoothing=smoothing
-        )
+        loss = self._label_loss(logits, target)
         if self.teacher:
-            alpha = recipe.distill_alpha
+            alpha = self.recipe.distill_alpha
             loss = (1 - alpha) * loss + alpha * self.teacher.loss(logits, images)
         return loss
+
+    def _label_loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        # Targets of shape (B, classes) are mixed, and smoothed by mixup itself.
+        smoothing = self.recipe.smoothing if target.ndim == 1 else 0.0
+        return F.cross_entropy(
+            logits.float(), target, self.class_weights, label_smoothing=smoothing
+        )
 
     def _gradient_norm(self) -> Tensor:
         """The norm of all gradients, which are then clipped where the recipe says so."""

@@ -97,7 +97,9 @@ class Recipe:
     distill: str = field(
         "soft", "distillation with a teacher: soft or hard", choices=("soft", "hard")
     )
-    distill_alpha: float = field(0.5, "weight of the teacher against the labels", ge=0, le=1)
+    distill_alpha: float = field(
+        0.5, "weight of the teacher, or of the largest setting, against the labels", ge=0, le=1
+    )
     distill_tau: float = field(3.0, "temperature of soft distillation", gt=0)
 
     device: str = field("auto", "auto, cpu, cuda, mps …")

@@ -72,6 +72,6 @@ def check_arguments(
             values = {other: None, **values}
     whole = recipe.replace(**values)
     alone = [field for field in values if field.startswith("distill")]
-    if alone and whole.teacher is None:
+    if alone and whole.teacher is None and not (whole.elastic and alone == ["distill_alpha"]):
         raise HVTError(f"{alone[0]} needs a teacher: name one with teacher=")
     return name, whole

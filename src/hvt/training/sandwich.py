@@ -1,7 +1,7 @@
 """Learning all settings of an elastic model at once: the sandwich rule.
 
-Each step runs the largest setting, the smallest and one in between. The labels, or another model,
-teach the largest, and it teaches the others.
+Each step runs the largest setting, the smallest and one in between. The largest learns from labels
+or another model, the others from labels and from the largest.
 """
 
 from __future__ import annotations
@@ -76,8 +76,12 @@ class ElasticLearner(Learner):
         with self._autocast():
             outputs = self.network([images] * len(chosen), chosen)
             largest = self._objective(outputs[0], images, target)
-            teacher = outputs[0].detach()
-            taught = [divergence(one, teacher).mean() for one in outputs[1:]]
+            teacher, alpha = outputs[0].detach(), self.recipe.distill_alpha
+            taught = [
+                (1 - alpha) * self._label_loss(one, target)
+                + alpha * divergence(one, teacher).mean()
+                for one in outputs[1:]
+            ]
             return sandwich_loss(largest, taught, weight=1.0)
 
     def _trial(self, size: int) -> Tensor:
