@@ -78,24 +78,10 @@ error = None
 """
 
 
-def test_another_failure_is_not_hidden_and_half_imported_modules_do_not_survive(
-    tmp_path: Path,
-) -> None:
-    """Both in one interpreter, as torch takes seconds to import."""
+def test_another_failure_is_not_hidden(tmp_path: Path) -> None:
     body = (
         "import sys, torch\n"
         "if sys.modules['__main__'].error: raise sys.modules['__main__'].error\n"
         "torch._C._dispatch_has_kernel_for_dispatch_key('torchvision::nms', 'CPU')"
     )
-    check = """
-sys.modules["torchvision_lookalike"] = sys
-left = []
-Library = torch.library.Library
-def library(*args):
-    left.append([name for name in sys.modules if name.startswith("torchvision")])
-    return Library(*args)
-torch.library.Library = library
-load()
-assert left == [["torchvision_lookalike"]], left
-"""
-    succeed(LOAD + OTHERS + check, fake_torchvision(tmp_path, body))
+    succeed(LOAD + OTHERS + "load()\n", fake_torchvision(tmp_path, body))

@@ -387,23 +387,13 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data set as the `datasets` package reads it: a folder of images, and a card about it."""
+    """A data set as the `datasets` package reads it."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
-    sizes, folder = {"train": 6, "validation": 4}, tmp_path / "hub"
-    for part, size in sizes.items():
+    folder = tmp_path / "hub"
+    for part, size in (("train", 6), ("validation", 4)):
         for number in range(size):
-            path = folder / part / ("cat", "dog")[number % 2] / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (4, 5), (number, 0, 0)).save(path)
-    splits = "".join(
-        f"  - {{name: {part}, num_bytes: {n}, num_examples: {n}}}\n" for part, n in sizes.items()
-    )
-    names = "{class_label: {names: {'0': cat, '1': dog}}}"
-    (folder / "README.md").write_text(
-        "---\ndataset_info:\n  features:\n  - {name: image, dtype: image}\n"
-        f"  - {{name: label, dtype: {names}}}\n  splits:\n{splits}---\n"
-    )
+            save_image(folder / part / ("cat", "dog")[number % 2] / f"{number}.png", number)
     return folder
 
 
@@ -412,7 +402,7 @@ def test_hugging_face_data(hub_folder: Path, tmp_path: Path) -> None:
     assert (len(data.train), len(data.val), data.class_names) == (6, 4, ("cat", "dog"))
     assert sorted(data.train.labels) == [0, 0, 0, 1, 1, 1]
     for image, label in (data.train[i] for i in range(6)):
-        assert (image.mode, image.size) == ("RGB", (4, 5))
+        assert (image.mode, image.size) == ("RGB", (5, 4))
         assert image.getpixel((0, 0))[0] % 2 == label
     turned = open_eval(f"hfds/{hub_folder}", root=tmp_path / "cache", class_names=("dog", "cat"))
     assert sorted(turned.val.labels) == [0, 0, 1, 1]
