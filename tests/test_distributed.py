@@ -178,8 +178,8 @@ def test_alone_there_is_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"WORLD_SIZE": "2"}, "start several processes by torchrun, or unset WORLD_SIZE: .*RANK"),
-        ({"WORLD_SIZE": "two"}, "start several processes by torchrun, .*'two'"),
+        ({"WORLD_SIZE": "2"}, "start several processes with torchrun, or unset WORLD_SIZE: .*RANK"),
+        ({"WORLD_SIZE": "two"}, "start several processes with torchrun, .*'two'"),
     ],
     ids=str,
 )

@@ -225,7 +225,7 @@ def test_few_images_say_how_uncertain_they_are(init: Path, tmp_path: Path, image
     low, high = report.interval
     assert high - low > 20
     assert any("few training images: blue (4)" in text for text in report.warnings)
-    assert any("uncertain by more than 20 points" in text for text in report.warnings)
+    assert any("interval of top-1 is wider than 20 points" in text for text in report.warnings)
 
 
 def test_one_image_per_class(init: Path, tmp_path: Path, images: Path) -> None:

@@ -85,8 +85,8 @@ def test_averaged_tokens_have_their_patches_average_colour(chromium: Any, tmp_pa
         page.answered()
         assert page.text("stages-title") == "17 → 9 tokens"
         note = page.text("stages-note")
-        assert "a token for each; a class token stands before them" in note
-        assert "Then neighbours become one token, their average" in note
+        assert "a token for each, after a class token" in note
+        assert "Each stage averages neighbouring tokens" in note
         first, second = page.run(
             """const red = (canvas, row) =>
                  canvas.getContext('2d').getImageData(168, 56 * row, 1, 1).data[0];

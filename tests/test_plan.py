@@ -378,7 +378,7 @@ def test_busy_rounds_do_not_count_and_the_spread_is_kept(machine: FakeMachine) -
     assert busy.points == idle.points
     assert busy.machine["spread"] == 2.0
     assert "spread 200%" in notes
-    assert "the machine is busy: take the timings again when it is idle" in notes
+    assert "the machine is busy: measure again with --remeasure when it is idle" in notes
 
 
 @pytest.mark.parametrize("factor", [0.1, 1.5])

@@ -377,7 +377,7 @@ def test_a_model_that_cannot_be_run_is_an_error_in_json(
     monkeypatch.setattr(broken.session, "session", None)
     response = ask(app, "POST", "/predict", content=encoded_image())
     assert response.status_code == 500
-    assert response.json()["detail"] == "the model cannot be run: the service's log says why"
+    assert response.json()["detail"] == "the model cannot be run: see the service's log"
     assert str(broken.session.path) in caplog.text
 
 

@@ -127,7 +127,7 @@ def test_preprocessing_comes_along() -> None:
         ("vit_giant_patch14_dinov2", "its MLP is a GluMlp"),
         ("vit_base_patch16_rpn_224", "its blocks are ResPostBlock"),
         ("resnet18", "it is a ResNet"),
-        ("vit_tiny_r_s16_p8_224", "its patches are made by a HybridEmbed"),
+        ("vit_tiny_r_s16_p8_224", "its patch embedding is a HybridEmbed"),
     ],
 )
 def test_what_does_not_fit_is_named(name: str, reason: str) -> None:

@@ -97,7 +97,7 @@ def init_process_group(device: str) -> tuple[DistributedContext, torch.device]:
         several = world_size > 1 and not dist.is_initialized()
         group = next(rendezvous("env://")) if several else None
     except ValueError as error:
-        how = "start several processes by torchrun, or unset WORLD_SIZE"
+        how = "start several processes with torchrun, or unset WORLD_SIZE"
         raise HVTError(f"{how}: {error}") from error
     place = find_device(device, local_rank)
     if group is not None:

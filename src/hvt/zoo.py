@@ -35,8 +35,8 @@ MODELS: dict[str, HVTConfig] = {
 }
 
 _POWER = (
-    "the paper prints what its PoWER models cost and not which tokens they keep; this retention "
-    "is a rule's (an even decline, hvt.power.retention_for) that meets that cost"
+    "the paper prints the costs of its PoWER models but not their retentions; this one follows a "
+    "rule that meets the cost (an even decline, hvt.power.retention_for)"
 )
 NOTES: dict[str, str] = {"deit_ti_power": _POWER, "deit_s_power": _POWER}
 """Remarks on a model's figures."""

@@ -26,9 +26,9 @@ _CARD = """\
 ---
 # {title}
 
-{gflops:.2f} GFLOPs (multiply-adds), {params_m:.2f} M parameters.
+{gflops:.2f} GFLOPs (MACs), {params_m:.2f} M parameters.
 
-To load it, a folder from the one that holds it:
+To load it (a local folder from its parent folder):
 
 ```python
 import hvt  # makes the architecture known to timm and transformers

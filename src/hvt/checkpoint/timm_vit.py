@@ -68,7 +68,7 @@ def timm_config(model: Any, name: str) -> HVTConfig:
         compare(model.state_dict(), parameter_shapes(config), "it is not a plain ViT")
     except CheckpointError as error:
         raise HVTError(
-            f"{name} does not fit: {error}. Plain ViTs with learned positions do, such as "
+            f"{name} is not supported: {error}; use a plain ViT with learned positions, such as "
             "deit_tiny_patch16_224, vit_base_patch16_224 or vit_small_patch14_dinov2"
         ) from error
     return config
@@ -79,7 +79,7 @@ def _check_parts(model: Any) -> None:
     if type(model) not in (VisionTransformer, VisionTransformerDistilled):
         raise CheckpointError(f"it is a {type(model).__name__}, not a plain VisionTransformer")
     for words, part, kinds in (
-        ("its patches are made by a {}", model.patch_embed, (PatchEmbed,)),
+        ("its patch embedding is a {}", model.patch_embed, (PatchEmbed,)),
         ("its blocks are {}", model.blocks[0], (Block,)),
         ("its MLP is a {}", model.blocks[0].mlp, (Mlp,)),
         ("its activation is {}", model.blocks[0].mlp.act, _ACTIVATIONS),

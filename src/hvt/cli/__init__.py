@@ -23,8 +23,8 @@ examples:
   hvt cost hvt_s_4 --img-size 384   where the MACs go, block by block
   hvt train digits                  a first model, in a minute on two cores
   hvt fit IMAGES                    a classifier of your own images
-  hvt predict cat.jpg               the classes of an image, by the built-in model
-  hvt plan --help                   what a command does, with examples
+  hvt predict cat.jpg               classify an image with the built-in model
+  hvt plan --help                   flags and examples of a command
 """
 
 COMMANDS = (

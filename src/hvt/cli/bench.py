@@ -43,7 +43,7 @@ def register(commands: Any) -> None:
     parser = add_command(commands, "bench", run, "compare the speed of models", _EXAMPLES)
     text = "models' names (hvt's or timm's), .json configs, checkpoints or .onnx files"
     parser.add_argument("others", nargs="+", metavar="MODEL", help=text)
-    text = f"any of {', '.join(MODES)}; for timm's models not the exported ones"
+    text = f"any of {', '.join(MODES)}; timm's models run only eager and compiled"
     add_flag(parser, "--modes", text, tuple[str, ...], "eager", metavar="MODES", choices=MODES)
     add_flag(parser, "--batch", "batch sizes", tuple[int, ...], "1,16", ge=1)
     add_flag(parser, "--img-size", "pixels, for hvt's models", int, ge=1)

@@ -24,7 +24,7 @@ hvt plan --gflops 1.25                       models at DeiT-Ti's cost
 hvt plan --gflops 4.6 --img-size 384 --save plan.json
 hvt train imagenet --model plan.json --root IMAGENET
 hvt plan --params 6 --memory 8000 --train-batch 256
-hvt plan --latency-ms 20 --mode onnx --threads 2   measures blocks here, once
+hvt plan --latency-ms 20 --mode onnx --threads 2   measures blocks on this machine, once
 hvt plan --gflops 0.009 --img-size 32 --head-dim 12 --num-classes 100
 """
 

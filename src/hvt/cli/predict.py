@@ -76,7 +76,7 @@ def run_predict(args: argparse.Namespace) -> int:
         from ..deploy.elastic import within_ms
 
         name, model, took = within_ms(checkpoint or DEFAULT, args.ms, args.device)
-        note(f"setting {name}: {took:.1f} ms an image")
+        note(f"setting {name}: {took:.1f} ms per image")
     predictor = Predictor(model, args.device, args.top, args.batch_size, gflops=args.gflops)
     failed: list[str] = []
 

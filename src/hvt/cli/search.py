@@ -16,7 +16,7 @@ _EXAMPLES = """\
 hvt search digits --gflops 0.005 --trials 20 --epochs 9
 hvt search cifar100-cpu --root DATA --gflops 0.02 --trials 40 --epochs 1 --threads 1
 hvt search cifar100-cpu --root DATA --gflops 0.02 --trials 40 --epochs 1 --threads 1
-                                   the same again, beside it: both work on one study
+                                   the same in a second terminal: both share the study
 hvt search cifar100-cpu --root DATA --gflops 0.02 --storage postgresql://me@host/hvt
 hvt search folder --data PHOTOS --gflops 0.7 --configs mine.json --rungs 1
 hvt train cifar100-cpu --root DATA --model runs/search-cifar100-cpu/best.json
@@ -55,7 +55,7 @@ def register(commands: Any) -> None:
     text = "evaluate on this share of the training images (default: the recipe's, or 0.1)"
     add_flag(parser, "--holdout", text, float, argparse.SUPPRESS)
     add_shared(parser, "--allow-changed-data", "--json")
-    add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=_NOT_SEARCHES)
+    add_fields(parser.add_argument_group("fields of the recipe (defaults: DeiT's)"), Recipe, skip=_NOT_SEARCHES)
     skipped = [name for name in FIELDS if name not in (*SEARCHED, *KEPT) or name == "num_classes"]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
 

@@ -240,7 +240,7 @@ def _warnings(report: FitReport, labels: Tensor, broken: int) -> list[str]:
     few = [f"{n} ({c})" for n, c in zip(report.class_names, counts, strict=True) if c < FEW]
     found = {
         f"few training images: {', '.join(few)}; the figures are uncertain": few,
-        "top-1 is uncertain by more than 20 points: add validation images to tell more":
+        "the 95 % interval of top-1 is wider than 20 points: add validation images":
             report.interval[1] - report.interval[0] > 20,
         f"validation images also in the training images: {len(report.duplicates)}; top-1 is too "
         "high: remove them from one of the two": report.duplicates,

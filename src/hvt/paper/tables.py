@@ -21,9 +21,9 @@ DATASETS = ("imagenet", "cifar100")
 """The datasets of the paper; a row has figures for one, both or none."""
 
 FOOTNOTE = (
-    "GFLOPs are multiply-adds with ImageNet's 1000-class head, also in the CIFAR-100 tables: only "
-    "then does every row come out. One row can tell: the resolution of 160 prints 0.69 and is "
-    "0.6849 with its 100 classes. Parameters are those of the row's own classes."
+    "GFLOPs are MACs with ImageNet's 1,000-class head, even in the CIFAR-100 tables: only then do "
+    "all rows match. The row that shows it is resolution 160, printed as 0.69; with 100 classes it "
+    "would be 0.6849. Parameters are counted with each row's own classes."
 )
 
 # In the order of the paper.

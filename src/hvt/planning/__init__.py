@@ -1,1 +1,1 @@
-"""From a budget to a model: every architecture that a budget buys, and the likeliest best."""
+"""From a budget to a model: every architecture within it, and the most promising ones."""

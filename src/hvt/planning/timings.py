@@ -74,7 +74,7 @@ def latency_table(
         table = solve(time_models(cases, mode, where, batch, ROUNDS, note), cases, machine)
         note(f"measured the {provenance(table.machine)}")
         if table.machine["spread"] > BUSY:
-            note("the machine is busy: take the timings again when it is idle, by --remeasure")
+            note("the machine is busy: measure again with --remeasure when it is idle")
         _write(path, table, note)
         return table
     finally:
@@ -113,7 +113,7 @@ def _read(path: Path, machine: dict[str, Any], note: Note) -> LatencyTable | Non
     try:
         stored = LatencyTable(**json.loads(path.read_text(encoding="utf-8")))
         if cache_file(stored.machine) != path or not stored.seconds(HVTConfig()) > 0:
-            raise ValueError("it is of another machine")
+            raise ValueError("it was measured on another machine")
     except (LookupError, OSError, TypeError, ValueError) as error:
         note(f"{path} cannot be used ({error}): measuring again")
         return None

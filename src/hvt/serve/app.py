@@ -122,7 +122,7 @@ def _add_routes(app: APIRouter, state: Any) -> None:
         response_model=dict[str, Any],
         responses=PROBLEMS,
         openapi_extra=images_in(1),
-        summary="The tokens of one image stage by stage, and what each block costs",
+        summary="The tokens of one image at each stage, and the cost of each block",
     )
     async def explain(request: Request) -> Response:
         """Send one image as in `/predict`.
@@ -152,8 +152,8 @@ def _add_pages(app: APIRouter, state: Any) -> None:
     @app.get(
         "/healthz",
         response_model=dict[str, str],
-        responses={503: {"model": dict[str, str], "description": "It is about to stop"}},
-        summary="Whether requests are welcome",
+        responses={503: {"model": dict[str, str], "description": "The service is draining"}},
+        summary="Readiness of the service",
     )
     async def healthz(request: Request) -> Response:
         if state.draining:
@@ -164,7 +164,7 @@ def _add_pages(app: APIRouter, state: Any) -> None:
         "/metrics",
         response_class=Response,
         responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
-        summary="Counts and times for Prometheus",
+        summary="Metrics for Prometheus",
     )
     async def metrics(request: Request) -> Response:
         return Response(state.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -222,7 +222,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     What it is in full, with the file's path, is for the service's log and not for clients.
     """
     logging.getLogger(__name__).error("%s", printable(str(error)))
-    return JSONResponse({"detail": "the model cannot be run: the service's log says why"}, 500)
+    return JSONResponse({"detail": "the model cannot be run: see the service's log"}, 500)
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -55,7 +55,7 @@ class Admission:
 
 
 def _busy(what: str) -> HTTPException:
-    return HTTPException(503, f"{what} would be waiting: try again", {"Retry-After": "1"})
+    return HTTPException(503, f"{what} would be pending: try again later", {"Retry-After": "1"})
 
 
 @contextlib.asynccontextmanager

@@ -16,8 +16,8 @@ from ..model import HVT
 from ..see import TokenSources, token_sources
 
 EXPORTED = (
-    "an exported file gives its answer and nothing from inside, so what its tokens come from "
-    "is unknown: serve the checkpoint to see it"
+    "an exported file returns only logits, so its tokens cannot be traced: serve the checkpoint "
+    "instead"
 )
 
 

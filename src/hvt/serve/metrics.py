@@ -22,11 +22,11 @@ class Metrics:
         self._registry = to = None if SHARED in os.environ else CollectorRegistry()
         self.requests = Counter("hvt_requests", "Requests", ["path", "status"], registry=to)
         self.seconds = Histogram(
-            "hvt_request_seconds", "Time of a request", ["path"], buckets=SECONDS, registry=to
+            "hvt_request_seconds", "Latency of requests", ["path"], buckets=SECONDS, registry=to
         )
-        self.images = Counter("hvt_images", "Images that were classified", registry=to)
+        self.images = Counter("hvt_images", "Classified images", registry=to)
         self.settings = Counter(
-            "hvt_setting_images", "The same by an elastic model's setting", ["setting"], registry=to
+            "hvt_setting_images", "Classified images by setting", ["setting"], registry=to
         )
         self.batches = Histogram("hvt_batch_size", "Images in a batch", buckets=SIZES, registry=to)
         self.queue = Gauge(

@@ -95,8 +95,8 @@ class Gate:
 
 _wrong_host = JSONResponse(
     {
-        "detail": "the Host header has a name that is not this service's: to allow one, start it "
-        "with --allow-host NAME"
+        "detail": "the name in the Host header is not allowed: start the service with "
+        "--allow-host NAME"
     },
     421,
 )

@@ -20,21 +20,21 @@ class ClassScore(BaseModel):
 class Prediction(ClassScore):
     """The top-1 class of one image, and its `top` classes."""
 
-    source: str | None = Field(description="the file's name, where one was sent")
+    source: str | None = Field(description="the file name, if one was sent")
     top: list[ClassScore] = Field(description="the top classes, best first")
-    setting: str = Field("", description="of an elastic model, the setting that classified it")
+    setting: str = Field("", description="the setting of an elastic model that classified it")
 
 
 class Predictions(BaseModel):
     """The predictions for the images of a request, in their order."""
 
     model: str
-    milliseconds: float = Field(description="from the request's headers to this answer")
+    milliseconds: float = Field(description="from the request's headers to the response")
     predictions: list[Prediction]
 
 
 class Problem(BaseModel):
-    """Why there is no answer, in one sentence."""
+    """An error, in one sentence."""
 
     detail: str
 
@@ -42,12 +42,12 @@ class Problem(BaseModel):
 REASONS = {
     408: "The body did not arrive in time",
     413: "The body, an image or the number of images is above a limit",
-    415: "Not an image, or not a form in which images can be sent",
-    421: "The Host header has a name that is not the service's",
-    422: "A damaged image or request, or a value out of its range",
+    415: "Not an image, or an unsupported content type",
+    421: "The Host header is not allowed",
+    422: "A damaged image or request, or a value out of range",
     500: "The model's outputs are not finite, or it cannot be run",
-    503: "Too much is waiting, or the service is about to stop: Retry-After says when to try again",
-    504: "No answer within the time limit",
+    503: "The queue is full or the service is shutting down: retry after Retry-After seconds",
+    504: "No response within the time limit",
 }
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": reason} for status, reason in REASONS.items()

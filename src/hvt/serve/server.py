@@ -44,7 +44,7 @@ def run(app: FastAPI, sock: socket.socket | None = None) -> None:
     """Serve an application of `create_app`, which may have more middleware, in this process."""
     settings: Settings = app.state.settings
     if settings.workers > 1:
-        raise HVTError(f"workers={settings.workers} must be 1 where the application is given")
+        raise HVTError(f"workers={settings.workers} must be 1 for an application that is passed in")
     with sock or bind(settings) as sock:
         _announce(sock, settings)
         _tune()
@@ -130,7 +130,7 @@ def _announce(sock: socket.socket, settings: Settings) -> None:
     shown = f"[{host}]" if ":" in host else host
     notes = [f"{settings.workers} workers"] if settings.workers > 1 else []
     if not settings.allow_host and host in ("0.0.0.0", "::"):
-        notes.append("called by its address only: --allow-host NAME allows a name")
+        notes.append("reachable by address only: --allow-host NAME allows a host name")
     notes.append("Ctrl-C stops")
     print(f"listening on http://{shown}:{port} ({', '.join(notes)})", flush=True)
 

@@ -34,7 +34,7 @@ INTEGRITY = {
 }  # fmt: skip
 # What the graph has a node of for each step at which tokens become fewer, depending on the image.
 STEPS = {"max": "MaxPool", "drop": "TopK"}
-MERGED = "which tokens are merged differs from image to image, and this page does not follow it"
+MERGED = "which tokens are merged depends on the image, and this page does not trace them"
 
 
 def export_web(

@@ -24,7 +24,7 @@ def launch(recipe: Recipe, words: Sequence[str]) -> int:
     if not torch.distributed.is_gloo_available():
         raise HVTError(f"processes={count}: this torch has no gloo, so train in one process")
     if find_device(recipe.device).type != "cpu":
-        raise HVTError(f"processes={count} is for the CPU: start one for each GPU by torchrun")
+        raise HVTError(f"processes={count} is for the CPU: start one per GPU with torchrun")
     environment = {
         "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count)),
         "PYTHONSAFEPATH": "1",  # no module of the working folder is imported

@@ -108,7 +108,7 @@ def _open_data(recipe: Recipe, config: HVTConfig | None) -> Data:
     )
     if not data.class_names:
         raise HVTError(
-            f"{data.name} does not name its classes: put their names, one in a line, into a file "
+            f"{data.name} does not name its classes: put their names, one per line, into a file "
             "classes.txt beside the shards"
         )
     return data

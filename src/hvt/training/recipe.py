@@ -42,7 +42,7 @@ class Recipe:
         1.0, "use this fraction of the training images of each class", gt=0, le=1
     )
     skip_broken: bool = field(False, "skip unreadable images and count them")
-    output: str | None = field(None, "folder of the run (default: runs/RECIPE-MODEL)")
+    output: str | None = field(None, "folder of the run (default: a new one in runs/)")
 
     epochs: float = field(
         300, "passes over the training data; fractions end within an epoch", gt=0, le=MAX_EPOCHS

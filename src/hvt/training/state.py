@@ -86,7 +86,7 @@ def newest_state(
         except zipfile.BadZipFile:
             path = None
             candidate.replace(candidate.with_suffix(".pt.bad"))
-            print_line(console, f"{candidate} is damaged: using the one before")
+            print_line(console, f"{candidate} is damaged: using the previous one")
         except Exception as error:  # torch has no class for a want of memory
             reason = str(error) or "not enough memory"
             raise HVTError(

@@ -58,8 +58,8 @@ def check_plain(config: HVTConfig, name: str) -> None:
     elif config.retention is not None or config.merge is not None:
         what = "it drops or merges tokens"
     elif config.head_pool == "":
-        what = "it gives all its tokens and no feature"
+        what = "it returns all its tokens instead of one feature"
     elif config.depth < 3:
-        what = f"it has {config.depth} blocks, and three are the least to pool between"
+        what = f"it has {config.depth} blocks, and pooling needs at least three"
     if what:
         raise HVTError(f"{name} is not a plain ViT: {what}")

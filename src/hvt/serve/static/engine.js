@@ -5,7 +5,7 @@ const LARGEST = 1280; // pixels of a longer side; a larger photograph is made sm
 export const WORDS = {
   0: "The service does not answer. Check the connection and try again.",
   413: "That image is too large.",
-  415: "That file is not an image of a kind the service knows.",
+  415: "That file is not an image in a supported format.",
   422: "That image is damaged.",
   503: "The service is busy. Wait a moment and try again.",
   504: "The service took too long. Wait a moment and try again.",

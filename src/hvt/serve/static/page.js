@@ -168,20 +168,18 @@ const HINT = "Point at a token, or use the arrow keys, to see which patches it c
 
 const HOW = {
   max:
-    "Each stage keeps fewer tokens, and in them the strongest values. The brighter a patch, the more of it " +
-    "survives; of a hatched one nothing is left.",
-  avg: "Then neighbours become one token, their average; here each token has its patches' average colour.",
-  merge:
-    "Block by block, the most similar ones become one token, their average; here each token has its patches' " +
-    "average colour.",
+    "Each stage keeps fewer tokens, with the largest value of each channel. The brighter a patch, the more of it " +
+    "is kept; nothing is kept of a hatched one.",
+  avg: "Each stage averages neighbouring tokens; a token is drawn in the average colour of its patches.",
+  merge: "Each block averages its most similar tokens; a token is drawn in the average colour of its patches.",
   drop:
-    "Block by block, those that get the least attention are dropped. Bright patches survive; of a hatched one " +
-    "nothing is left.",
+    "Each block drops the tokens that receive the least attention. Bright patches are kept, hatched ones are " +
+    "dropped.",
 };
-// Of a model whose patches only go when the last one has been looked at.
+// Of a model that keeps all its patches up to the last block.
 const ALONE =
-  "All of them go through all blocks. After the last block's attention only the class token is left: it has " +
-  "looked at every patch, and the answer is read from it.";
+  "All tokens go through all blocks. After the last block's attention only the class token is left: it has " +
+  "attended to every patch, and the prediction is read from it.";
 const mixes = () => ["avg", "merge"].includes(drawn.explanation.reduction);
 
 function showStages() {
@@ -192,7 +190,7 @@ function showStages() {
   const numbers = stages.map((stage) => stage.tokens);
   const shown = numbers.length > 7 ? [...numbers.slice(0, 3), "…", numbers.at(-1)] : numbers;
   at("stages-title").textContent = `${arrow(shown)} tokens`;
-  const also = extra ? "; a class token stands before them" : "";
+  const also = extra ? ", after a class token" : "";
   const patch = `The image becomes ${patches[0]} × ${patches[1]} patches, a token for each${also}.`;
   if (untraced) at("stages-note").textContent = `${patch} Which patches survive cannot be shown: ${untraced}.`;
   else if (stages.length === 1) at("stages-note").textContent = `${patch} This model keeps them all.`;
