@@ -44,10 +44,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: Bas
 
 def test_an_operating_system_error_becomes_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    with (
-        pytest.raises(HVTError, match=r"cannot write .*a\.txt: No space left"),
-        atomic_write(path),
-    ):
+    with pytest.raises(HVTError, match=r"cannot write .*a\.txt: No space left"), atomic_write(path):
         raise OSError(28, "No space left on device")
     assert names_in(tmp_path) == []
 

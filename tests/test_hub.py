@@ -53,11 +53,7 @@ def test_a_directory_gives_the_model_back(tmp_path: Path, model: HVT, images: Te
         "config.json",
         "model.safetensors",
     ]
-    for back in (
-        hvt.from_pretrained(folder),
-        HVT.from_pretrained(str(folder)),
-        hvt.load(folder),
-    ):
+    for back in (hvt.from_pretrained(folder), HVT.from_pretrained(str(folder)), hvt.load(folder)):
         assert_same(back, model, images)
     other = hvt.from_pretrained(folder, img_size=48, num_classes=5)
     assert other(torch.randn(1, 3, 48, 48)).shape == (1, 5)
@@ -288,12 +284,7 @@ SIZES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("ViT", {"layer_norm_eps": 0.1}),
-        ("DeiT", {}),
-        ("DeiTWithTeacher", {}),
-    ],
+    ("name", "fields"), [("ViT", {"layer_norm_eps": 0.1}), ("DeiT", {}), ("DeiTWithTeacher", {})]
 )
 @torch.inference_mode()
 def test_we_open_what_transformers_writes(

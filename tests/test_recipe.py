@@ -9,13 +9,7 @@ import pytest
 
 from hvt.config import HVTConfig
 from hvt.errors import HVTError
-from hvt.training.recipe import (
-    FOLDER,
-    Recipe,
-    from_dict,
-    list_recipes,
-    load_recipe,
-)
+from hvt.training.recipe import FOLDER, Recipe, from_dict, list_recipes, load_recipe
 from hvt.zoo import get_config
 
 

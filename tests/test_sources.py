@@ -22,13 +22,7 @@ from hvt.data.check import check
 from hvt.data.fingerprint import identity
 from hvt.data.images import UnreadableImageError
 from hvt.data.packed import read_names
-from hvt.data.sources import (
-    Data,
-    open_data,
-    open_eval,
-    open_parts,
-    split_stratified,
-)
+from hvt.data.sources import Data, open_data, open_eval, open_parts, split_stratified
 from hvt.data.splits import subsample
 from hvt.errors import HVTError
 
@@ -89,9 +83,7 @@ def test_split_properties(labels: list[int], fraction: float, seed: int) -> None
 
 
 @given(
-    st.lists(st.integers(0, 4), min_size=2, max_size=60),
-    st.floats(0.01, 0.99),
-    st.integers(0, 9),
+    st.lists(st.integers(0, 4), min_size=2, max_size=60), st.floats(0.01, 0.99), st.integers(0, 9)
 )
 def test_subsampling_empties_no_class(labels: list[int], fraction: float, seed: int) -> None:
     """It is the second part of a split, and the only image of a class beside."""
@@ -364,10 +356,7 @@ def test_bad_folders(tmp_path: Path, make: object, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "offer"),
-    [
-        ("digit", "did you mean digits?"),
-        ("xyz", "known: cifar10, cifar100, digits, imagenet"),
-    ],
+    [("digit", "did you mean digits?"), ("xyz", "known: cifar10, cifar100, digits, imagenet")],
 )
 def test_unknown_source(name: str, offer: str) -> None:
     expected = f"'{name}' is neither a folder nor a known source: {offer}"

@@ -380,10 +380,7 @@ class HVT(nn.Module):
         self.pretrained_cfg["input_size"] = (new.in_chans, *new.image)
 
     def prune_intermediate_layers(
-        self,
-        indices: int | list[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what the chosen intermediates do not need; used by timm's feature extraction."""
         take, last = feature_take_indices(len(self.blocks), indices)

@@ -21,13 +21,7 @@ from ..config import HVTConfig
 from ..errors import CheckpointError
 from ..zoo import MODELS, find_checkpoint, get_config
 from . import checksum
-from .description import (
-    Description,
-    check_names,
-    check_preprocessing,
-    read_description,
-    understood,
-)
+from .description import Description, check_names, check_preprocessing, read_description, understood
 from .fitting import State, check_weights
 from .foreign import infer_config
 from .timm_vit import named_config

@@ -147,11 +147,7 @@ def open_eval(
         val = val if match.by == "label" else val.relabel(match.places)
         names = tuple(class_names or names)
     return EvalData(
-        name=name,
-        val=val,
-        class_names=names,
-        match=match,
-        validation_part=parts.val is not None,
+        name=name, val=val, class_names=names, match=match, validation_part=parts.val is not None
     )
 
 

@@ -83,9 +83,7 @@ class Recipe:
     flip: float = field(0.5, "probability of a horizontal flip", ge=0, le=1)
     padding: int = field(4, "padding of random crops, for images up to 64 pixels", ge=0)
     interpolation: str = field(
-        "bicubic",
-        "resizing: bicubic or bilinear",
-        choices=("bicubic", "bilinear"),
+        "bicubic", "resizing: bicubic or bilinear", choices=("bicubic", "bilinear")
     )
     ema: float = field(0.99996, "EMA decay of the weights; 0 disables it", ge=0, lt=1)
 
