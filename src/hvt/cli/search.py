@@ -55,7 +55,8 @@ def register(commands: Any) -> None:
     text = "evaluate on this share of the training images (default: the recipe's, or 0.1)"
     add_flag(parser, "--holdout", text, float, argparse.SUPPRESS)
     add_shared(parser, "--allow-changed-data", "--json")
-    add_fields(parser.add_argument_group("fields of the recipe (defaults: DeiT's)"), Recipe, skip=_NOT_SEARCHES)
+    group = parser.add_argument_group("fields of the recipe (defaults: DeiT's)")
+    add_fields(group, Recipe, skip=_NOT_SEARCHES)
     skipped = [name for name in FIELDS if name not in (*SEARCHED, *KEPT) or name == "num_classes"]
     add_fields(parser.add_argument_group("fields to fix"), HVTConfig, skip=skipped)
 

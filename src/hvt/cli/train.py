@@ -31,7 +31,8 @@ def register(commands: Any) -> None:
     parser.add_argument("recipe", nargs="?", help=f"{', '.join(list_recipes())} or a .toml file")
     add_flag(parser, "--resume", "resume the run in this folder", metavar="RUN")
     add_shared(parser, "--allow-changed-data")
-    add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=("overrides",))
+    group = parser.add_argument_group("fields of the recipe (defaults: DeiT's)")
+    add_fields(group, Recipe, skip=("overrides",))
     add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
 
     parser = add_command(

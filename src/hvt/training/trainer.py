@@ -370,8 +370,8 @@ class Trainer:
         done = self.progress.epoch * self.steps + self.progress.step
         if state["total"] != self.total and done > min(state["total"], self.total):
             raise StateMismatchError(
-                f"{self.folder} has run {done} steps and cannot be resumed to {self.total}: a run can "
-                "be extended, unless it ended within an epoch, but not shortened; start a new one "
+                f"{self.folder} has run {done} steps and cannot be resumed to {self.total}: a run "
+                "can be extended, unless it ended within an epoch, but not shortened; start a new one "
                 f"with --init {self.folder / 'model.safetensors'}"
             )
         try:

@@ -275,7 +275,7 @@ class Upcycling:
         best = pooled[0] if pooled and self.settings.asks_for_pooling else table[0]
         others = unpooled if best.config.pool_blocks else pooled
         if others:
-            why = "the best of all untrained" if best is table[0] else "because pooling was requested"
+            why = "the best of all untrained" if best is table[0] else "as --pool requires"
             self.log(
                 f"chosen: {describe(best.config)}, {why}: KL {best.kl:.4f} against "
                 f"{others[0].kl:.4f} of {describe(others[0].config)}"
