@@ -68,15 +68,6 @@ def test_every_cost_is_that_of_the_closed_form(fixed: dict[str, Any]) -> None:
             assert getattr(config, name) == value
 
 
-def test_training_memory_is_near_what_was_measured() -> None:
-    """README's peaks of a training step at batch 16, which have kernels' buffers besides."""
-    for name, measured in {"deit_s": 1452, "hvt_s_1": 905, "hvt_s_4": 669}.items():
-        config = hvt.get_config(name)
-        assert training_bytes(hvt.cost(config), config, 16) / 1e6 == pytest.approx(
-            measured, rel=0.1
-        )
-
-
 # What a budget buys
 
 
@@ -162,12 +153,10 @@ def test_budgets_that_cannot_be_met_name_the_closest_config(
             ("--gflops", "1", "--img-size", "32", "--patch-size", "16", "--stages", "4"),
             "no config of the space has enough tokens for its poolings: use fewer stages",
         ),
-        (("--ms", "10"), "unknown flag '--ms': did you mean --latency-ms?"),
         (("--latency-ms", "5", "--head-dim", "12"), "latency cannot be predicted for head_dim=12"),
         (("--gflops", "1", "--embed-dim", "100", "--num-heads", "3"), "embed_dim=100 is not"),
         (("--gflops", "1", "--depth", "7", "--stages", "2"), "stages=2 is not possible at depth 7"),
         (("--gflops", "1", "--save", "plan.toml", "--depth", "4"), "must end in .json"),
-        (("--gflops", "1", "--save", "none/plan.json"), "the folder none does not exist"),
     ],
 )
 def test_bad_arguments(command: Command, words: tuple[str, ...], message: str) -> None:
@@ -233,16 +222,6 @@ def test_no_torch_is_needed() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_plan_is_trained(tmp_path: Path) -> None:
-    planned = hvt.plan(params=0.05, img_size=8, num_classes=10, head_dim=8, depth=2)
-    planned.save(tmp_path / "plan.json")
-    config = planned.best[0].config
-    run = hvt.train("digits", model=str(tmp_path / "plan.json"), epochs=1, workers=0,
-                    output=str(tmp_path / "run"), quiet=True, drop_path_rate=0.0,
-                    train_fraction=0.1, batch_size=32)  # fmt: skip
-    assert run.model.config == config.replace(drop_path_rate=0.0)
-
-
 # Config files
 
 
@@ -250,7 +229,6 @@ def test_a_plan_is_trained(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "plan.json is not a config: Expecting value"),
-        (b"[1]", "it must be an object"),
         (b'{"widht": 3}', "unknown override 'widht'"),
         (b'{"depth": "12"}', "depth='12' must be a whole number"),
     ],

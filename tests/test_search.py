@@ -18,7 +18,6 @@ import hvt
 from hvt.config import HVTConfig
 from hvt.planning.budget import tolerance
 from hvt.searching.halving import frontier, is_promoted, rung_epochs
-from hvt.searching.report import write_report
 from hvt.searching.run import _recipe
 from hvt.searching.study import default_storage, differences, open_study, rows_of
 from hvt.searching.suggest import place, search_space
@@ -166,7 +165,7 @@ def test_the_frontier() -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("search")
-    return hvt.search("digits", 0.002, trials=3, output=folder, quiet=True, **TINY)
+    return hvt.search("digits", 0.002, trials=4, output=folder, quiet=True, **TINY)
 
 
 def settings_of(found: Any) -> dict[str, Any]:
@@ -175,7 +174,7 @@ def settings_of(found: Any) -> dict[str, Any]:
 
 
 def test_a_search_writes_its_results(found: Any) -> None:
-    assert len(found.trials) == 3
+    assert len(found.trials) == 4
     assert hvt.cost(found.best).gflops <= tolerance(0.002)
     assert hvt.get_config(str(found.folder / "best.json")) == found.best
     with (found.folder / "trials.csv").open(newline="") as file:
@@ -187,12 +186,13 @@ def test_a_search_writes_its_results(found: Any) -> None:
         assert json.loads(row["rungs"])[-1] == [float(row["epochs"]), float(row["top1"])]
     reported = json.loads((found.folder / "trials.json").read_text())
     assert reported["frontier"] == [row["trial"] for row in found.frontier]
-    assert (found.folder / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+    for figure in ("frontier.png", "importances.png"):
+        assert (found.folder / figure).read_bytes()[:4] == b"\x89PNG"
     assert not list(found.folder.rglob("*.safetensors"))  # no weights are left
 
 
 def test_a_finished_search_trains_nothing_more(found: Any) -> None:
-    again = hvt.search("digits", 0.002, trials=3, output=found.folder, quiet=True, **TINY)
+    again = hvt.search("digits", 0.002, trials=4, output=found.folder, quiet=True, **TINY)
     assert [row["trial"] for row in again.trials] == [row["trial"] for row in found.trials]
 
 
@@ -485,26 +485,3 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_p
     code, out, err = command("search", "digits", "--gflops", "1", "--output", tmp_path / "out")
     assert (code, out) == (2, "")
     assert err.endswith("hvt: a search needs Optuna: pip install 'hvt[search]'\n")
-
-
-# The report
-
-
-def test_the_figures(tmp_path: Path) -> None:
-    study = optuna.create_study(directions=["maximize", "minimize"])
-    model = {"config": small().to_dict(), "gflops": 1.0, "params_m": 1.0}
-    for n in range(12):
-        values = {"stages": n % 3, "first": (n * 5 % 12) / 12}
-        ranges = {
-            "stages": optuna.distributions.IntDistribution(0, 4),
-            "first": optuna.distributions.FloatDistribution(0.0, 1.0),
-        }
-        rungs = [[1, 10.0 * values["stages"]], [3, 50.0 + n]]
-        study.add_trial(
-            optuna.trial.create_trial(
-                params=values, distributions=ranges, values=[50.0 + n, 1.0],
-                user_attrs={"rungs": rungs, "model": model, "finished": True},
-            )
-        )  # fmt: skip
-    write_report(tmp_path, study, 1.0, rows_of(study))
-    assert {"frontier.png", "importances.png"} <= {path.name for path in tmp_path.iterdir()}

@@ -381,16 +381,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "see.md"
 
 @pytest.mark.skipif(not PAGE.exists(), reason="a source distribution has no docs/")
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Python runs, and its images are there, small, and each made by a command on it."""
+    """Its Python runs."""
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S):
         exec(compile(block, "see.md", "exec"), scope := {"__name__": "page"})
     assert scope["stages"][-1].origins.shape == (48, 192)
     assert {"features.png", "tokens.png"} < {path.name for path in tmp_path.iterdir()}
-    images = re.findall(r"\]\((see-\w+\.png)\)", text)
-    assert len(images) == 5
-    assert all(read(PAGE.parent / name).size for name in images)
-    assert all((PAGE.parent / name).stat().st_size <= 150_000 for name in images)
-    commands = re.findall(r"^hvt see .* --output (see-\w+\.png)$", text, flags=re.M)
-    assert commands == images

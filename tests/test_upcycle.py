@@ -341,11 +341,7 @@ def test_a_resumed_run_writes_where_it_was_told(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first = upcycle(
-        place / "vit.safetensors", "out.safetensors", place / "photos", run_folder="run",
-        console=quiet(), **QUICK | {"epochs": 0.0},
-    )  # fmt: skip
-    first.path.unlink()
+    run(place, Path(), epochs=0.0).path.unlink()
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
     resume("../run", quiet())
