@@ -1,6 +1,7 @@
 """Embeddings are what the classifier sees; parts of many images are shared, skipped and whole."""
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,10 @@ def test_tar_files_and_lists(tmp_path: Path, checkpoint: str, command: Command) 
     listed = tmp_path / "files.txt"
     listed.write_text(f"{tmp_path / 'train-0.tar'}\n{tmp_path / 'train-1.tar'}\n")
     assert len(list(many_images([], str(listed)))) == 5
+    listed.write_text(f"{tmp_path / 'none.png'}\n{tmp_path / 'train-1.tar'}\n")
+    code, _, err = command("embed", checkpoint, "--list", listed, tmp_path / "rest.csv")
+    assert (code, "none.png: there is no such file" in err) == (1, True)
+    assert len((tmp_path / "rest.csv").read_text().splitlines()) == 1 + 2
     with pytest.raises(HVTError, match="the list"):
         list(many_images([], str(tmp_path / "none.txt")))
     broken = tmp_path / "bad.tar"
@@ -142,7 +147,9 @@ def test_predictions_in_files(
     assert out.read_text().splitlines() == printed.splitlines()
     assert command(*words, "--output", str(tmp_path / "parts"), "--format", "jsonl")[0] == 0
     (part,) = (tmp_path / "parts").iterdir()
-    assert len(part.read_text().splitlines()) == 14
+    rows = [json.loads(line) for line in part.read_text().splitlines()]
+    assert len(rows) == 14
+    assert 0 < rows[1]["probability"] < rows[0]["probability"] < 1
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def run_predict(args: argparse.Namespace) -> int:
     from ..deploy.predict import Predictor
 
     checkpoint, inputs = _split_model("predict", args.others, args.list)
-    images = many_images(inputs, args.list)
+    images: Iterable[Any] = many_images(inputs, args.list)
     model: str | HVT | None = checkpoint
     if args.ms is not None:
         from ..deploy.elastic import within_ms
@@ -78,22 +78,17 @@ def run_predict(args: argparse.Namespace) -> int:
         name, model, took = within_ms(checkpoint or DEFAULT, args.ms, args.device)
         note(f"setting {name}: {took:.1f} ms per image")
     predictor = Predictor(model, args.device, args.top, args.batch_size, gflops=args.gflops)
-    failed: list[str] = []
-
-    def predictions(images: Iterable[Any]) -> Iterator[Prediction]:
-        return _noting(predictor.stream(images), failed)
-
-    def rows_of(images: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        return (row for one in predictions(images) for row in _csv_rows(one))
-
     if args.output:
         key = f"{predictor.digest} {args.top}"
-        return _write(args, args.output, images, rows_of, key, failed, ("csv", "jsonl", "parquet"))
+        formats = ("csv", "jsonl", "parquet")
+        return _write(args, args.output, images, predictor, _csv_rows, key, formats)
+    failed: list[str] = []
+    predictions = _noting(predictor.stream(images), failed)
     if args.csv:
-        emit(rows_of(images), {}, csv=True)
+        emit((row for one in predictions for row in _csv_rows(one)), {}, csv=True)
     else:
         columns: Columns = {"image": "{source}", "classes": _classes}
-        emit((one.to_dict() for one in predictions(images)), columns, json=args.json)
+        emit((one.to_dict() for one in predictions), columns, json=args.json)
     return 1 if failed else 0
 
 
@@ -104,7 +99,7 @@ def run_embed(args: argparse.Namespace) -> int:
     restart skips existing parts; under torchrun or Slurm each process writes its own.
     The default model is the built-in one.
     """
-    from ..deploy.embed import Embedder
+    from ..deploy.embed import Embedder, Embedding
     from ..deploy.parts import many_images
 
     if len(args.others) < (1 if args.list else 2):
@@ -112,15 +107,14 @@ def run_embed(args: argparse.Namespace) -> int:
     *words, output = args.others
     checkpoint, inputs = _split_model("embed", words, args.list)
     embedder = Embedder(checkpoint, args.device, args.batch_size)
-    failed: list[str] = []
 
-    def rows_of(images: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        for one in _noting(embedder.stream(images), failed):
-            yield {"source": one.source, "embedding": one.vector}
+    def rows(one: Embedding) -> list[dict[str, Any]]:
+        row = {"source": one.source, "embedding": one.vector}
+        return [] if one.vector is None else [row]
 
     images = many_images(inputs, args.list)
     formats = ("npz", "npy", "csv", "parquet")
-    return _write(args, output, images, rows_of, embedder.digest, failed, formats)
+    return _write(args, output, images, embedder, rows, embedder.digest, formats)
 
 
 def _noting(results: Iterable[Any], failed: list[str]) -> Iterator[Any]:
@@ -135,16 +129,21 @@ def _write(
     args: argparse.Namespace,
     output: str,
     images: Iterable[Any],
-    rows_of: Callable[[Iterable[Any]], Iterable[dict[str, Any]]],
+    model: Any,
+    rows: Callable[[Any], Iterable[dict[str, Any]]],
     key: str,
-    failed: list[str],
     formats: tuple[str, ...],
 ) -> int:
-    """Write results, with a progress bar on a terminal, and say what could not be read."""
+    """Write the rows of results, with a progress bar on a terminal, and say what failed."""
     from rich.console import Console
     from rich.progress import Progress
 
     from ..deploy.parts import write_results
+
+    failed: list[str] = []
+
+    def rows_of(images: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        return (row for one in _noting(model.stream(images), failed) for row in rows(one))
 
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         shown = bar.track(images, description="images")
@@ -188,7 +187,7 @@ def _csv_rows(prediction: Prediction) -> Iterator[dict[str, Any]]:
         yield {"source": source, **dict.fromkeys(fields), "error": prediction.error}
     for rank, score in enumerate(prediction.top, 1):
         row = {"source": source, "rank": rank, "label": score.label, "name": score.name}
-        yield row | {"probability": f"{score.probability:.6f}", "error": None}
+        yield row | {"probability": round(score.probability, 6), "error": None}
 
 
 def _classes(row: Row) -> str:

@@ -17,31 +17,33 @@ import numpy as np
 from ..data.images import image_extensions
 from ..data.packed import tar_members
 from ..errors import HVTError
-from ..files import atomic_write, check_writable
+from ..files import atomic_write, check_writable, expanded
 from .inputs import ImageInput, find_images, source_of
 
 Row = dict[str, Any]
 
 
-class TarImage:
-    """An image in an uncompressed tar file, as WebDataset has them; read when it is asked for."""
+class StoredImage:
+    """An image in a file, or in a part of one, which is opened only when the image is read."""
 
-    def __init__(self, tar: str, member: tarfile.TarInfo) -> None:
-        self.name = f"{tar}/{member.name}"
-        self._place = tar, member.offset_data, member.size
+    def __init__(self, name: str, file: str, offset: int = 0, size: int = -1) -> None:
+        self.name, self._place = name, (file, offset, size)
 
     def seekable(self) -> bool:
         return False
 
     def read(self) -> bytes:
-        tar, offset, size = self._place
-        with Path(tar).open("rb") as file:
+        path, offset, size = self._place
+        with expanded(path).open("rb") as file:
             file.seek(offset)
             return file.read(size)
 
 
-def many_images(inputs: Iterable[str], listed: str | None = None) -> Iterator[Any]:
-    """Images of files, folders, globs, tar files and a list of paths, one by one, in order."""
+def many_images(inputs: Iterable[str], listed: str | None = None) -> Iterator[StoredImage]:
+    """Images of files, folders, globs, tar files and a list of paths, one by one, in order.
+
+    A file that is missing by the time it is read is an unreadable image, and the others are read.
+    """
     paths: Iterable[str] = find_images(list(inputs)) if inputs else ()
     if listed is not None:
         paths = itertools.chain(paths, _lines(listed))
@@ -49,7 +51,7 @@ def many_images(inputs: Iterable[str], listed: str | None = None) -> Iterator[An
         if path.endswith(".tar"):
             yield from _tar_images(path)
         else:
-            yield path
+            yield StoredImage(path, path)
 
 
 def _lines(listed: str) -> Iterator[str]:
@@ -60,11 +62,11 @@ def _lines(listed: str) -> Iterator[str]:
         raise HVTError(f"the list {listed} cannot be read: {error}") from error
 
 
-def _tar_images(path: str) -> Iterator[TarImage]:
+def _tar_images(path: str) -> Iterator[StoredImage]:
     try:
         for _, member in tar_members(path):
             if member.isfile() and Path(member.name).suffix.lower() in image_extensions():
-                yield TarImage(path, member)
+                yield StoredImage(f"{path}/{member.name}", path, member.offset_data, member.size)
     except (OSError, tarfile.TarError) as error:
         raise HVTError(f"{path} cannot be read as an uncompressed tar file: {error}") from error
 
@@ -145,8 +147,8 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _features(rows: Iterable[Row]) -> tuple[list[str], np.ndarray]:
-    """Names and `(N, D)` of the rows that have an embedding."""
-    kept = [row for row in rows if row["embedding"] is not None]
+    """Names and `(N, D)` of the rows."""
+    kept = list(rows)
     vectors = [row["embedding"] for row in kept]
     return [row["source"] for row in kept], np.stack(vectors) if vectors else np.zeros((0, 0))
 
