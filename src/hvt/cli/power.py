@@ -21,6 +21,7 @@ hvt power retrain best_power.safetensors --recipe digits --epochs 10
 hvt power retrain s.safetensors --data imagenet --root IMAGENET --lr 2e-4
 hvt train --resume runs/power-best_power               resume a run
 """
+_EPOCHS = 5  # of a search
 # Not used by a search.
 _UNUSED = ("overrides", "model", "init", "output", "ema", "eval_every", "checkpoint_minutes",
            "tensorboard", "processes")  # fmt: skip
@@ -43,7 +44,7 @@ def register(commands: Any) -> None:
         help="file to write (default: CHECKPOINT_power.safetensors)",
     )
     add_shared(parser, "--match-by-order")
-    _add_recipe(parser, skip=_UNUSED)
+    _add_recipe(parser, skip=_UNUSED, epochs=_EPOCHS)
 
     parser = add_command(steps, "retrain", run_retrain, "retrain a searched model", _RETRAIN)
     parser.add_argument("checkpoint", help="output of hvt power search")
@@ -51,26 +52,27 @@ def register(commands: Any) -> None:
     add_fields(parser.add_argument_group("fields of the model"), HVTConfig, skip=("num_classes",))
 
 
-def _add_recipe(parser: Any, skip: tuple[str, ...]) -> None:
+def _add_recipe(parser: Any, skip: tuple[str, ...], **values: Any) -> None:
     parser.add_argument(
         "--recipe",
         default="power",
         help=f"recipe: {', '.join(list_recipes())} or a .toml file (default: power); "
         "the architecture is always the checkpoint's",
     )
-    add_fields(parser.add_argument_group("fields of the recipe"), Recipe, skip=skip)
+    group = parser.add_argument_group("fields of the recipe (defaults: the recipe power's)")
+    add_fields(group, Recipe, skip=skip, shown=load_recipe("power").replace({}, **values))
 
 
 def run_search(args: argparse.Namespace) -> None:
     """Train with soft extraction until the kept tokens cost the budget.
 
-    Writes a checkpoint with that retention and the searched weights. 5 epochs by default.
+    Writes a checkpoint with that retention and the searched weights.
     """
-    from ..power.search import EPOCHS, search
+    from ..power.search import search
 
     checkpoint = Path(args.checkpoint)
     output = args.file or checkpoint.parent / f"{checkpoint.stem}_power.safetensors"
-    recipe = _recipe(args, {}, epochs=EPOCHS)
+    recipe = _recipe(args, {}, epochs=_EPOCHS)
     search(recipe, args.gflops, r_lr=args.r_lr, match_by_order=args.match_by_order, output=output)
 
 

@@ -37,8 +37,6 @@ from ..training.recipe import Recipe
 from .retention import Retention, check_budget, fit_retention, min_tokens, retention_of
 from .soft import SoftDeiT, harden, mass, penalty, soften
 
-EPOCHS = 5
-"""Of a search, by default."""
 R_CROSSINGS = 5
 """How often r can cross [0, 1] in a search at its default learning rate."""
 MAX_R_LR = 0.05

@@ -371,8 +371,8 @@ class Trainer:
         if state["total"] != self.total and done > min(state["total"], self.total):
             raise StateMismatchError(
                 f"{self.folder} has run {done} steps and cannot be resumed to {self.total}: a run "
-                "can be extended, unless it ended within an epoch, but not shortened; start a new one "
-                f"with --init {self.folder / 'model.safetensors'}"
+                "can be extended, unless it ended within an epoch, but not shortened; start a new "
+                f"one with --init {self.folder / 'model.safetensors'}"
             )
         try:
             self.learner.restore(state)
