@@ -16,11 +16,20 @@ from ..errors import did_you_mean
 from ..fields import MAX_THREADS, expected, fits, hints_of, options_of
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Shows several words such as `[MODEL] IMAGE…` as they are, instead of repeating them."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if isinstance(action.metavar, str) and " " in action.metavar:
+            return action.metavar
+        return super()._format_args(action, default_metavar)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line that suggests the nearest flag; exit code 2."""
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", _Formatter)
         super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
