@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -61,22 +60,6 @@ def test_every_case_gets_its_turn_and_another_neighbour() -> None:
     assert all(len(result) > 1 and sum(result) >= 0.001 for result in each.values())
 
 
-def test_what_another_model_left_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are slow for 50 ms, as they are beside the threads of a session that still spin."""
-    now = 0.0
-
-    def run() -> None:
-        nonlocal now
-        now += 0.02 if now < 0.05 else 0.001
-
-    clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr("hvt.bench.measure.time", clock)
-    each: dict[int, list[float]] = {}
-    interleaved({0: run}, CPU, 0, 0.08, each)
-    assert len(each[0]) >= 80
-    assert max(each[0]) == pytest.approx(0.001)
-
-
 # Models
 
 
@@ -109,14 +92,6 @@ def test_rows_are_of_the_models_own_cost(checkpoint: Path, models: dict[str, Ben
         assert row.share_of_peak == pytest.approx(row.gflop_per_s / row.matmul_peak_gflop_per_s)
         assert row.calls >= 1
     assert [row.peak_memory_mb for row in rows] == [None, None, None, 5.0]
-
-
-def test_modes_give_the_same_logits(models: dict[str, BenchModel]) -> None:
-    images = torch.randn(3, 3, 64, 64)
-    with torch.inference_mode():
-        logits = {mode: one.run(images) for mode, one in models.items()}
-    torch.testing.assert_close(logits["eager"], logits["onnx"], rtol=1e-3, atol=1e-3)
-    assert not torch.equal(logits["int8"], logits["onnx"])  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -277,8 +252,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, command: Command) -
     [
         (("hvt_s_9",), "'hvt_s_9' is neither a model nor a checkpoint: did you mean hvt_s_"),
         (("hvt_s_1", "--modes", "onx"), "must be a list of eager or compiled or onnx or int8"),
-        (("hvt_s_1", "resnet18", "--img-size", "64"), "hvt's names, and resnet18 has a size of"),
-        (("cifar100", "--img-size", "64"), "--img-size is for hvt's names, and cifar100 has"),
+        (("hvt_s_1", "resnet18", "--img-size", "64"), "--img-size is not for resnet18, which has"),
         (
             ("resnet18", "--modes", "onnx"),
             "resnet18 is a timm model, which cannot be timed as onnx",

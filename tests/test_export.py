@@ -5,21 +5,25 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
 from conftest import SMALL, Command
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 from training import PLAIN, run, small_disk
 
 import hvt
 from hvt.data.evaluation import eval_transform
-from hvt.data.sample import drawn_images, sample_images
+from hvt.data.sample import drawn_images, evenly, sample_images
 from hvt.data.sources import open_eval
 from hvt.deploy.calibrate import (
     Calibration,
@@ -33,7 +37,7 @@ from hvt.deploy.calibrate import (
 )
 from hvt.deploy.export import MAX_ERROR, TOLERANCE, export, to_onnx, write_onnx
 from hvt.deploy.quantise import linear_nodes, quantise
-from hvt.deploy.runtime import OnnxModel, open_model
+from hvt.deploy.runtime import OnnxModel
 from hvt.errors import CheckpointError, HVTError
 from hvt.extraction import best, significance
 
@@ -56,7 +60,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = hvt.load(folder / "model.safetensors")
     images = sample_images("digits", eval_transform(model), 128)
     result = {form: export(model, folder / name, form, images) for form, name in FORMS.items()}
-    (folder / "found.json").write_text(json.dumps({k: v.to_dict() for k, v in result.items()}))
+    (folder / "found.json").write_text(json.dumps({k: asdict(v) for k, v in result.items()}))
     return folder
 
 
@@ -147,19 +151,6 @@ def test_one_file_that_tells_nothing_of_this_machine(trained: Path) -> None:
         assert b"site-packages" not in content
     left = {path.name for path in trained.iterdir()}
     assert left == {*FORMS.values(), "run", "model.safetensors", "found.json"}
-
-
-def test_what_a_file_says_of_itself(trained: Path) -> None:
-    model = hvt.load(trained / "model.safetensors")
-    for name in ("model.onnx", "int8.onnx"):
-        other = open_model(trained / name, "cpu")
-        assert other.config == model.config
-        assert other.class_names == model.class_names == tuple("0123456789")
-        for key in ("mean", "std", "crop_pct", "interpolation", "crop_mode"):
-            assert other.pretrained_cfg[key] == model.pretrained_cfg[key], key
-        assert other.pretrained_cfg["crop_pct"] == 1.0
-    assert OnnxModel(trained / "int8.onnx").int8
-    assert not OnnxModel(trained / "model.onnx").int8
 
 
 def test_the_comparison(trained: Path) -> None:
@@ -461,26 +452,20 @@ def test_what_an_exported_file_is_not_for(trained: Path) -> None:
 # Images to try a model on
 
 
-@pytest.mark.parametrize("count", [3, 7, 20])
-def test_a_sample_of_few_images_has_every_class(count: int, build: Build, tmp_path: Path) -> None:
-    """A folder's images are in order of class, and each is as grey as its place says."""
-    for place in range(12):
-        path = tmp_path / f"class {place // 4}/{place:02}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.new("RGB", (8, 8), (20 * place,) * 3).save(path)
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_a_sample_is_spread_over_all_images(total: int, count: int) -> None:
+    """A folder's images are in order of class."""
+    places = evenly(total, count)
+    assert len(set(places)) == len(places) == min(count, total)
+    gaps = np.diff([-1 - places[0], *places, 2 * total - 1 - places[-1]])
+    assert max(gaps) <= total / len(places) + 1
+
+
+def test_a_broken_image_is_left_out_of_a_sample(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    for place in range(3):
+        Image.new("RGB", (8, 8), (20 * place,) * 3).save(tmp_path / f"class/{place}.png")
     transform = eval_transform(build("hvt_ti_1", img_size=8, patch_size=1))
-
-    def places() -> list[int]:
-        means = sample_images(tmp_path, transform, count).mean((1, 2, 3))
-        black, step = (
-            transform(Image.new("RGB", (8, 8), (value,) * 3)).mean() for value in (0, 20)
-        )
-        return [round(place) for place in ((means - black) / (step - black)).tolist()]
-
-    whole = places()
-    assert len(whole) == min(count, 12)
-    assert whole == sorted(set(whole))
-    assert {place // 4 for place in whole} == {0, 1, 2}
-    broken = whole.pop(1)  # which is left out
-    (tmp_path / f"class {broken // 4}/{broken:02}.png").write_bytes(b"no image")
-    assert places() == whole
+    whole = sample_images(tmp_path, transform, 3)
+    (tmp_path / "class/1.png").write_bytes(b"no image")
+    assert torch.equal(sample_images(tmp_path, transform, 3), whole[[0, 2]])

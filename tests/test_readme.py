@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from hvt.cli import build_parser
-from hvt.cli.flags import given_fields
+from hvt.cli.flags import keywords_of
 from hvt.config import HVTConfig
 from hvt.training.recipe import Recipe, list_recipes, load_recipe
 from hvt.zoo import get_config, write_config
@@ -47,7 +47,7 @@ def test_commands_are_understood(
             continue
         args = build_parser().parse_args(words[words.index("hvt") + 1 :])
         if getattr(args, "recipe", None) in list_recipes():
-            values, overrides = given_fields(args, Recipe), given_fields(args, HVTConfig)
+            values, overrides = keywords_of(Recipe, args), keywords_of(HVTConfig, args)
             load_recipe(args.recipe).replace(overrides, **values)
 
 

@@ -552,7 +552,7 @@ def test_errors_of_the_command_are_one_sentence(
         assert "is not an ONNX model" in error
     assert "cannot listen on 999.1.1.1:0" in refused("--host", "999.1.1.1", "--port", 0)
     assert "max_batch_size=0" in refused("--max-batch-size", 0)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setitem(sys.modules, "hvt.serve.server", None)
     assert "pip install 'hvt[serve]'" in refused()
 
 

@@ -69,10 +69,10 @@ def build(source: Source, pretrained: bool = False, seed: int = 0, **overrides: 
     """The model of anything but an ONNX file.
 
     A checkpoint's has its weights in float32. Others have random ones, the same for the same seed,
-    or published ones; `overrides` are their keyword arguments, for ours fields of `HVTConfig`.
+    or published ones; `overrides` are keyword arguments, for ours fields of `HVTConfig`.
     """
     if source.kind in ("checkpoint", "onnx"):
-        return load(source.name).float()
+        return load(source.name, **overrides).float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if source.kind == "timm":

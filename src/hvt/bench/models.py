@@ -104,9 +104,11 @@ def open_bench_model(
 
     An ONNX file runs as it is. Others are exported to `folder` where the mode asks for it, int8
     with all layers quantised and calibrated on drawn images, which are as fast as real ones.
-    `overrides` are fields of `HVTConfig`, for our models and configs.
+    `overrides` are fields of `HVTConfig`, for our models, configs and checkpoints.
     """
     source = resolve(name)
+    if overrides and source.kind in ("onnx", "timm"):
+        raise HVTError(f"--img-size is not for {name}, which has one size: leave one of them out")
     if source.kind == "onnx":
         session = OnnxModel(source.name, device)
         return BenchModel(name, "int8" if session.int8 else "onnx", session, session)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bench import MODES
-from ..errors import HVTError
 from ..plot import figure_path
 from .flags import add_command, add_flag, add_shared
 from .output import emit, note, print_json
@@ -46,7 +45,7 @@ def register(commands: Any) -> None:
     text = f"any of {', '.join(MODES)}; timm's models run only eager and compiled"
     add_flag(parser, "--modes", text, tuple[str, ...], "eager", metavar="MODES", choices=MODES)
     add_flag(parser, "--batch", "batch sizes", tuple[int, ...], "1,16", ge=1)
-    add_flag(parser, "--img-size", "pixels, for hvt's models", int, ge=1)
+    add_flag(parser, "--img-size", "pixels, for hvt's models and checkpoints", int, ge=1)
     add_shared(parser, "--threads", "--device")
     add_flag(parser, "--rounds", "timing rounds", int, 5, ge=1)
     add_flag(parser, "--no-memory", "do not measure peak memory", bool)
@@ -76,8 +75,6 @@ def run(args: argparse.Namespace) -> None:
     device, batches = find_device(args.device), sorted(set(args.batch))
     overrides = {"img_size": args.img_size} if args.img_size else {}
     names = list(dict.fromkeys(args.others))
-    if args.img_size:
-        _check_sizes(names)
     entries = [(n, mode) for n in names for mode in modes_of(n, list(dict.fromkeys(args.modes)))]
     with tempfile.TemporaryDirectory() as folder:
         opened = []
@@ -98,16 +95,6 @@ def run(args: argparse.Namespace) -> None:
         note(warning)
     if args.plot:
         draw(measured, machine, args.plot)
-
-
-def _check_sizes(names: list[str]) -> None:
-    from ..resolve import resolve
-
-    for name in names:
-        if resolve(name).kind not in ("model", "config"):
-            raise HVTError(
-                f"--img-size is for hvt's names, and {name} has a size of its own: leave one out"
-            )
 
 
 def _memory(

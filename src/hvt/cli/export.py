@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +37,18 @@ def register(commands: Any) -> None:
         "for --hf and --web",
     )
     add_flag(parser, "--hf", "write a folder for transformers.js and optimum", bool)
-    add_flag(
-        parser, "--web", "the same folder with a page that runs the model in the browser", bool
-    )
-    add_flag(
-        parser,
-        "--runtime",
-        "npm package onnxruntime-web to copy next to the page of --web (default: the page loads "
-        "it from cdn.jsdelivr.net)",
-        Path,
-        metavar="FOLDER",
-    )
-    add_flag(
-        parser,
-        "--int8",
-        "quantise weights and activations to 8 bits (ONNX only; needs --data)",
-        bool,
-    )
+    add_flag(parser, "--web", "the same, and a page that runs the model in the browser", bool)
+    text = "npm package onnxruntime-web to copy for --web (default: load it from cdn.jsdelivr.net)"
+    add_flag(parser, "--runtime", text, Path, metavar="FOLDER")
+    text = "quantise weights and activations to 8 bits (ONNX only; needs --data)"
+    add_flag(parser, "--int8", text, bool)
     parser.add_argument(
         "--data",
         help=f"images to compare on, {IMAGES} of the training split: digits, cifar100, "
         "imagenet or a folder; int8 is calibrated on as many others",
     )
-    add_flag(
-        parser,
-        "--max-error",
-        "maximum relative error of int8 logits, above which nothing is written",
-        float,
-        0.1,
-        gt=0,
-    )
+    text = "maximum relative error of int8 logits, above which nothing is written"
+    add_flag(parser, "--max-error", text, float, 0.1, gt=0)
     add_shared(parser, "--gflops", "--pretrained", "--root", "--json")
 
 
@@ -111,7 +94,7 @@ def run_export(args: argparse.Namespace) -> None:
     described = []
     for found in comparisons:
         path = out / FILES[found.form] if folder else out
-        described.append(found.to_dict() | compare_speed(model, path, found.form))
+        described.append(asdict(found) | compare_speed(model, path, found.form))
     if args.json and folder:
         print_json({"checkpoint": source, "out": name, "files": described})
     elif args.json:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..terminal import printable
 from ..training.recipe import Recipe, load_recipe
-from .flags import add_command, add_fields, add_flag, add_shared, given_fields
+from .flags import add_command, add_fields, add_flag, add_shared, keywords_of
 from .output import emit, new_console, print_json
 
 _EXAMPLES = """\
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     and a report. IMAGES contains one folder per class, or train and val with such folders; without
     val, a fifth of each class is held out.
     """
-    fields = given_fields(args, Recipe)
+    fields = keywords_of(Recipe, args)
     if fields.get("processes", 1) != 1 and "WORLD_SIZE" not in os.environ:
         from ..training.launch import launch
 

@@ -165,14 +165,8 @@ def add_flag(
 
 
 def keywords_of(function: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of a function that the command line has by the same names."""
+    """The arguments of a function, or fields of a dataclass, that the command line has by name."""
     names = inspect.signature(function).parameters
-    return {name: value for name, value in vars(args).items() if name in names}
-
-
-def given_fields(args: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """The fields of a dataclass that the command line named."""
-    names = {field.name for field in dataclasses.fields(cls)}
     return {name: value for name, value in vars(args).items() if name in names}
 
 

@@ -14,7 +14,7 @@ from ..config import HVTConfig
 from ..costs import Cost, arrow, cost
 from ..errors import HVTError, did_you_mean
 from ..terminal import printable
-from .flags import add_command, add_fields, add_shared, given_fields
+from .flags import add_command, add_fields, add_shared, keywords_of
 from .output import Columns, emit, make_table, new_console, print_json
 
 _MODELS: Columns = {
@@ -86,7 +86,7 @@ def run_models(args: argparse.Namespace) -> None:
 
 def run_cost(args: argparse.Namespace) -> None:
     """Price a model: MACs, parameters and training memory."""
-    config = zoo.get_config(args.name, **given_fields(args, HVTConfig))
+    config = zoo.get_config(args.name, **keywords_of(HVTConfig, args))
     priced = cost(config)
     if args.json:
         print_json({"name": args.name, **priced.to_dict(), "config": config.to_dict()})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -63,12 +63,8 @@ def make_table(rows: Iterable[Row], columns: Columns, title: str | None = None) 
     for heading, form in columns.items():
         spec = _spec(form)
         left = spec is None or spec.startswith("<")
-        table.add_column(
-            heading,
-            justify="left" if left else "right",
-            no_wrap=spec is not None,
-            overflow="fold",
-        )
+        justify: JustifyMethod = "left" if left else "right"
+        table.add_column(heading, justify=justify, no_wrap=spec is not None, overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(_cell(form, row))) for form in columns.values()))
     return table
@@ -76,10 +72,9 @@ def make_table(rows: Iterable[Row], columns: Columns, title: str | None = None) 
 
 def _spec(form: str | Callable[[Row], str]) -> str | None:
     """The format specification of a column, such as `.2f`; None without one."""
-    specs = (
-        [spec for _, _, spec, _ in Formatter().parse(form) if spec] if isinstance(form, str) else []
-    )
-    return specs[0] if specs else None
+    if callable(form):
+        return None
+    return next((spec for _, _, spec, _ in Formatter().parse(form) if spec), None)
 
 
 def _cell(form: str | Callable[[Row], str], row: Row) -> str:

@@ -13,7 +13,7 @@ from ..errors import HVTError
 from ..files import check_writable
 from ..planning.space import KEPT, SEARCHED
 from ..terminal import print_line
-from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
+from .flags import add_command, add_fields, add_flag, add_shared, keywords_of
 from .output import Row, make_table, new_console, note, print_json
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
 
     from ..planning.run import plan
 
-    planned = plan(**keywords_of(plan, args), note=note, **given_fields(args, HVTConfig))
+    planned = plan(**keywords_of(plan, args), note=note, **keywords_of(HVTConfig, args))
     if args.save:
         planned.save(args.save, args.choice or 1)
     if args.json:

@@ -10,7 +10,7 @@ from typing import Any
 from ..config import HVTConfig
 from ..errors import HVTError
 from ..training.recipe import Recipe, list_recipes, load_recipe
-from .flags import add_command, add_fields, add_flag, add_group, add_shared, given_fields
+from .flags import add_command, add_fields, add_flag, add_group, add_shared, keywords_of
 
 _SEARCH = """\
 hvt power search runs/digits-deit_ti/best.safetensors --recipe digits --gflops 0.004
@@ -85,7 +85,7 @@ def run_retrain(args: argparse.Namespace) -> None:
     from ..checkpoint.save_load import read
     from ..training.engine import train
 
-    overrides = given_fields(args, HVTConfig)
+    overrides = keywords_of(HVTConfig, args)
     if read(args.checkpoint).config.retention is None and overrides.get("retention") is None:
         raise HVTError(
             f"{args.checkpoint} has no retention: make one with hvt power search, "
@@ -96,6 +96,6 @@ def run_retrain(args: argparse.Namespace) -> None:
 
 def _recipe(args: argparse.Namespace, overrides: dict[str, Any], **defaults: Any) -> Recipe:
     """The recipe with its flags, and the checkpoint's architecture in place of its own."""
-    values = defaults | given_fields(args, Recipe)
+    values = defaults | keywords_of(Recipe, args)
     recipe = dataclasses.replace(load_recipe(args.recipe), model=None, overrides={})
     return recipe.replace(overrides, **values, init=args.checkpoint)

@@ -10,7 +10,7 @@ from typing import Any
 from ..config import FIELDS, HVTConfig
 from ..planning.space import KEPT, SEARCHED
 from ..training.recipe import Recipe, list_recipes
-from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
+from .flags import add_command, add_fields, add_flag, add_shared, keywords_of
 
 _EXAMPLES = """\
 hvt search digits --gflops 0.005 --trials 20 --epochs 9
@@ -46,12 +46,10 @@ def register(commands: Any) -> None:
         help="configs to try first (.json, as from hvt plan --save)",
     )  # fmt: skip
     add_flag(parser, "--study", "the study's name (default: the recipe's)", metavar="NAME")
-    add_flag(
-        parser, "--storage", "Optuna's storage (default: study.db in the output)", metavar="URL"
-    )
-    add_flag(
-        parser, "--output", "folder for the results (default: runs/search-STUDY)", metavar="FOLDER"
-    )
+    text = "Optuna's storage (default: study.db in the output)"
+    add_flag(parser, "--storage", text, metavar="URL")
+    text = "folder for the results (default: runs/search-STUDY)"
+    add_flag(parser, "--output", text, metavar="FOLDER")
     text = "evaluate on this share of the training images (default: the recipe's, or 0.1)"
     add_flag(parser, "--holdout", text, float, argparse.SUPPRESS)
     add_shared(parser, "--allow-changed-data", "--json")
@@ -70,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from ..searching.run import search
     from ..training.interrupt import Interrupted
 
-    options = given_fields(args, Recipe) | given_fields(args, HVTConfig)
+    options = keywords_of(Recipe, args) | keywords_of(HVTConfig, args)
     try:
         result = search(quiet=args.json, **options | keywords_of(search, args))
     except (Interrupted, KeyboardInterrupt):  # within a training, or between two

@@ -5,18 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import HVTError
 from ..zoo import DEFAULT, MODELS
-from .flags import add_command, add_fields, add_shared, given_fields
+from .flags import add_command, add_fields, add_shared, keywords_of
 from .weights import check_pretrained, open_weights
-
-NEEDED = (
-    "fastapi", "uvicorn", "h11", "python_multipart", "prometheus_client", "onnx", "onnxscript"
-)  # fmt: skip
 
 
 def register(commands: Any) -> None:
@@ -47,12 +42,13 @@ def run_serve(args: argparse.Namespace) -> int:
     """
     from ..serve.settings import Settings
 
-    settings = dataclasses.replace(Settings(), **given_fields(args, Settings))
+    settings = dataclasses.replace(Settings(), **keywords_of(Settings, args))
     check_pretrained(args.checkpoint, args.pretrained)
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise HVTError(f"hvt serve needs {', '.join(missing)}: pip install 'hvt[serve]'")
+    try:
+        from ..serve.server import serve
+    except ImportError as error:
+        raise HVTError(f"hvt serve needs {error.name}: pip install 'hvt[serve]'") from error
     from ..checkpoint.save_load import save
-    from ..serve.server import serve
 
     if args.checkpoint not in MODELS:
         return serve(args.checkpoint, settings)

@@ -9,7 +9,7 @@ from typing import Any
 from ..config import HVTConfig
 from ..training.recipe import Recipe, list_recipes, load_recipe, recipe_text
 from ..training.run import check_arguments, train
-from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
+from .flags import add_command, add_fields, add_flag, add_shared, keywords_of
 from .output import emit, print_json
 
 _EXAMPLES = """\
@@ -46,7 +46,7 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train a model with a recipe, or resume a run."""
     asked = keywords_of(train, args)
-    fields = given_fields(args, Recipe) | given_fields(args, HVTConfig)
+    fields = keywords_of(Recipe, args) | keywords_of(HVTConfig, args)
     _, recipe = check_arguments(**asked, values=fields)
     if recipe.processes not in (None, 1) and "WORLD_SIZE" not in os.environ:
         from ..training.launch import launch

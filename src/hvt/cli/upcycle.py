@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import HVTError
 from ..upcycling.settings import Settings
-from .flags import add_command, add_fields, add_flag, add_shared, given_fields, keywords_of
+from .flags import add_command, add_fields, add_flag, add_shared, keywords_of
 from .output import new_console
 
 _EXAMPLES = """\
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     """
     from ..upcycling.run import resume, upcycle
 
-    values = given_fields(args, Settings)
+    values = keywords_of(Settings, args)
     console = new_console(stderr=True) if args.json else None
     if args.resume:
         if args.source or args.data or args.run_folder or values:

@@ -8,7 +8,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,6 @@ class Comparison:
     """Of the model's parameters in float32."""
     kept: tuple[str, ...] = ()
     """The layers that an int8 file keeps in float32 for accuracy."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def export(

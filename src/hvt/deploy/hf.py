@@ -30,24 +30,17 @@ def export_hf(
 
     `images` and `max_error` are those of `export`. Nothing is written where a file does not agree.
     """
-    with atomic_folder(out) as folder:
-        return write_hf(model, folder, images, int8, max_error)
-
-
-def write_hf(
-    model: HVT, folder: Path, images: Tensor | None, int8: bool, max_error: float = MAX_ERROR
-) -> list[Comparison]:
-    """The same, into a folder that is there."""
     described = {
         "config.json": hf_config(model, int8),
         "preprocessor_config.json": hf_processor(model),
     }
-    for name, values in described.items():
-        text = json.dumps(values, indent=2, ensure_ascii=False)
-        (folder / name).write_text(text + "\n", encoding="utf-8")
-    (folder / "onnx").mkdir()
-    forms = ("onnx", "int8") if int8 else ("onnx",)
-    return [export(model, folder / FILES[form], form, images, max_error) for form in forms]
+    with atomic_folder(out) as folder:
+        for name, values in described.items():
+            text = json.dumps(values, indent=2, ensure_ascii=False)
+            (folder / name).write_text(text + "\n", encoding="utf-8")
+        (folder / "onnx").mkdir()
+        forms = ("onnx", "int8") if int8 else ("onnx",)
+        return [export(model, folder / FILES[form], form, images, max_error) for form in forms]
 
 
 def hf_config(model: HVT, int8: bool = False) -> dict[str, Any]:

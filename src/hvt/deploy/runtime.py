@@ -76,11 +76,6 @@ class OnnxModel:
     def __reduce__(self) -> tuple[Any, ...]:
         return OnnxModel, (self.path.absolute(), *self._options)
 
-    @property
-    def provider(self) -> str:
-        """What ONNX Runtime runs it on, such as `CPUExecutionProvider`."""
-        return self.session.get_providers()[0]
-
     def __call__(self, images: Tensor) -> Tensor:
         """Logits of a batch of any size: float `(B, C, H, W)` → float32 `(B, classes)`.
 

@@ -201,7 +201,7 @@ def _describe(engine: Engine) -> dict[str, Any]:
         "name": engine.name,
         "version": __version__,
         "precision": "int8" if session.int8 else "float32",
-        "provider": session.provider,
+        "provider": session.session.get_providers()[0],
         "input_size": [engine.config.in_chans, *engine.config.image],
         "preprocessing": {key: session.pretrained_cfg[key] for key in PREPROCESSING},
         "config": engine.config.to_dict(),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..costs import cost
 from ..deploy.export import MAX_ERROR, Comparison
-from ..deploy.hf import FILES, write_hf
+from ..deploy.hf import FILES, export_hf
 from ..deploy.runtime import import_extra
 from ..errors import HVTError
 from ..files import atomic_folder
@@ -53,7 +53,7 @@ def export_web(
     """
     package = None if runtime is None else _distribution(Path(runtime))
     with atomic_folder(out) as folder:
-        comparisons = write_hf(model, folder, images, int8, max_error)
+        comparisons = export_hf(model, folder, images, int8, max_error)
         shutil.copytree(STATIC, folder / "static")
         (folder / "static/page.html").replace(folder / "index.html")
         shutil.copyfile(BROWSER / "engine.js", folder / "static/engine.js")
