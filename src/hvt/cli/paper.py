@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..errors import HVTError
 from ..paper.tables import FOOTNOTE, get_table, printed_costs, tables
 from .flags import Parser, add_command, add_shared
 from .output import Columns, emit
@@ -28,12 +29,19 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="tables (default: all)")
     add_shared(parser, "--json")
+    # Not part of the package, but where a reader looks first. No word after them is a flag.
+    for name in ("run", "report"):
+        parser = subcommands.add_parser(
+            name, help=f"see python -m reproduction {name}", prefix_chars="+", add_help=False
+        )
+        parser.add_argument("rest", nargs="*")
+        parser.set_defaults(run=run_elsewhere, parser=parser, subcommand=name)
 
 
 def run_list(args: argparse.Namespace) -> None:
     """List the paper's tables.
 
-    To train the rows of a table, run python -m reproduction run TABLE in a clone of the repository.
+    To train their rows: python -m reproduction run TABLE, in a clone of the repository.
     """
     rows = [
         {"table": t.name, "place": t.place, "about": t.about, "rows": [row.name for row in t.rows]}
@@ -73,3 +81,10 @@ def run_costs(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"{equal} of {len(compared)} are equal to the printed digit\n{FOOTNOTE}")
     return int(equal < len(compared))
+
+
+def run_elsewhere(args: argparse.Namespace) -> None:
+    raise HVTError(
+        "the trainings of the paper's rows are not part of the package: use "
+        f"python -m reproduction {args.subcommand} in a clone of the repository"
+    )
