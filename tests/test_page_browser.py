@@ -198,7 +198,7 @@ def test_a_broken_file_is_answered_in_words(page: Page, tmp_path: Path) -> None:
     good = jpeg(tmp_path / "a.jpg", 64, 64).read_bytes()
     for name, content, words in (
         ("cut.jpg", good[:-100], "That image is damaged."),
-        ("words.jpg", b"not an image at all", "not an image of a kind the service knows"),
+        ("words.jpg", b"not an image at all", "not an image in a supported format"),
         ("empty.jpg", b"", "That image is damaged. (the image is empty)"),
     ):
         (tmp_path / name).write_bytes(content)

@@ -131,7 +131,7 @@ def test_preprocessing_comes_along() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(name: str, reason: str) -> None:
-    with pytest.raises(hvt.HVTError, match=f"{name} does not fit: {reason}"):
+    with pytest.raises(hvt.HVTError, match=f"{name} is not supported: {reason}"):
         named_config(name)
 
 
@@ -145,5 +145,5 @@ def test_what_does_not_fit_is_named(name: str, reason: str) -> None:
     ids=str,
 )
 def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], reason: str) -> None:
-    with pytest.raises(hvt.HVTError, match=f"vit_tiny_patch16_224 does not fit: {reason}"):
+    with pytest.raises(hvt.HVTError, match=f"vit_tiny_patch16_224 is not supported: {reason}"):
         named_config("vit_tiny_patch16_224", **arguments)

@@ -413,7 +413,7 @@ def test_sources_that_do_not_fit_are_named(tmp_path: Path) -> None:
     hvt.save(small(stages=2), tmp_path / "hvt.safetensors")
     with pytest.raises(hvt.HVTError, match="is not a plain ViT: it is pooled after block 0"):
         open_source(tmp_path / "hvt.safetensors")
-    with pytest.raises(hvt.HVTError, match="resnet18 does not fit"):
+    with pytest.raises(hvt.HVTError, match="resnet18 is not supported"):
         open_source("resnet18")
 
 
