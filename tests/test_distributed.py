@@ -1,4 +1,4 @@
-"""Two processes under torchrun are one: same steps, same evaluation, same way of going on."""
+"""Two processes under torchrun are one: same steps, same evaluation, same way of resuming."""
 
 import json
 import math
@@ -107,7 +107,7 @@ def test_a_worker_that_dies_is_started_again(single: Result, tmp_path: Path) -> 
         torchrun.wait_for(lambda: states(folder / "checkpoints"))
         os.kill(torchrun.workers()[-1], signal.SIGKILL)
         assert torchrun.wait() == 0, torchrun.words()
-    # The second time it went on where a checkpoint was, and said so.
+    # The second time it resumed from a checkpoint, and said so.
     to_go = [line.split("per epoch, ")[1].split(" left")[0] for line in
              torchrun.words().splitlines() if "per epoch, " in line]  # fmt: skip
     assert len(to_go) == 2, torchrun.words()
@@ -128,12 +128,12 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, torchrun.words()
 
 
-def test_two_processes_go_on_with_a_run_of_one(single: Result, together: tuple[Path, str]) -> None:
+def test_two_processes_resume_a_run_of_one(single: Result, together: tuple[Path, str]) -> None:
     folder, words = together[0] / "run", together[1]
     assert "5 steps per epoch, 5 left" in words
     assert_like(single, folder)
     assert_counted_once(folder)
-    # And one process can go on with what two have done.
+    # And one process can resume what two have done.
     console = quiet()
     assert resume(folder, console=console).rows[0] == single.rows[0]
     assert "0 left" in said(console)

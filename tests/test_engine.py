@@ -1,4 +1,4 @@
-"""Real trainings of a tiny model: what moves, is measured, is written and is refused."""
+"""Real trainings of a tiny model: what moves, is measured and written, and what is an error."""
 
 import csv
 import io
@@ -320,10 +320,10 @@ def test_clipping_shortens_the_gradient(tmp_path: Path) -> None:
     assert 0 < tight < free / 5
 
 
-@pytest.mark.parametrize("pieces", [1, 4])
-def test_a_step_waits_for_the_device_once(tmp_path: Path, pieces: int) -> None:
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_a_step_waits_for_the_device_once(tmp_path: Path, microbatches: int) -> None:
     """Mixup, clipping, averaging, the loss shown and the wish to stop: one transfer in all."""
-    recipe = tiny(tmp_path, accumulate=pieces)
+    recipe = tiny(tmp_path, accumulate=microbatches)
     trainer = trainer_of(recipe)
     trainer.saved = time.monotonic()
     trainer.watcher = Watcher(quiet())
@@ -342,32 +342,32 @@ def assert_close(left: Result, right: Result) -> None:
         assert torch.allclose(tensor, right.model.state_dict()[name], atol=2e-5), name
 
 
-@pytest.mark.parametrize("pieces", [2, 4])
-def test_microbatches_add_up(single: Result, tmp_path: Path, pieces: int) -> None:
-    assert_close(run(tmp_path / "run", accumulate=pieces), single)
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_add_up(single: Result, tmp_path: Path, microbatches: int) -> None:
+    assert_close(run(tmp_path / "run", accumulate=microbatches), single)
 
 
 DROPOUT = {"pos_drop_rate": 0.3, "proj_drop_rate": 0.2, "drop_rate": 0.5}
 
 
-def masks_of_a_step(folder: Path, pieces: int) -> tuple[Tensor, Tensor]:
-    """What dropout left out of each piece, and which branches stochastic depth left in a batch."""
-    recipe = tiny(folder, accumulate=pieces, overrides=DROPOUT, **PLAIN)
+def masks_of_a_step(folder: Path, microbatches: int) -> tuple[Tensor, Tensor]:
+    """What each microbatch's dropout left out, and which branches stochastic depth left in."""
+    recipe = tiny(folder, accumulate=microbatches, overrides=DROPOUT, **PLAIN)
     trainer = trainer_of(recipe)
     learner, dropped, kept = trainer.learner, [], []
     learner.model.head_drop.register_forward_hook(lambda _m, _i, y: dropped.append(y == 0))
     last = learner.model.blocks[-1].drop_path2
     last.register_forward_hook(lambda _m, i, y: kept.append((y != i[0]).any(2).any(1)))
     learner.step(trainer.batches.epoch(0), 3)
-    rows = [batch.rows for batch in itertools.islice(trainer.batches.epoch(0), pieces)]
+    rows = [batch.rows for batch in itertools.islice(trainer.batches.epoch(0), microbatches)]
     whole = torch.empty(240, dtype=torch.bool)
-    for piece, part in zip(rows, kept, strict=True):
-        whole[slice(None) if piece is None else piece] = part
+    for row, part in zip(rows, kept, strict=True):
+        whole[slice(None) if row is None else row] = part
     return torch.stack(dropped), whole
 
 
 def test_microbatches_have_their_own_dropout_and_share_stochastic_depth(tmp_path: Path) -> None:
-    dropped, kept = masks_of_a_step(tmp_path / "pieces", 2)
+    dropped, kept = masks_of_a_step(tmp_path / "microbatches", 2)
     assert dropped.shape[:2] == (2, 120)
     assert 0.4 < dropped.float().mean() < 0.6
     agree = (dropped[0] == dropped[1]).float().mean()
@@ -376,7 +376,7 @@ def test_microbatches_have_their_own_dropout_and_share_stochastic_depth(tmp_path
     assert torch.equal(kept, in_one)
     assert 0 < kept.sum() < 240
     again, _ = masks_of_a_step(tmp_path / "again", 2)
-    assert torch.equal(again, dropped)  # from (seed, step, share) alone
+    assert torch.equal(again, dropped)  # from (seed, step, shard) only
 
 
 def test_a_trained_model_draws_for_itself(tmp_path: Path) -> None:
@@ -412,9 +412,9 @@ def poisoned(trainer: Trainer, value: float) -> None:
         trainer.learner.model.get_parameter("head.bias")[0] = value
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_a_bad_step_changes_nothing(tmp_path: Path, pieces: int) -> None:
-    trainer = trainer_of(tiny(tmp_path, accumulate=pieces))
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_bad_step_changes_nothing(tmp_path: Path, microbatches: int) -> None:
+    trainer = trainer_of(tiny(tmp_path, accumulate=microbatches))
     learner, batches = trainer.learner, trainer.batches.epoch(0)
     assert learner.step(batches, 0).taken
     poisoned(trainer, math.inf)
@@ -509,9 +509,9 @@ def test_alpha_weighs_the_teacher_against_the_labels(done: Result, tmp_path: Pat
         trainer = trainer_of(recipe)
         return trainer.learner.step(trainer.batches.epoch(0), 0).loss
 
-    labels, opinion = loss(0.0), loss(1.0)
-    assert labels != pytest.approx(opinion, rel=1e-3)
-    assert loss(0.25) == pytest.approx(0.75 * labels + 0.25 * opinion, rel=1e-5)
+    labels, teacher_only = loss(0.0), loss(1.0)
+    assert labels != pytest.approx(teacher_only, rel=1e-3)
+    assert loss(0.25) == pytest.approx(0.75 * labels + 0.25 * teacher_only, rel=1e-5)
     alone = trainer_of(tiny(tmp_path))
     assert alone.learner.step(alone.batches.epoch(0), 0).loss == pytest.approx(labels)
 
@@ -662,7 +662,7 @@ def test_a_second_run_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [str(folder) for folder in folders] == [
         "runs/first-hvt_ti_2", "runs/first-hvt_ti_2-2", "runs/first-hvt_ti_2-3"
     ]  # fmt: skip
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # goes on with the newest, which is done
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # resumes the newest, which is done
     assert str(train(recipe, name="first", console=quiet()).folder) == str(folders[-1])
 
 
@@ -678,7 +678,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
         resume(first.folder, console=quiet(), epochs=2)
     within = run(tmp_path / "within", epochs=1.5, **values)
     before = (within.folder / "recipe.json").read_bytes()
-    with pytest.raises(HVTError, match="and cannot have 9: a run can be made longer, unless it"):
+    with pytest.raises(HVTError, match="cannot be resumed to 9: a run can be extended, unless it"):
         resume(within.folder, console=quiet(), epochs=3)
     assert (within.folder / "recipe.json").read_bytes() == before
 
@@ -772,6 +772,6 @@ def test_a_full_disk_is_an_error_with_the_command_that_resumes(
         assert error.endswith(f"resume with: hvt train --resume {disk / 'run'}")
         assert read_state(states(disk / "run" / "checkpoints")[-1])["progress"]["step"] > 0
         assert not list(disk.rglob(".*.part"))
-        # With room again it goes on from there.
+        # With room again it resumes from there.
         shutil.copytree(disk / "run", tmp_path / "run")
     assert len(resume(tmp_path / "run", console=quiet()).rows) == 2

@@ -1,4 +1,4 @@
-"""Batches follow from (seed, epoch, position) alone: no worker, thread or process changes them."""
+"""Batches follow from (seed, epoch, position) only: no worker, thread or process changes them."""
 
 import multiprocessing
 import os

@@ -169,7 +169,7 @@ def test_asked_to_stop_between_checkpoints(unstopped: Path, tmp_path: Path) -> N
     assert_same_run(folder, unstopped)
 
 
-def test_dropout_goes_on_as_it_would_have(unstopped: Path, tmp_path: Path) -> None:
+def test_dropout_resumes_as_it_would_have_continued(unstopped: Path, tmp_path: Path) -> None:
     values = {"accumulate": 2, "checkpoint_minutes": 60.0, "overrides": {"proj_drop_rate": 0.2}}
     whole = train(lively(tmp_path / "whole", **values), console=quiet()).folder
     folder = tmp_path / "run"

@@ -13,7 +13,7 @@ from training import quiet, said
 
 from hvt import HVTError
 from hvt.distributed import DistributedContext
-from hvt.training.state import Progress, remove_leftovers, states, write_state
+from hvt.training.state import Progress, remove_stale_files, states, write_state
 from hvt.training.state import newest_state as newest
 
 
@@ -111,6 +111,6 @@ def test_leftovers_of_a_kill_are_removed_and_nothing_else(tmp_path: Path) -> Non
     ]
     for path in stale_temp_files + others:
         path.write_text("half")
-    remove_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert [path for path in stale_temp_files if path.exists()] == []
     assert [path for path in others if not path.exists()] == []

@@ -1,4 +1,4 @@
-"""What `test_distributed.py` has torchrun start in each process: steps, and a run that goes on.
+"""What `test_distributed.py` has torchrun start in each process: steps, and a run that resumes.
 
 Both at once, because starting takes longer than either.
 """

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from ..files import encodable
-from .evaluation import RefuseStrips
+from .evaluation import RejectStrips
 from .images import FileImages, UnreadableImageError, image_formats, read_image, why
 from .sources import Images, open_parts, why_not_trainable
 
 TINY = 10
 """A class with fewer training images than this is pointed out."""
 
-_refuse_strips = RefuseStrips(256)  # as for a model of 224 pixels
+_reject_strips = RejectStrips(256)  # as for a model of 224 pixels
 _CHUNK = 16  # images that a thread takes at a time
 
 
@@ -142,7 +142,7 @@ def _look(names: tuple[str, ...], place: tuple[str, Images, int]) -> _Seen:
                 mode = header.mode  # that of the file
         else:
             image = images[index][0]
-        _refuse_strips(image)
+        _reject_strips(image)
     except (UnreadableImageError, OSError) as error:
         reason = error.reason if isinstance(error, UnreadableImageError) else why(error)
         return _Seen(CheckedImage(path, part, name, reason))

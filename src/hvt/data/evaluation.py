@@ -47,7 +47,7 @@ def eval_transform(model: Any, arrays: bool = False, normalize: bool = True) -> 
         crop_mode=cfg["crop_mode"],
         normalize=normalize,
     )
-    transform.transforms.insert(0, RefuseStrips(resized_side(model)))
+    transform.transforms.insert(0, RejectStrips(resized_side(model)))
     return transform
 
 
@@ -62,7 +62,7 @@ def resized_side(model: Any) -> int:
 
 
 @dataclass
-class RefuseStrips:
+class RejectStrips:
     """The first step of an evaluation transform, which leaves all other images unchanged."""
 
     side: int

@@ -1,6 +1,6 @@
 """`hvt.train` and `hvt train`: a recipe by name, any field of it or of the model replaced.
 
-A wrong argument is refused before torch is imported.
+A wrong argument raises an error before torch is imported.
 """
 
 from __future__ import annotations

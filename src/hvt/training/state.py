@@ -121,7 +121,7 @@ def states(folder: Path) -> list[Path]:
     return sorted(folder.glob(_STATE))
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_stale_files(folder: Path) -> None:
     """Drop what is left of a run's files whose writing a kill cut short."""
     for place in (folder, folder / "checkpoints"):
         for path, name in stale_temp_files(place).items():

@@ -23,7 +23,7 @@ from ..terminal import print_line
 from .interrupt import Interrupted, StopSignals, ignore_sigterm
 from .learner import Learner
 from .run_lock import resume_command
-from .state import Progress, StateMismatchError, remove_leftovers, write_state
+from .state import Progress, StateMismatchError, remove_stale_files, write_state
 from .watch import Row, Watcher, clock, draw_curves, figure, write_metrics
 
 # Where and how a run is computed, and for how long: a resumed run may have other values of these.
@@ -315,7 +315,7 @@ class Trainer:
             (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise HVTError(f"cannot write {self.folder}: {error.strerror}") from error
-        remove_leftovers(self.folder)
+        remove_stale_files(self.folder)
         described = self.recipe.replace(output=str(self.folder)).to_dict()
         described = {k: v for k, v in described.items() if v is not None}
         config = self.learner.model.config.to_dict()
