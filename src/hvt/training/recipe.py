@@ -180,14 +180,12 @@ def load_recipe(name: str | Path) -> Recipe:
 
 def read_recipe(folder: str | Path) -> Recipe:
     """The recipe of a run."""
-    if folder == "":
-        raise HVTError("the name of the run's folder is empty")
     described = Path(folder) / "recipe.json"
     try:
         values = dict(json.loads(described.read_bytes()))
     except (OSError, TypeError, ValueError) as error:
         raise HVTError(
-            f"{folder} is not the folder of a run: it has no readable recipe.json"
+            f"{described.parent} is not the folder of a run: it has no readable recipe.json"
         ) from error
     return from_dict(values, str(described))
 
