@@ -139,22 +139,31 @@ def test_eval_stops_at_a_broken_image(
     assert "1 unreadable images were skipped" in command(*words, "--skip-broken")[1]
 
 
-def test_eval_of_bad_input(command: Command, build: Build, digits: Path, tmp_path: Path) -> None:
-    hvt.save(build("hvt_ti_1", num_classes=0), tmp_path / "features.safetensors")
-    (tmp_path / "void").mkdir()
-    cases = [
-        (("nothing.safetensors", "--data", "digits"), "cannot read nothing.safetensors"),
-        ((tmp_path / "features.safetensors", "--data", "digits"), "has no classifier"),
-        ((digits, "--data", "digit"), "did you mean digits?"),
-        ((digits, "--data", tmp_path / "void"), "is empty"),
-        ((digits, "--data", "digits", "--device", "gpu"), "the device 'gpu' is not available"),
-        ((digits, "--data", "digits", "--confusion", "no/c.png"), "does not exist"),
-    ]
-    for words, message in cases:
-        code, out, err = command("eval", *words)
+def test_bad_input_is_one_line(
+    command: Command, build: Build, digits: Path, tmp_path: Path
+) -> None:
+    features, void = tmp_path / "features.safetensors", tmp_path / "void"
+    hvt.save(build("hvt_ti_1", num_classes=0), features)
+    void.mkdir()
+    good = tmp_path / "good.png"
+    Image.new("RGB", (9, 9)).save(good)
+    for words, message in (
+        (("eval", "nothing.safetensors", "--data", "digits"), "cannot read nothing.safetensors"),
+        (("eval", features, "--data", "digits"), "has no classifier"),
+        (("eval", digits, "--data", "digit"), "did you mean digits?"),
+        (("eval", digits, "--data", void), "is empty"),
+        (("eval", digits, "--data", "digits", "--device", "gpu"), "'gpu' is not available"),
+        (("eval", digits, "--data", "digits", "--confusion", "no/c.png"), "does not exist"),
+        (("predict", digits), "no image is given"),
+        (("predict", digits, "none.png"), "there is no file none.png"),
+        (("predict", digits, good, void), "no images in"),
+        (("predict", digits, tmp_path / "*.tiff"), "no images in"),
+        (("predict", digits, good, "--json", "--csv"), "not allowed with"),
+        (("predict",), "no image is given"),
+    ):
+        code, out, err = command(*words)
         assert (code, out) == (2, "")
         assert message in err
-        assert err.startswith("hvt")
         assert err.count("\n") == 1
 
 
@@ -215,30 +224,6 @@ def test_predict_flags_stand_anywhere(command: Command, animals: Path, folder: P
     assert command("predict", animals, "--top", 2, one, two, "--csv") == expected
     assert command("predict", animals, one, "--top", 2, "--csv", two) == expected
     assert command("predict", "--csv", "--top", 2, animals, one, two) == expected
-
-
-def test_predict_of_bad_input(
-    command: Command, build: Build, animals: Path, tmp_path: Path
-) -> None:
-    hvt.save(build("hvt_ti_1", num_classes=0), tmp_path / "features.safetensors")
-    (tmp_path / "void").mkdir()
-    Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
-    good = tmp_path / "good.png"
-    cases = [
-        ((animals,), "no image is given"),
-        ((animals, "none.png"), "there is no file none.png"),
-        ((animals, good, tmp_path / "void"), "no images in"),
-        ((animals, tmp_path / "*.tiff"), "no images in"),
-        (("none.safetensors", good), "cannot read none.safetensors"),
-        ((tmp_path / "features.safetensors", good), "has no classifier"),
-        ((animals, good, "--json", "--csv"), "not allowed with"),
-        ((), "no image is given"),
-    ]
-    for words, message in cases:
-        code, out, err = command("predict", *words)
-        assert (code, out) == (2, "")
-        assert message in err
-        assert err.count("\n") == 1
 
 
 def test_names_that_would_steer_the_terminal(

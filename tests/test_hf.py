@@ -1,4 +1,4 @@
-"""`hvt export --hf`: a folder that transformers' own classes, transformers.js and optimum open."""
+"""`hvt export --hf`: a folder that transformers, transformers.js and optimum open; bad input."""
 
 import json
 import shutil
@@ -100,6 +100,9 @@ def test_errors(command: Command, checkpoint: Path, build: Build, tmp_path: Path
         ((checkpoint, tmp_path / "out", "--hf", "--int8"), "name them with --data"),
         ((tmp_path / "features.safetensors", tmp_path / "out", "--hf"), "a model with a class"),
         ((tmp_path / "wide.safetensors", tmp_path / "out", "--hf"), "3 × 32 × 64 pixels"),
+        ((checkpoint, tmp_path / "full", "--web"), "full is not empty: name a new folder"),
+        ((checkpoint, tmp_path / "out", "--runtime", "."), "--runtime needs --web"),
+        ((checkpoint, tmp_path / "out", "--web", "--runtime", tmp_path), "npm install onnxr"),
     ):
         code, out, err = command("export", *words)
         assert (code, out) == (2, "")

@@ -71,26 +71,6 @@ def test_the_folder(command: Command, build: Build, tmp_path: Path, vendored: bo
         assert page["runtime"]["integrity"] == INTEGRITY
 
 
-def test_errors(command: Command, build: Build, tmp_path: Path) -> None:
-    checkpoint, features = tmp_path / "model.safetensors", tmp_path / "features.safetensors"
-    hvt.save(build("hvt_ti_1", depth=1), checkpoint)
-    hvt.save(build("hvt_ti_1", depth=1, num_classes=0), features)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/mine.txt").touch()
-    before = sorted(tmp_path.rglob("*"))
-    for words, message in (
-        ((checkpoint, tmp_path / "full", "--web"), "full is not empty: name a new folder"),
-        ((features, tmp_path / "out", "--web"), "a model with a classifier"),
-        ((checkpoint, tmp_path / "out", "--runtime", "."), "--runtime needs --web"),
-        ((checkpoint, tmp_path / "out", "--web", "--runtime", tmp_path), "npm install onnxr"),
-    ):
-        code, out, err = command("export", *words)
-        assert (code, out) == (2, "")
-        assert message in err
-        assert err.count("\n") == 1
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize(("name", "int8"), [*((name, False) for name in KINDS), ("hvt_ti_1", True)])
 def test_tokens_are_those_of_see(
     build: Build, images: Tensor, tmp_path: Path, name: str, int8: bool

@@ -36,7 +36,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+?)\.?)(?::[0-9]{1,5})?", 
 
 def host_check(settings: Settings) -> Callable[[bytes], bool]:
     """Whether a Host header is localhost, the service's address or one of `allow_host`."""
-    names = {"localhost", settings.host.lower(), *settings.allow_host}
+    names = {"localhost", settings.host.lower(), *map(str.lower, settings.allow_host)}
     any_address = settings.host in ("", "0.0.0.0", "::")
 
     @functools.lru_cache(1000)

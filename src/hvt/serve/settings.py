@@ -11,7 +11,7 @@ from ..errors import HVTError
 from ..fields import check_values, field
 
 MAX_PIXELS = 178_956_970  # Pillow itself raises an error above
-NAME = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+")  # any, a host's name, an IPv6 address
+NAME = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+", re.I)  # any, a host's name, an IPv6 address
 
 _count = functools.partial(field, ge=1)
 
@@ -63,7 +63,6 @@ class Settings:
         if isinstance(self.allow_host, list):  # as a repeated flag gives it
             object.__setattr__(self, "allow_host", tuple(self.allow_host))
         check_values(self)
-        object.__setattr__(self, "allow_host", tuple(map(str.lower, self.allow_host)))
         for name in self.allow_host:
             if not NAME.fullmatch(name):
                 raise HVTError(
