@@ -231,21 +231,16 @@ def test_what_has_no_sources(
 # ── drawing ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_figures_are_as_large_as_asked(tmp_path: Path) -> None:
-    """Rows of unequal length, maps without contrast and narrow ones are drawn too."""
+def test_rows_of_unequal_length_are_drawn(tmp_path: Path) -> None:
+    """Maps without contrast and narrow ones too."""
     steps, flat = torch.rand(7, 1, 20), torch.full((5, 1, 1), 3.0)
     maps = [FeatureMap("block 0", "4 tokens", steps), FeatureMap("flat", "1 token", flat)]
     views = [
         FeatureView("one", torch.rand(46, 46, 3), maps),
         FeatureView("two $x_", torch.rand(8, 160, 3), maps[:1]),
     ]
-    shapes = []
-    for dpi in (60, 120):
-        draw_features(tmp_path / "f.png", views, channels=4, dpi=dpi)
-        drawn = read(tmp_path / "f.png")
-        assert drawn.std() > 0
-        shapes.append(np.array(drawn.shape[:2]))
-    assert np.abs(shapes[1] - 2 * shapes[0]).max() <= 2
+    draw_features(tmp_path / "f.png", views, channels=4, dpi=60)
+    assert read(tmp_path / "f.png").std() > 0
     draw_costs(tmp_path / "c.png", [open_price(n) for n in ("deit_s", "hvt_s_1")], dpi=72)
     assert read(tmp_path / "c.png").std() > 10
 

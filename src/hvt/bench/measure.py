@@ -37,17 +37,10 @@ def describe(device: torch.device) -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "timm": timm.__version__,
-        "onnxruntime": _version("onnxruntime"),
+        "onnxruntime": next((d.version for d in metadata.distributions(name="onnxruntime")), ""),
         "hvt": __version__,
         "date": date.today().isoformat(),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 # ── time ────────────────────────────────────────────────────────────────────────────────────────

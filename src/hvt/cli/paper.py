@@ -61,13 +61,8 @@ def run_costs(args: argparse.Namespace) -> int:
 
     The exit code is 0 if all are equal to the printed digit and 1 if not.
     """
-    compared = printed_costs([get_table(name) for name in args.tables] or None)
-    equal = sum(one.equal for one in compared)
-    rows = [
-        {"table": one.row.table, "row": one.row.name, "what": one.what}
-        | {"printed": one.printed, "computed": one.computed, "equal": one.equal}
-        for one in compared
-    ]
+    rows = printed_costs([get_table(name) for name in args.tables or tables()])
+    equal = sum(row["equal"] for row in rows)
     columns: Columns = {
         "table": "{table}",
         "row": "{row}",
@@ -79,8 +74,8 @@ def run_costs(args: argparse.Namespace) -> int:
     }
     emit(rows, columns, json=args.json)
     if not args.json:
-        print(f"{equal} of {len(compared)} are equal to the printed digit\n{FOOTNOTE}")
-    return int(equal < len(compared))
+        print(f"{equal} of {len(rows)} are equal to the printed digit\n{FOOTNOTE}")
+    return int(equal < len(rows))
 
 
 def run_elsewhere(args: argparse.Namespace) -> None:

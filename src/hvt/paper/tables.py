@@ -105,31 +105,19 @@ def _row(line: dict[str, str]) -> PaperRow:
     )
 
 
-@dataclass(frozen=True)
-class PrintedCost:
-    """One cost that the paper prints, and what it is by our count."""
-
-    row: PaperRow
-    what: str
-    """GFLOPs or params."""
-    printed: float
-    computed: float
-
-    @property
-    def equal(self) -> bool:
-        """Whether ours is the printed one, to the last of its two digits."""
-        return round(self.computed, 2) == self.printed
-
-
-def printed_costs(chosen: Iterable[PaperTable] | None = None) -> list[PrintedCost]:
-    """Every GFLOPs and every parameter count that the paper prints, beside ours."""
-    compared = []
-    for table in tables().values() if chosen is None else chosen:
-        for row in table.rows:
-            # FOOTNOTE says why the classes differ between the two.
-            gflops = cost(row.model, **row.overrides | {"num_classes": 1000}).gflops
-            compared.append(PrintedCost(row, "GFLOPs", row.gflops, gflops))
-            if row.params_m is not None:
-                params = cost(row.model, **row.overrides).params_m
-                compared.append(PrintedCost(row, "params", row.params_m, params))
+def printed_costs(chosen: Iterable[PaperTable]) -> list[dict[str, Any]]:
+    """Every GFLOPs and every parameter count that some tables print, beside ours."""
+    compared: list[dict[str, Any]] = []
+    for row in (row for table in chosen for row in table.rows):
+        # FOOTNOTE says why the classes differ between the two.
+        gflops = cost(row.model, **row.overrides | {"num_classes": 1000}).gflops
+        params = cost(row.model, **row.overrides).params_m
+        for what, printed, ours in (
+            ("GFLOPs", row.gflops, gflops),
+            ("params", row.params_m, params),
+        ):
+            if printed is not None:
+                values = {"what": what, "printed": printed, "computed": ours}
+                equal = round(ours, 2) == printed  # to the last of its two digits
+                compared.append({"table": row.table, "row": row.name, **values, "equal": equal})
     return compared

@@ -16,7 +16,7 @@ from ..model import HVT
 from ..pooling import as_tokens, to_grid
 
 FEW = 6
-"""A model of more levels than this, which are blocks then, is looked at in five places."""
+"""A model with more levels than this, which are then its blocks, is shown at five of them."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..checkpoint.save_load import read
 from ..costs import Cost, cost
@@ -24,13 +24,12 @@ class Subject:
 
     title: str
     """The model's name, and where its weights are from if the name does not say."""
-    model: nn.Module
+    model: Any
     transform: Any
-    in_chans: int
 
     def prepare(self, source: ImageInput) -> Tensor:
         """An image as the model takes it, `(C, H, W)`."""
-        image = open_image(source, self.in_chans)
+        image = open_image(source, self.model.pretrained_cfg["input_size"][0])
         try:
             return self.transform(image)
         except UnreadableImageError as error:  # the transform does not know its name
@@ -51,12 +50,12 @@ def open_model(name: str | None = None, pretrained: bool = False, seed: int = 0)
     A named model has random weights by `seed`, or the published ones with `pretrained`.
     """
     source = resolve(name)
-    model: Any = build(source, pretrained, seed).eval()
+    model = build(source, pretrained, seed).eval()
     title = _title(source)
     if source.kind != "checkpoint":
         weights = "published weights" if pretrained else f"random weights, seed {seed}"
         title += f" (timm, {weights})" if source.kind == "timm" else f" ({weights})"
-    return Subject(title, model, eval_transform(model), model.pretrained_cfg["input_size"][0])
+    return Subject(title, model, eval_transform(model))
 
 
 def open_price(name: str | None = None) -> tuple[str, Cost]:

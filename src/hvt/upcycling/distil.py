@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..data.loader import Batch
 from ..distributed import DistributedContext, collective_device
+from ..elastic import replica
 from ..model import HVT
 from ..training.learner import Learner
 from ..training.optimize import seed_all, seed_dropout
@@ -110,12 +111,8 @@ class HoldoutAgreement:
     @torch.inference_mode()
     def _outputs(self, model: HVT) -> Tensor:
         """Logits, or features where there is no head."""
-        images = self.views[model.config.image]
-        training = model.training
-        model.eval()
-        pieces = [model(self.normalise(piece)).float().cpu() for piece in images.split(32)]
-        model.train(training)
-        return torch.cat(pieces)
+        images, model = self.views[model.config.image], replica(model)
+        return torch.cat([model(self.normalise(part)).float().cpu() for part in images.split(32)])
 
     def figures(self, model: HVT) -> dict[str, float]:
         """KL(source ‖ model) and per cent of the same top-1 class, by `names`, see `compare`.

@@ -31,7 +31,7 @@ def open_photos(folder: str | Path, batch_size: int, holdout: int, in_chans: int
     """The images below a folder, some of them held out by a hash of their names.
 
     So a photo stays in its part, whatever the seed and the order on the disk, and nearly always
-    when others are added: runs can be compared, and averaged, on photos that none has learnt from.
+    when others are added: runs can be compared, and averaged, on photos that none was trained on.
     """
     paths = sorted(find_images([str(folder)]))
     base = expanded(folder)

@@ -24,7 +24,7 @@ from .settings import PLACEMENT
 from .student import pooled, resized, split_of, tail
 
 NEAR = 0.85
-"""The least part of the budget that a placement spends, where there are any such."""
+"""The smallest share of the budget that a placement spends, if any placement spends as much."""
 ROUNDS = (16, 64)
 """Photos of the first rounds; the last has as many as are asked for."""
 KEPT = (24, 12)
@@ -271,10 +271,7 @@ class Evaluator:
                 outputs.append(x)
             target = truth[first : first + 16]
             for config, student in students.items():
-                split = split_of(config)
-                pooled_block: Any = student.blocks[split]
-                pool, x = pooled_block.pool, outputs[split]
-                logits = tail(student, x if pool is None else pool(x), split)
+                logits = tail(student, outputs[split_of(config)])
                 rows = compare(logits, target, self.head).double().sum(dim=0).cpu()
                 sums = torch.cat((rows, rows.new_tensor([len(target), 0])))
                 self.sums[config] += sums

@@ -45,12 +45,13 @@ def split_of(config: HVTConfig) -> int:
     return config.pool_blocks[0] if config.pool_blocks else max(0, config.depth * 2 // 3 - 1)
 
 
-def tail(model: HVT, x: Tensor, split: int) -> Tensor:  # (B, N', D) → (B, classes)
-    """The logits of a model from the pooled output of its front, the blocks up to `split`."""
+def tail(model: HVT, x: Tensor) -> Tensor:  # (B, N, D) → (B, classes)
+    """The logits of a model from the output of the block at its split, not pooled yet."""
     blocks: Any = model.blocks
-    position = blocks[split].pos_embed
-    x = x if position is None else x + position
-    for block in blocks[split + 1 :]:
+    first, *rest = blocks[split_of(model.config) :]
+    if first.pool is not None:
+        x = first.pool(x) + first.pos_embed
+    for block in rest:
         x = block(x)
     return model.forward_head(model.norm(x))
 
