@@ -12,14 +12,13 @@ import torch
 from conftest import stir
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from training import PLAIN, TINY, quiet, said, tiny, write_recipe
 
 import hvt
 from hvt import HVT, HVTConfig, HVTError
 from hvt.cli import main
 from hvt.distributed import DistributedContext
-from hvt.extraction import best, ranks, shared_softmax, significance
+from hvt.extraction import best, ranks, shared_softmax
 from hvt.power import budget_range, retention_for, search
 from hvt.power.retention import fit_retention, retention_of
 from hvt.power.search import Searcher
@@ -39,22 +38,7 @@ def deit(**fields: Any) -> HVT:
     return stir(HVT(SMALL.replace(**fields))).eval()
 
 
-def attention(batch: int = 2, heads: int = 3, tokens: int = 9) -> Tensor:
-    return torch.randn(batch, heads, tokens, tokens).softmax(dim=3)
-
-
 # ── what is kept ────────────────────────────────────────────────────────────────────────────────
-
-
-def test_significance_is_the_attention_that_a_patch_receives() -> None:
-    weights = attention()
-    scores = significance(weights)
-    assert scores.shape == (2, 8)
-    for b in range(2):
-        for patch in range(1, 9):
-            paid = [weights[b, h, q, patch] for h in range(3) for q in range(9) if q != patch]
-            torch.testing.assert_close(scores[b, patch - 1], torch.stack(paid).sum())
-    assert significance(weights.bfloat16()).dtype == torch.float32  # summed in full precision
 
 
 SCORES = st.integers(1, 12).flatmap(
