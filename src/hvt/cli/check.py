@@ -68,11 +68,6 @@ def _print(report: Report) -> None:
 
     emit([_row(report, part) for part in report.images], _COLUMNS)
     # Paths are printed plainly: a table would wrap them.
-    for side, sizes in (("width", report.width), ("height", report.height)):
-        if sizes:
-            print(f"{side}: {sizes[0]} to {sizes[2]} pixels, median {sizes[1]:g}")
-    if report.modes:
-        print("modes: " + ", ".join(f"{mode} {count}" for mode, count in report.modes.items()))
     if report.ignored:
         print(f"ignored files, not images: {len(report.ignored)}")
     tiny = [f"{name}: {count}" for name, count in report.tiny.items()]

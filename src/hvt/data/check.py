@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
-
-from PIL import Image
+from typing import Any
 
 from ..files import encodable
 from .evaluation import RejectStrips
-from .images import FileImages, UnreadableImageError, image_formats, read_image, why
+from .images import FileImages, UnreadableImageError, read_image, why
 from .sources import Images, open_parts, why_not_trainable
 
 TINY = 10
@@ -50,11 +46,6 @@ class Report:
     broken: list[CheckedImage]
     ignored: list[str]
     """Files that are not taken for images."""
-    width: tuple[int, float, int] | None
-    """Smallest, median, largest."""
-    height: tuple[int, float, int] | None
-    modes: dict[str, int]
-    """Pillow's mode of the files → how many images."""
     shared: list[list[CheckedImage]]
     """The same file content in more than one part: a model was trained on what it is evaluated
     on."""
@@ -71,14 +62,6 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         return {"clean": self.clean, **asdict(self)}
-
-
-class _Seen(NamedTuple):
-    image: CheckedImage
-    digest: bytes = b""
-    width: int = 0
-    height: int = 0
-    mode: str = ""
 
 
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]
@@ -101,25 +84,22 @@ def check(
     places = [(part, images, i) for part, images in opened.items() for i in range(len(images))]
     look = functools.partial(_look, source.class_names)
     with ThreadPool(workers or min(32, os.cpu_count() or 1)) as pool:
-        seen: list[_Seen] = list(progress(pool.imap(look, places, _CHUNK), len(places)))
-    counts = Counter((one.image.class_name, one.image.part) for one in seen)
+        seen = list(progress(pool.imap(look, places, _CHUNK), len(places)))
+    counts = Counter((one.class_name, one.part) for one, _ in seen)
     names = source.class_names or sorted({name for name, _ in counts})
     classes = {name: {part: counts[name, part] for part in opened} for name in names}
     first = next(iter(opened))  # that is trained on, if there is one
     few = {name: of[first] for name, of in classes.items() if of[first] < TINY}
-    read = [one for one in seen if not one.image.reason]
     same: dict[bytes, list[CheckedImage]] = defaultdict(list)
-    for one in read:
-        same[one.digest].append(one.image)
+    for one, digest in seen:
+        if not one.reason:
+            same[digest].append(one)
     return Report(
         name=encodable(str(name)),
         images={part: len(images) for part, images in opened.items()},
         classes=classes,
-        broken=[one.image for one in seen if one.image.reason],
+        broken=[one for one, _ in seen if one.reason],
         ignored=sorted(map(encodable, source.ignored)),
-        width=_spread([one.width for one in read]),
-        height=_spread([one.height for one in read]),
-        modes=dict(Counter(one.mode for one in read).most_common()),
         shared=[ones for ones in same.values() if len({one.part for one in ones}) > 1],
         contradicting=[ones for ones in same.values() if len({one.class_name for one in ones}) > 1],
         tiny={} if first == "val" else few,
@@ -127,28 +107,22 @@ def check(
     )
 
 
-def _look(names: tuple[str, ...], place: tuple[str, Images, int]) -> _Seen:
-    """Read an image, from its file where it has one of its own."""
+def _look(names: tuple[str, ...], place: tuple[str, Images, int]) -> tuple[CheckedImage, bytes]:
+    """Read an image, from its file where it has one of its own, and digest its content."""
     part, images, index = place
     label = int(images.labels[index])
     name = names[label] if names else str(label)
-    path, content, mode = f"{part}[{index}]", b"", ""
+    path, content = f"{part}[{index}]", b""
     try:
         if isinstance(images, FileImages):
             path = encodable(images.path(index))
             content = images.path(index).read_bytes()
             image = read_image(content)
-            with Image.open(io.BytesIO(content), formats=image_formats()) as header:
-                mode = header.mode  # that of the file
         else:
             image = images[index][0]
         _reject_strips(image)
     except (UnreadableImageError, OSError) as error:
         reason = error.reason if isinstance(error, UnreadableImageError) else why(error)
-        return _Seen(CheckedImage(path, part, name, reason))
+        return CheckedImage(path, part, name, reason), b""
     digest = hashlib.blake2b(content or image.tobytes(), digest_size=16).digest()
-    return _Seen(CheckedImage(path, part, name), digest, *image.size, mode or image.mode)
-
-
-def _spread(values: Sequence[int]) -> tuple[int, float, int] | None:
-    return (min(values), median(values), max(values)) if values else None
+    return CheckedImage(path, part, name), digest
