@@ -295,10 +295,9 @@ def test_minutes_fine_tune_all_blocks_and_keep_the_better(
 def test_a_stopped_fine_tuning_is_resumed_by_the_same_call(
     images: Path, init: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(data: Path = images, minutes: float | None = 1) -> Fitted:
-        return hvt.fit(
-            data, tmp_path / "run", init=init, minutes=minutes, epochs=2, workers=0, amp="off"
-        )
+    def run(data: Path = images, minutes: float | None = 1, **values: Any) -> Fitted:
+        fixed = {"init": init, "epochs": 2, "workers": 0, "amp": "off"}
+        return hvt.fit(data, tmp_path / "run", minutes=minutes, **fixed | values)
 
     learn = Learner.step
 
@@ -312,6 +311,8 @@ def test_a_stopped_fine_tuning_is_resumed_by_the_same_call(
     monkeypatch.setattr(Learner, "step", learn)
     with pytest.raises(HVTError, match="already contains"):
         run(minutes=None)
+    with pytest.raises(HVTError, match="begun by another command"):
+        run(lr=1e-3)
     save_images(tmp_path / "other", 15, seed=1)
     with pytest.raises(HVTError, match="training images changed"):
         run(tmp_path / "other")

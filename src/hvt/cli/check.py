@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import track
@@ -57,9 +56,6 @@ _COLUMNS = {
     "images": "{images:d}",
     "broken": "{broken:d}",
     "classes": "{classes:d}",
-    "smallest class": "{smallest:d}",
-    "median": "{median:g}",
-    "largest": "{largest:d}",
 }
 
 
@@ -82,13 +78,9 @@ def _print(report: Report) -> None:
 
 
 def _row(report: Report, part: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": part, "images": report.images[part]}
-    row["broken"] = sum(one.part == part for one in report.broken)
-    counts = [c[part] for c in report.classes.values() if c.get(part)]
-    row["classes"] = len(counts)
-    if counts:
-        row |= {"smallest": min(counts), "median": median(counts), "largest": max(counts)}
-    return row
+    broken = sum(one.part == part for one in report.broken)
+    classes = sum(counts.get(part, 0) > 0 for counts in report.classes.values())
+    return {"part": part, "images": report.images[part], "broken": broken, "classes": classes}
 
 
 def _print_list(heading: str, lines: list[str], shown: int | None = None) -> None:

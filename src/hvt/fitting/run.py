@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,13 @@ from ..training.pipeline import build_model
 from ..training.recipe import Recipe
 from ..training.run import check_arguments
 from ..training.run_lock import found_run, unused_folder
+from ..training.trainer import RESUMABLE_FIELDS
 from .embeddings import Embedded, EmbeddingCache, cache_folder, embed
 from .head import Head, fit_head, temperature
 from .report import FitReport, make_report
+
+ASKED = "fit.json"
+"""What a fit with minutes was asked for, so that only the same one resumes it."""
 
 
 @dataclass
@@ -77,7 +82,7 @@ def fit(
         screen = processes.console(console)
         main = processes.is_main_process
         if main and output is not None:
-            _check_output(Path(output), minutes)
+            _check_output(Path(output), recipe)
         if not main:
             processes.barrier()  # until the main process has embedded, and kept, the images
         linear = _fit_linear(recipe, device, cache, screen)
@@ -87,6 +92,7 @@ def fit(
         if minutes is not None:
             if main:
                 save(linear.model, folder / "linear.safetensors")
+                (folder / ASKED).write_text(_asked(recipe), encoding="utf-8")
             last = _seconds_of_report(linear, device) if main else 0.0
             left = processes.broadcast(60 * minutes - (time.monotonic() - began) - last)
             recipe = recipe.replace(minutes=max(0.1, left) / 60, output=str(folder))
@@ -132,11 +138,23 @@ def _fast_bfloat16() -> bool:
     return any(getattr(torch.cpu, name, bool)() for name in asked)
 
 
-def _check_output(folder: Path, minutes: float | None) -> None:
-    """Raise an error for a folder with results, unless a fine-tuning that was stopped resumes."""
-    stopped = (folder / "linear.safetensors").exists() and not (folder / "report.json").exists()
-    if (found := found_run(folder)) and (minutes is None or not stopped):
+def _check_output(folder: Path, recipe: Recipe) -> None:
+    """Raise an error for a folder with results, unless the same fine-tuning was stopped there."""
+    asked = folder / ASKED
+    resumes = recipe.minutes and asked.exists() and not (folder / "report.json").exists()
+    if resumes and asked.read_text(encoding="utf-8") != _asked(recipe):
+        raise HVTError(
+            f"{folder} was begun by another command: repeat that one, or choose another --output"
+        )
+    if (found := found_run(folder)) and not resumes:
         raise HVTError(f"{folder} already contains a {found}: choose another --output")
+
+
+def _asked(recipe: Recipe) -> str:
+    """What a fit was asked for, but for where it runs and how long."""
+    free = {"minutes", *RESUMABLE_FIELDS} - {"init", "epochs"}
+    values = {name: value for name, value in recipe.to_dict().items() if name not in free}
+    return json.dumps(values, indent=2) + "\n"
 
 
 def _make_folder(output: str | Path | None, data: str | Path) -> Path:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..files import atomic_write
-from ..plot import new_figure
+from ..plot import new_figure, save
 from ..terminal import print_line
 
 Row = dict[str, Any]
@@ -154,6 +154,5 @@ def draw_curves(path: Path, runs: dict[str, list[Row]], measure: str = "top1") -
     # Below the axes, where it covers no line.
     canvas.legend(loc="outside lower center", ncols=2, fontsize=8)
     left.grid(alpha=0.25)
-    with atomic_write(path) as temporary:
-        canvas.savefig(temporary, format="png", dpi=110)
+    save(canvas, path)
     return True
