@@ -173,7 +173,8 @@ def test_samples_are_answered_as_by_predict(
     page = Page(chromium, f"{address}/{name}/").open()
     offered = [b for b in page.all("#samples button") if b.is_displayed()]
     assert len(offered) == 6
-    file = "model_quantized.onnx" if name == "imagenet" else "model.onnx"
+    # int8 amplifies what JPEG decoders differ by.
+    file, within = ("model_quantized.onnx", 2.01) if name == "imagenet" else ("model.onnx", 1.01)
     predictor = hvt.Predictor(folder / name / "onnx" / file)
     for button in offered:
         button.click()
@@ -181,7 +182,7 @@ def test_samples_are_answered_as_by_predict(
         source = button.find_element("css selector", "img").get_attribute("src")
         want = predictor(STATIC / Path(source).name)
         found = shown(page)
-        assert found[0] == (want.name, pytest.approx(100 * want.probability, abs=1.01))
+        assert found[0] == (want.name, pytest.approx(100 * want.probability, abs=within))
     assert page.run("return document.documentElement.dataset.provider") == "wasm"
     assert float(page.text("server-ms").split()[0]) > 0
     assert page.one("footer").text == "Images stay on this device."
