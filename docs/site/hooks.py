@@ -158,7 +158,7 @@ def _fields() -> str:
     for kind, title, about in _GROUPS:
         rows = ["| field | values | default | meaning |", "| --- | --- | --- | --- |"]
         for field in dataclasses.fields(kind):
-            limits = {k: v for k, v in field.metadata.items() if k not in ("help", "metavar")}
+            limits = {k: v for k, v in field.metadata.items() if k != "help"}
             values = expected(hints_of(kind)[field.name], **limits)
             default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
             cells = (f"`{field.name}`", values, default, field.metadata.get("help", ""))

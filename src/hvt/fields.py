@@ -23,15 +23,11 @@ _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 }
 
 
-def field(
-    default: Any, help: str, *, choices: tuple[str, ...] = (), metavar: str = "", **bounds: float
-) -> Any:
-    """A field with its help, and what it may be: `ge`, `gt`, `le` and `lt` bound its numbers,
-    `choices` its text. `metavar` is its value's name in the help of a flag.
-    """
+def field(default: Any, help: str, *, choices: tuple[str, ...] = (), **bounds: float) -> Any:
+    """A field with its help; `ge`, `gt`, `le` and `lt` bound its numbers, `choices` its text."""
     assert bounds.keys() <= _BOUNDS.keys()
     limits = {**bounds, "choices": choices} if choices else bounds
-    return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar, **limits})
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def add_fields(
         if bool in options_of(hints[field.name]):
             options["action"] = argparse.BooleanOptionalAction
         elif hints[field.name] == tuple[str, ...]:  # a name may hold any separator
-            options |= {"action": "append", "metavar": field.metadata.get("metavar") or "TEXT"}
+            options |= {"action": "append", "metavar": "TEXT"}
         else:
             options["type"] = converter(field.name, hints[field.name])
             options["metavar"] = _metavar(hints[field.name])

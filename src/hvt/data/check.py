@@ -21,7 +21,6 @@ TINY = 10
 """A class with fewer training images than this is pointed out."""
 
 _reject_strips = RejectStrips(256)  # as for a model of 224 pixels
-_CHUNK = 16  # images that a thread takes at a time
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def check(
     places = [(part, images, i) for part, images in opened.items() for i in range(len(images))]
     look = functools.partial(_look, source.class_names)
     with ThreadPool(workers or min(32, os.cpu_count() or 1)) as pool:
-        seen = list(progress(pool.imap(look, places, _CHUNK), len(places)))
+        seen = list(progress(pool.imap(look, places, chunksize=16), len(places)))
     counts = Counter((one.class_name, one.part) for one, _ in seen)
     names = source.class_names or sorted({name for name, _ in counts})
     classes = {name: {part: counts[name, part] for part in opened} for name in names}

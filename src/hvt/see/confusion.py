@@ -12,13 +12,7 @@ from ..plot import new_figure, save
 from ..terminal import printable
 
 NAMED = 40
-"""Classes up to which rows and columns have names and, in the rows, numbers of images."""
-
-NUMBERED = 30
-"""Classes up to which the cells have numbers of images."""
-
-CELLS = 1000
-"""Rows at most; more could not be told apart, so neighbours share one."""
+"""Classes up to which rows and columns have names, and rows and cells numbers of images."""
 
 
 def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None:
@@ -27,18 +21,17 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     Only classes with images have rows; predictions of the others share the last column.
     """
     shown = [label for label, images in enumerate(score.class_images) if images]
-    side = min(len(shown), CELLS)
-    cell = {label: place * side // len(shown) for place, label in enumerate(shown)}
-    counts = np.zeros((side, side + (len(shown) < score.num_classes)))
+    rows = {label: row for row, label in enumerate(shown)}
+    counts = np.zeros((len(rows), len(rows) + (len(rows) < score.num_classes)))
     for (label, predicted), images in score.confusion.items():
-        counts[cell[label], cell.get(predicted, side)] += images
+        counts[rows[label], rows.get(predicted, len(rows))] += images
     shares = counts / counts.sum(axis=1, keepdims=True)
 
     inches = min(14.0, 3.5 + 0.3 * len(shown))
     figure = new_figure(figsize=(inches, inches))
     axes = figure.subplots()
     drawn = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    if len(shown) <= NUMBERED:
+    if len(shown) <= NAMED:
         for row, column in np.argwhere(counts):
             color = "white" if shares[row, column] > 0.5 else "black"
             text = f"{counts[row, column]:.0f}"
@@ -46,7 +39,7 @@ def draw_confusion(path: Path, score: Score, class_names: Sequence[str]) -> None
     if len(shown) <= NAMED:
         names = [printable(class_names[label]) for label in shown]
         totals = [f"{name} ({score.class_images[i]})" for i, name in zip(shown, names, strict=True)]
-        names += ["another class"] * (counts.shape[1] - side)
+        names += ["another class"] * (counts.shape[1] - len(rows))
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8, parse_math=False)
         axes.set_yticks(range(len(totals)), totals, fontsize=8, parse_math=False)
     axes.set_xlabel("predicted class")

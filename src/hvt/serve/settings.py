@@ -21,12 +21,7 @@ class Settings:
     """Limits and sizes of a service; each worker has its own queue and threads."""
 
     host: str = field("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
-    allow_host: tuple[str, ...] = field(
-        (),
-        "host name that clients may use besides localhost and the address; repeatable; * allows "
-        "all",
-        metavar="NAME",
-    )
+    allow_host: tuple[str, ...] = field((), "another host name to allow; repeatable; * allows all")
     port: int = field(8000, "port to listen on; 0 for a free one", ge=0, le=65535)
     workers: int = _count(1, "worker processes")
     max_batch_size: int = _count(16, "maximum images per batch")
