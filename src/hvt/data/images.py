@@ -113,7 +113,7 @@ class IndexedImages:
 
     def __init__(self, items: np.ndarray, labels: Sequence[int], in_chans: int) -> None:
         # One array, not a million Python objects: what worker processes only read they share, and
-        # an object is written to whenever it is looked at (its reference count).
+        # an object is written to whenever it is read (its reference count).
         self.items, self.labels, self.in_chans = items, list(labels), in_chans
 
     def __len__(self) -> int:

@@ -66,7 +66,7 @@ class Setting:
         self.session: Any = session
         self.config, self.model, self.name = session.config, model, name
         self._transform = eval_transform(session, normalize=False)
-        del self._transform.transforms[0]  # decoding refuses long strips
+        del self._transform.transforms[0]  # decoding rejects long strips
         channels, cfg = session.config.in_chans, session.pretrained_cfg
         mean, std = (per_channel(cfg[name], channels) for name in ("mean", "std"))
         self._mean, self._std = np.array((mean, std), np.float32)[..., None, None]

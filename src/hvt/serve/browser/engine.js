@@ -6,7 +6,7 @@ const OUTSIDE = "The model could not be loaded. Check the connection and open th
 
 export const WORDS = { 0: OUTSIDE, 415: "This browser cannot read that file as an image." };
 
-export class Refused extends Error {
+export class RequestError extends Error {
   constructor(status, detail) {
     super(detail);
     this.status = status;
@@ -23,9 +23,9 @@ async function load(path, options) {
   try {
     response = await fetch(path, options);
   } catch (error) {
-    throw new Refused(0, `${path}: ${error.message}`);
+    throw new RequestError(0, `${path}: ${error.message}`);
   }
-  if (!response.ok) throw new Refused(0, `${path}: ${response.status}`);
+  if (!response.ok) throw new RequestError(0, `${path}: ${response.status}`);
   return response;
 }
 const read = async (path) => (await load(path)).json();
@@ -80,7 +80,7 @@ async function pixels(blob) {
   const [, processor] = await described;
   const options = { imageOrientation: "from-image", colorSpaceConversion: "none" }; // Pillow converts no colours
   const bitmap = await createImageBitmap(blob, options).catch(() => {
-    throw new Refused(415, "");
+    throw new RequestError(415, "");
   });
   const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
   const context = canvas.getContext("2d", { willReadFrequently: true });

@@ -11,7 +11,7 @@ export const WORDS = {
   504: "The service took too long. Wait a moment and try again.",
 };
 
-export class Refused extends Error {
+export class RequestError extends Error {
   constructor(status, detail) {
     super(detail);
     this.status = status;
@@ -46,9 +46,9 @@ async function ask(path, blob, signal) {
   try {
     response = await fetch(path, { method: "POST", body: blob, headers: { "Content-Type": type }, signal });
   } catch (error) {
-    throw signal.aborted ? error : new Refused(0, "");
+    throw signal.aborted ? error : new RequestError(0, "");
   }
   const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Refused(response.status, body.detail ?? "");
+  if (!response.ok) throw new RequestError(response.status, body.detail ?? "");
   return body;
 }

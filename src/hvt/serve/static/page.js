@@ -1,7 +1,7 @@
 // The page: one image to the engine, and what it says drawn here. Nothing is fetched from elsewhere,
 // and no markup is built from text: names of classes and files come from outside.
 
-import { explain, model, predict, prepare, Refused, WORDS } from "./engine.js";
+import { explain, model, predict, prepare, RequestError, WORDS } from "./engine.js";
 
 const DIM = "8, 12, 20";
 
@@ -12,7 +12,7 @@ const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const arrow = (numbers) => numbers.join(" → ");
 const quick = (ms) => `${ms < 100 ? ms.toFixed(1) : Math.round(ms)} ms`;
 
-let turn = null; // the image that is being looked at; a newer one stops it
+let turn = null; // the image that is being classified; a newer one stops it
 let drawn = null; // the explanation on the page, for when the window changes its width
 
 function element(name, attributes = {}, ...children) {
@@ -90,10 +90,10 @@ function clear() {
 }
 
 function showProblem(error) {
-  const refused = error instanceof Refused;
-  const words = (refused && WORDS[error.status]) || "Something went wrong.";
+  const expected = error instanceof RequestError;
+  const words = (expected && WORDS[error.status]) || "Something went wrong.";
   const detail = error.message ? ` (${error.message})` : "";
-  at("problem").textContent = words + (refused && error.status in { 503: 1, 504: 1 } ? "" : detail);
+  at("problem").textContent = words + (expected && error.status in { 503: 1, 504: 1 } ? "" : detail);
   at("problem").hidden = false;
   scrollToAnswer();
   if (!at("top").children.length) say("No prediction.");
@@ -527,7 +527,7 @@ live.addEventListener("click", async () => {
   } catch (error) {
     stopCamera();
     clear();
-    showProblem(new Refused(-1, `The camera cannot be used: ${error.message}`));
+    showProblem(new RequestError(-1, `The camera cannot be used: ${error.message}`));
     return;
   }
   at("image").hidden = at("invite").hidden = true;
@@ -551,7 +551,7 @@ for (const button of document.querySelectorAll("[data-sample]")) {
       const blob = await response.blob();
       if (button.getAttribute("aria-pressed") === "true") await look(blob, button.dataset.sample); // still wanted
     } catch {
-      showProblem(new Refused(0, ""));
+      showProblem(new RequestError(0, ""));
     }
   });
 }
