@@ -71,7 +71,7 @@ def parse() -> argparse.Namespace:
     add("--root", required=True, help="folder that has CIFAR-100 in it")
     add("--runs", type=Path, default=Path("runs/elastic"), help="where the runs go (%(default)s)")
     add("--stages", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    add("--epochs", type=float, default=2.0)
+    add("--epochs", type=float, default=6.0)
     add("--lr", type=float, default=0.032, help="at a batch of 512")
     add("--distill-alpha", type=float, default=0.2, help="weight of the largest setting's logits")
     add("--all-images", action="store_true", help="every single model sees what the largest did")
