@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
@@ -59,10 +59,10 @@ def create_app(engine: Engine) -> FastAPI:
     state.admission = Admission(engine.settings, state.metrics.queue.set)
     engine.waiting = lambda: state.admission.images
     state.draining = False
-    router = APIRouter(route_class=_Route)
-    _add_routes(router, state)
-    _add_pages(router, state)
-    app.include_router(router)
+    app.router.route_class = _Route
+    _add_routes(app, state)
+    _add_pages(app, state)
+    app.router.route_class = APIRoute  # for routes that a user adds
     app.mount("/static", PAGE)
     app.add_middleware(Gate, service=app)
     return app
@@ -84,7 +84,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state.inference.close()
 
 
-def _add_routes(app: APIRouter, state: Any) -> None:
+def _add_routes(app: FastAPI, state: Any) -> None:
     engine: Engine = state.engine
     classes = len(engine.class_names)
 
@@ -140,7 +140,7 @@ def _add_routes(app: APIRouter, state: Any) -> None:
         return Response(explained, media_type="application/json")
 
 
-def _add_pages(app: APIRouter, state: Any) -> None:
+def _add_pages(app: FastAPI, state: Any) -> None:
     """What is about the service, and the page."""
     described = _describe(state.engine)
 

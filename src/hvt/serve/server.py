@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
 import math
 import os
@@ -144,6 +145,7 @@ def _show_log() -> None:
 def _tune() -> None:
     # A batch that has ended waits this long for a busy event loop before the next can start.
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # what is imported stays: no collection needs to walk over it again
     # About untrusted images and forms, of which a client may send any number.
     warnings.filterwarnings("ignore", module="PIL")
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
