@@ -3,7 +3,7 @@
     python benchmarks/elastic_load.py elastic.safetensors --data IMAGES --seconds 20
 
 Requests are sent at a fixed rate, whether or not others were answered. Saturation is what the plain
-service, the largest setting in ONNX Runtime, answers to 16 connections. The client shares the cores
+service, the largest setting in ONNX Runtime, answers to 64 connections. The client shares the cores
 with the service. With a folder of class folders, in the order of the model's classes, the accuracy
 of what was answered is in the results.
 """
@@ -89,7 +89,7 @@ async def connected() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def closed(url: str, samples: list[Sample], seconds: float, connections: int = 16) -> float:
+async def closed(url: str, samples: list[Sample], seconds: float, connections: int = 64) -> float:
     """Requests per second that are answered where each connection waits for its answer."""
     count, end = 0, time.perf_counter() + seconds
 
