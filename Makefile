@@ -49,7 +49,7 @@ test-slow: $(STAMP) ## The longer tests, by hand
 # No install scripts: onnxruntime-node's would fetch CUDA's libraries.
 test-npm: $(STAMP) ## Exported folders in transformers.js and in Chromium, by Node and npm
 	@npm install --prefix $(VENV)/npm --ignore-scripts --no-save --silent @huggingface/transformers@4.3.1 onnxruntime-web@1.30.0
-	@HVT_NODE_MODULES=$(VENV)/npm/node_modules $(BIN)/python -m pytest -m npm
+	@HVT_NODE_MODULES=$(abspath $(VENV)/npm/node_modules) $(BIN)/python -m pytest -m npm
 
 lint: $(STAMP) ## Check style and format
 	@$(BIN)/python -m ruff check .
