@@ -311,7 +311,7 @@ def test_a_stopped_fine_tuning_is_resumed_by_the_same_call(
     monkeypatch.setattr(Learner, "step", learn)
     with pytest.raises(HVTError, match="already contains"):
         run(minutes=None)
-    with pytest.raises(HVTError, match="begun by another command"):
+    with pytest.raises(HVTError, match="started by a different command"):
         run(lr=1e-3)
     save_images(tmp_path / "other", 15, seed=1)
     with pytest.raises(HVTError, match="training images changed"):
