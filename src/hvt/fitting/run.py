@@ -144,7 +144,7 @@ def _check_output(folder: Path, recipe: Recipe) -> None:
     resumes = recipe.minutes and asked.exists() and not (folder / "report.json").exists()
     if resumes and asked.read_text(encoding="utf-8") != _asked(recipe):
         raise HVTError(
-            f"{folder} was started by a different command: repeat that one, or choose another --output"
+            f"{folder} was started by a different command: repeat it, or choose another --output"
         )
     if (found := found_run(folder)) and not resumes:
         raise HVTError(f"{folder} already contains a {found}: choose another --output")
