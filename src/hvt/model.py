@@ -68,7 +68,11 @@ class Attention(nn.Module):
         """The same, and the keys, `(B, heads, N, head_dim)`."""
         q, k, v = self._split(x)
         drop = self.attn_drop if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
+        # In bfloat16 on CPUs, plain operations train short sequences faster than the fused kernel.
+        if q.is_cpu and q.dtype is torch.bfloat16 and q.shape[2] <= 512 and bias is None:
+            y = F.dropout(self._weights(q, k).to(v.dtype), drop) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
         return self._join(y), k
 
     def with_weights(self, x: Tensor, share: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -78,11 +82,13 @@ class Attention(nn.Module):
         with 0 the others attend as if the token were not there.
         """
         q, k, v = self._split(x)
-        logits = q @ k.transpose(2, 3) * self.head_dim**-0.5
-        weights = logits.softmax(dim=3) if share is None else shared_softmax(logits, share)
+        weights = self._weights(q, k, share)
         drop = self.attn_drop if self.training else 0.0
-        used = F.dropout(weights, drop) if drop else weights
-        return self._join(used.to(v.dtype) @ v), weights
+        return self._join(F.dropout(weights, drop).to(v.dtype) @ v), weights
+
+    def _weights(self, q: Tensor, k: Tensor, share: Tensor | None = None) -> Tensor:
+        logits = q @ k.transpose(2, 3) * self.head_dim**-0.5
+        return logits.softmax(dim=3) if share is None else shared_softmax(logits, share)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qkv = self.qkv(x).unflatten(2, (3, self.num_heads, self.head_dim))
@@ -165,6 +171,10 @@ class Block(nn.Module):
         else:
             branch, weights = self.attn.with_weights(self.norm1(x))
             x = self.extract(self.drop_path1(x, self.ls1(branch)), weights)
+        return self.feed_forward(x)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The second half of a block, which acts on each token by itself."""
         return self.drop_path2(x, self.ls2(self.mlp(self.norm2(x))))
 
     def merging(self, x: Tensor, size: Tensor, proportional: bool) -> tuple[Tensor, Tensor]:
@@ -174,7 +184,7 @@ class Block(nn.Module):
         x = self.drop_path1(x, self.ls1(branch))
         if self.merge is not None:
             x, size = self.merge(x, keys.mean(dim=1), size)
-        return self.drop_path2(x, self.ls2(self.mlp(self.norm2(x)))), size
+        return self.feed_forward(x), size
 
 
 class HVT(nn.Module):
