@@ -36,3 +36,9 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 itself, twice as fast as float32."""
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public name
+    return any(getattr(torch.cpu, name, bool)() for name in asked)

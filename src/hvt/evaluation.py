@@ -164,3 +164,22 @@ def evaluate(
 
 def _highest(mistakes: Iterable[Mistake]) -> list[Mistake]:
     return heapq.nlargest(MOST_SHOWN, mistakes, key=lambda mistake: mistake.loss)
+
+
+def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share, in per cent."""
+    if not total:
+        return 0.0, 100.0
+    share, spread = right / total, z * z / total
+    centre = (share + spread / 2) / (1 + spread)
+    half = z * ((share * (1 - share) + spread / 4) / total) ** 0.5 / (1 + spread)
+    return 100 * max(0.0, centre - half), 100 * min(1.0, centre + half)
+
+
+def calibration_error(logits: Tensor, labels: Tensor, bins: int = 10) -> float:
+    """The expected calibration error, in per cent."""
+    confidence, predicted = logits.softmax(dim=1).max(dim=1)
+    surplus = (predicted == labels).float() - confidence
+    place = (confidence * bins).long().clamp(max=bins - 1)
+    sums = torch.zeros(bins).index_add(0, place, surplus)
+    return float(100 * sums.abs().sum() / max(1, len(labels)))

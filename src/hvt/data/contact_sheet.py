@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,13 @@ def thumbnail(image: Path | Image.Image) -> Image.Image:
     except UnreadableImageError:
         return Image.new("RGB", (SIDE, SIDE), "lightgrey")
     return ImageOps.pad(opened, (SIDE, SIDE), color="white")
+
+
+def thumbnail_url(path: Path) -> str:
+    """The thumbnail of a file as the address of an image in a page."""
+    buffer = io.BytesIO()
+    thumbnail(path).save(buffer, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def draw_worst(output: Path, images: Any, worst: Sequence[Any], names: Sequence[str]) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
-from ..data.check import Progress
 from ..data.images import FileImages, UnreadableImageError
 from ..deploy.embed import Embedder
 from ..errors import HVTError
@@ -53,9 +54,7 @@ class EmbeddingCache:
 
     def write(self) -> None:
         """Keep what is there; a folder that cannot be written is no reason to stop."""
-        if not self.rows:
-            return
-        digests, features = np.array(list(self.rows)), np.stack(list(self.rows.values()))
+        digests, features = np.array(list(self.rows)), np.array(list(self.rows.values()))
         with contextlib.suppress(HVTError, OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.path) as temporary, temporary.open("wb") as file:
@@ -63,21 +62,21 @@ class EmbeddingCache:
 
 
 def embed(
-    embedder: Embedder,
-    images: FileImages,
-    cache: EmbeddingCache,
-    progress: Progress = lambda items, total: items,
+    embedder: Embedder, images: FileImages, cache: EmbeddingCache, console: Console
 ) -> Embedded:
     """The features of all images; those whose content the cache knows are not computed again."""
     paths, broken = images.paths, dict[int, str]()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         digests = list(threads.map(_digest, paths))
     missing = [i for i, digest in enumerate(digests) if digest not in cache.rows]
-    found = embedder.stream([paths[i] for i in missing])
+    found = track(
+        embedder.stream([paths[i] for i in missing]), "embedding", len(missing), console=console,
+        transient=True, disable=not missing or not console.is_terminal,
+    )  # fmt: skip
     try:
-        for index, one in zip(missing, progress(found, len(missing)), strict=True):
+        for index, one in zip(missing, found, strict=True):
             if one.vector is None:
-                broken[index] = str(UnreadableImageError.of(paths[index], one.error))
+                broken[index] = str(UnreadableImageError.of(paths[index], str(one.error)))
             else:
                 cache.rows[digests[index]] = one.vector
     finally:  # Ctrl-C too

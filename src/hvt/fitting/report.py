@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import os
-from collections import defaultdict
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,13 +12,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor
 
-from ..data.contact_sheet import draw_contact_sheet, thumbnail
+from ..data.contact_sheet import draw_contact_sheet, thumbnail_url
 from ..data.sources import Data
+from ..evaluation import calibration_error, wilson
 from ..files import atomic_write
+from ..model import HVT
+from ..terminal import print_line
 from .embeddings import Embedded
-from .head import label_errors
+from .head import label_errors, temperature
 
 SHOWN = 24
 """Images of a kind that are shown at most."""
@@ -28,6 +30,29 @@ FEW = 10
 """Training images of a class below which its figures are pointed out as uncertain."""
 NEAR = 0.99
 """Cosine similarity from which embeddings are of nearly the same image."""
+
+
+@dataclass
+class Tried:
+    """The models that were fitted to a folder of images, by method."""
+
+    data: Data
+    train: Embedded
+    val: Embedded
+    held_out: Tensor
+    """The linear head's cross-validated probabilities of the training images."""
+    models: dict[str, HVT] = field(default_factory=dict)
+    logits: dict[str, Tensor] = field(default_factory=dict)
+    """Of the validation images."""
+    top1_of: dict[str, float] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def add(self, method: str, model: HVT, features: Tensor, console: Console) -> None:
+        """A model, and the features that it has of the validation images."""
+        logits = model.head(features).cpu()
+        top1 = 100 * float((logits.argmax(dim=1) == self.val.labels).double().mean())
+        self.models[method], self.logits[method], self.top1_of[method] = model, logits, top1
+        print_line(console, f"{method}: top-1 {top1:.2f} %")
 
 
 @dataclass(frozen=True)
@@ -41,9 +66,8 @@ class Flagged:
     """Of the predicted class."""
 
     @property
-    def images(self) -> list[tuple[str, str]]:
-        """Path and caption."""
-        return [(self.path, f"{self.label} → {self.predicted} ({self.probability:.0%})")]
+    def caption(self) -> str:
+        return f"{self.label} → {self.predicted} ({self.probability:.0%})"
 
 
 @dataclass(frozen=True)
@@ -54,13 +78,6 @@ class Duplicate:
     labels: tuple[str, str]
     exact: bool
 
-    @property
-    def images(self) -> list[tuple[str, str]]:
-        """Path and caption of both."""
-        how = "the same file" if self.exact else "nearly the same"
-        captions = [f"{label}, {how} as its neighbour" for label in self.labels]
-        return list(zip(self.paths, captions, strict=True))
-
 
 @dataclass
 class FitReport:
@@ -69,12 +86,12 @@ class FitReport:
     data: str
     init: str
     method: str
-    """`linear head` or `fine-tuned`."""
+    """`linear head`, `last MLP` or `fine-tuned`."""
     class_names: tuple[str, ...]
     train_images: int
     val_images: int
     val_drawn: bool
-    """Whether the validation part was drawn from the training images."""
+    """Whether the validation part was held out of the training images."""
     top1: float
     interval: tuple[float, float]
     """95 %, by Wilson."""
@@ -103,8 +120,8 @@ class FitReport:
         for label, (name, counts) in enumerate(zip(self.class_names, self.confusion, strict=True)):
             total, right = sum(counts), counts[label]
             top1 = 100 * right / total if total else None
-            interval = wilson(right, total)
-            rows.append({"name": name, "images": total, "top1": top1, "interval": interval})
+            row = {"name": name, "images": total, "top1": top1}
+            rows.append(row | {"interval": wilson(right, total)})
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,50 +136,8 @@ class FitReport:
         ):
             with atomic_write(folder / name) as temporary:
                 temporary.write_text(text, encoding="utf-8")
-        shown = [one.images[0] for one in self.worst[:SHOWN]]
-        sheet = [(root / path, (caption, path)) for path, caption in shown]
+        sheet = [(root / one.path, (one.caption, one.path)) for one in self.worst[:SHOWN]]
         draw_contact_sheet(folder / "worst.png", sheet)
-
-
-def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % interval of a share, in per cent."""
-    if not total:
-        return 0.0, 100.0
-    share, spread = right / total, z * z / total
-    centre = (share + spread / 2) / (1 + spread)
-    half = z * ((share * (1 - share) + spread / 4) / total) ** 0.5 / (1 + spread)
-    return 100 * max(0.0, centre - half), 100 * min(1.0, centre + half)
-
-
-def calibration_error(logits: Tensor, labels: Tensor, bins: int = 10) -> float:
-    """The expected calibration error, in per cent."""
-    confidence, predicted = logits.softmax(dim=1).max(dim=1)
-    surplus = (predicted == labels).float() - confidence
-    place = (confidence * bins).long().clamp(max=bins - 1)
-    sums = torch.zeros(bins).index_add(0, place, surplus)
-    return float(100 * sums.abs().sum() / max(1, len(labels)))
-
-
-def flag(
-    part: Embedded,
-    probabilities: Tensor,
-    names: Sequence[str],
-    chosen: Iterable[tuple[int, int]],
-    root: Path,
-) -> list[Flagged]:
-    """Images by their place and the class that is predicted for each."""
-    found, labels = [], part.labels.tolist()
-    for i, guess in chosen:
-        path, label = os.path.relpath(part.paths[i], root), names[labels[i]]
-        found.append(Flagged(path, label, names[guess], float(probabilities[i, guess])))
-    return found
-
-
-def misclassified(logits: Tensor, labels: Tensor) -> list[tuple[int, int]]:
-    """The places of wrong predictions and what was predicted, the highest loss first."""
-    loss, predicted = F.cross_entropy(logits, labels, reduction="none"), logits.argmax(dim=1)
-    order = loss.argsort(descending=True).tolist()
-    return [(i, int(predicted[i])) for i in order if predicted[i] != labels[i]]
 
 
 def find_duplicates(
@@ -176,10 +151,8 @@ def find_duplicates(
         one, other = (os.path.relpath(paths[i], root) for i in (a, b))
         return Duplicate((one, other), (names[labels[a]], names[labels[b]]), exact)
 
-    groups: dict[str, list[int]] = defaultdict(list)
-    for number, digest in enumerate(digests):
-        groups[digest].append(number)
-    copies = [(first, other) for first, *rest in groups.values() for other in rest]
+    first: dict[str, int] = {}
+    copies = [(a, b) for b, one in enumerate(digests) if (a := first.setdefault(one, b)) != b]
     across = [pair(a, b, True) for a, b in copies if a < first_val <= b]
     contradictions = [pair(a, b, True) for a, b in copies if labels[a] != labels[b]]
     unit, others = (F.normalize(part.features, dim=1) for part in (train, val))
@@ -190,45 +163,47 @@ def find_duplicates(
     return across, contradictions
 
 
-def make_report(
-    data: Data,
-    train: Embedded,
-    val: Embedded,
-    held_out: Tensor,
-    logits: Tensor,
-    scale: float,
-    **about: Any,
-) -> FitReport:
-    """What the validation logits `(N, classes)` of the kept model are worth, at a temperature.
-
-    `held_out` are the linear head's cross-validated probabilities of the training images.
-    """
-    names = data.class_names
+def make_report(tried: Tried, init: str, began: float) -> FitReport:
+    """What the best of the models is worth, with its probabilities calibrated."""
+    train, val, names, labels = tried.train, tried.val, tried.data.class_names, tried.val.labels
     root = Path(os.path.commonpath([*train.paths, *val.paths]))
-    predicted, calibrated = logits.argmax(dim=1), logits / scale
-    counts = torch.bincount(val.labels * len(names) + predicted, minlength=len(names) ** 2)
-    right = int((predicted == val.labels).sum())
+    method = max(tried.top1_of, key=tried.top1_of.__getitem__)
+    logits = tried.logits[method]
+    scale = temperature(logits, labels)
+    calibrated = logits / scale
+    predicted = logits.argmax(dim=1)
+    counts = torch.bincount(labels * len(names) + predicted, minlength=len(names) ** 2)
     across, contradictions = find_duplicates(train, val, names, root)
-    wrong, errors = misclassified(calibrated, val.labels), label_errors(held_out, train.labels)
+
+    def flag(part: Embedded, scores: Tensor, chosen: Iterable[tuple[int, int]]) -> list[Flagged]:
+        rows = [(part.paths[i], int(part.labels[i]), k, float(scores[i, k])) for i, k in chosen]
+        return [Flagged(os.path.relpath(p, root), names[i], names[k], q) for p, i, k, q in rows]
+
+    order = F.cross_entropy(calibrated, labels, reduction="none").argsort(descending=True).tolist()
+    wrong = [(i, int(predicted[i])) for i in order if predicted[i] != labels[i]]
+    errors = label_errors(tried.held_out, train.labels)
     report = FitReport(
         data=str(root),
+        init=init,
+        method=method,
         class_names=names,
         train_images=len(train.labels),
-        val_images=len(val.labels),
-        val_drawn=data.held_out,
-        top1=100 * right / max(1, len(val.labels)),
-        interval=wilson(right, len(val.labels)),
+        val_images=len(labels),
+        val_drawn=tried.data.held_out,
+        top1=tried.top1_of[method],
+        interval=wilson(len(labels) - len(wrong), len(labels)),
         confusion=counts.reshape(len(names), len(names)).tolist(),
         temperature=scale,
         calibration_error=(
-            calibration_error(logits, val.labels),
-            calibration_error(calibrated, val.labels),
+            calibration_error(logits, labels),
+            calibration_error(calibrated, labels),
         ),
-        worst=flag(val, calibrated.softmax(dim=1), names, wrong, root),
-        label_errors=flag(train, held_out, names, errors, root),
+        worst=flag(val, calibrated.softmax(dim=1), wrong),
+        label_errors=flag(train, tried.held_out, errors),
         duplicates=across,
         contradictions=contradictions,
-        **about,
+        top1_of=tried.top1_of,
+        seconds=time.monotonic() - began,
     )
     report.warnings = _warnings(report, train.labels, len(train.broken) + len(val.broken))
     return report
@@ -255,12 +230,7 @@ def _page(report: FitReport, root: Path) -> str:
     """One HTML document without outside resources."""
     from jinja2 import Environment
 
-    def data_url(path: str) -> str:
-        buffer = io.BytesIO()
-        thumbnail(root / path).save(buffer, "JPEG", quality=80)
-        return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
     text = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     names = {"name": root.resolve().name, "init": Path(report.init).name}
     template = Environment(autoescape=True).from_string(text)
-    return template.render(report=report, shown=SHOWN, data_url=data_url, **names)
+    return template.render(report=report, shown=SHOWN, root=root, url=thumbnail_url, **names)
