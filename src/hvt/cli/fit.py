@@ -30,10 +30,10 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit a linear head to the embeddings of a trained model.
+    """Fit a linear head, and the last MLP, to the embeddings of a trained model.
 
     Every image is embedded once. With --minutes, all blocks are then fine-tuned with the recipe
-    finetune, and the better model on the validation images is kept. Writes an ordinary checkpoint
+    finetune. The best model on the validation images is kept. Writes an ordinary checkpoint
     and a report. IMAGES contains one folder per class, or train and val with such folders; without
     val, a fifth of each class is held out.
     """

@@ -82,8 +82,8 @@ def fit(
                 save(start, folder / "linear.safetensors")
                 (folder / ASKED).write_text(_asked(recipe), encoding="utf-8")
                 some, at = tried.val.paths[:32], time.monotonic()
-                Embedder(start, device, 32)(some)  # as the last pass will
-                last = len(tried.val.paths) / len(some) * (time.monotonic() - at)
+                Embedder(start, device, 32)(some)  # as the last pass will, before the report
+                last = 5 + len(tried.val.paths) / len(some) * (time.monotonic() - at)
             left = processes.broadcast(60 * minutes - (time.monotonic() - began) - last)
             recipe = recipe.replace(minutes=max(0.1, left) / 60, output=str(folder))
     if minutes is not None:
