@@ -198,6 +198,7 @@ class Trainer:
             if time.monotonic() - self.saved > 60:  # or SIGTERM in a long evaluation loses much
                 self._save()
             self._measure(row)
+            progress.time_used = self.processes.broadcast(self._flags()[2])
         progress.rows.append(row)
         progress.epoch, progress.step = epoch + 1, 0
         progress.loss_sum, progress.loss_steps = 0.0, 0
@@ -290,7 +291,7 @@ class Trainer:
         if not self.processes.is_main_process:
             return
         progress, models = self.progress, self.learner.candidates()
-        evaluation = len(models) * self.evaluation_seconds(models["val"])
+        evaluation = self.evaluating or len(models) * self.evaluation_seconds(models["val"])
         steps = self.total - progress.epoch * self.steps - progress.step
         epochs = self.epochs - progress.epoch
         evaluations = math.ceil(epochs / self.recipe.eval_every)
