@@ -198,7 +198,8 @@ class Trainer:
             if time.monotonic() - self.saved > 60:  # or SIGTERM in a long evaluation loses much
                 self._save()
             self._measure(row)
-            progress.time_used = self.processes.broadcast(self._flags()[2])
+            used = self.processes.broadcast(self._flags()[2])
+            progress.time_used = max(progress.time_used, used)
         progress.rows.append(row)
         progress.epoch, progress.step = epoch + 1, 0
         progress.loss_sum, progress.loss_steps = 0.0, 0
