@@ -23,7 +23,7 @@ from hvt.deploy.embed import Embedder
 from hvt.errors import HVTError
 from hvt.evaluation import wilson
 from hvt.fitting import head as heads
-from hvt.fitting.head import _folds, fit_head, label_errors, temperature
+from hvt.fitting.head import fit_head, label_errors, temperature
 from hvt.fitting.run import Fitted
 from hvt.model import HVT
 from hvt.training.interrupt import Interrupted
@@ -78,9 +78,10 @@ def fit(x: torch.Tensor, labels: torch.Tensor, **options: Any) -> tuple[nn.Linea
 def test_the_head_is_scikit_learn_s(features: tuple[torch.Tensor, torch.Tensor]) -> None:
     linear = pytest.importorskip("sklearn.linear_model")
     x, labels = features
-    head, _, strength = fit(x, labels)
+    head, _, strength = fit(x, labels, weights=torch.tensor([1.0, 2.0, 5.0]))
     scale = float((x - x.mean(0)).square().mean())
-    theirs = linear.LogisticRegression(C=1 / (strength * scale), max_iter=1000, tol=1e-8)
+    options = {"max_iter": 1000, "tol": 1e-8, "class_weight": {0: 1, 1: 2, 2: 5}}
+    theirs = linear.LogisticRegression(C=1 / (strength * scale), **options)
     theirs.fit(x.numpy(), labels.numpy())
     ours = head(x).softmax(dim=1).detach().numpy()
     assert np.abs(ours - theirs.predict_proba(x.numpy())).max() < 5e-3
@@ -96,21 +97,10 @@ def test_held_out_probabilities_are_of_heads_without_the_image(
     assert (fit(x, labels)[1].argmax(dim=1) == labels).float().mean() > 0.7
 
 
-def test_weights_find_rare_classes(features: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, labels = features
-    kept = (labels != 2) | (torch.arange(len(labels)) % 15 == 2)  # a fifth of the third class
-    x, labels = x[kept], labels[kept]
-    found = [
-        (fit(x, labels, weights=weights)[0](x).argmax(1) == 2).sum()
-        for weights in (None, torch.tensor([1.0, 1.0, 5.0]))
-    ]
-    assert found[0] < found[1]
-
-
 @pytest.mark.parametrize(("counts", "folds"), [((9, 9, 1), 5), ((4, 2), 5), ((1, 1, 1), 3)])
 def test_a_rare_class_takes_no_folds_from_the_others(counts: tuple[int, ...], folds: int) -> None:
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    assert set(_folds(labels, 0).tolist()) == set(range(folds))
+    assert set(heads._folds(labels, 0).tolist()) == set(range(folds))
 
 
 def test_label_errors_are_found(features: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -170,8 +160,7 @@ def test_the_last_mlp_is_fitted_to_what_the_class_token_is_before_it(init: Path)
         assert torch.allclose(heads.tail(model, x), model.forward_head(tokens, True), atol=1e-5)
     heads.fit_tail(model, x, labels, None, seed=0)
     assert (model(images).argmax(dim=1) == labels).all()
-    assert heads.can_cut(model)
-    assert not heads.can_cut(hvt.load(init))
+    assert (heads.can_cut(model), heads.can_cut(hvt.load(init))) == (True, False)
 
 
 def test_a_second_run_embeds_nothing(
@@ -231,8 +220,6 @@ def test_train_and_val_with_duplicates_and_contradictions(
 def test_few_images_say_how_uncertain_they_are(init: Path, tmp_path: Path, images: Path) -> None:
     save_images(tmp_path / "few", 5)
     report = hvt.fit(tmp_path / "few", tmp_path / "run", init=init).report
-    low, high = report.interval
-    assert high - low > 20
     assert any("few training images: blue (4)" in text for text in report.warnings)
     assert any("interval of top-1 is wider than 20 points" in text for text in report.warnings)
 

@@ -49,6 +49,21 @@ def test_minutes_end_a_run_with_the_last_learning_rate(
     assert len(trainer_of(recipe).run(state).rows) == len(result.rows)  # there is no time left
 
 
+def test_no_epoch_begins_that_cannot_be_evaluated_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch of 20 s and its evaluation of 30 s leave ten of a minute."""
+    seconds, trainer = [0.0], trainer_of(tiny(tmp_path, **PLAIN, epochs=9, minutes=1))
+
+    def wait(each: float, what: Any) -> Any:
+        return lambda *arguments: (seconds.append(seconds[-1] + each), what(*arguments))[1]
+
+    trainer.evaluate = wait(30.0, trainer.evaluate)
+    monkeypatch.setattr(trainer.learner, "step", wait(4.0, trainer.learner.step))
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds[-1])
+    assert len(trainer.run().rows) == 1
+
+
 def test_patience_ends_a_run_that_does_not_get_better(tmp_path: Path) -> None:
     trainer = trainer_of(tiny(tmp_path, **PLAIN, epochs=9, patience=2))
     values = iter((2.0, 3.0, 3.0, 1.0))
