@@ -69,7 +69,7 @@ class Attention(nn.Module):
         q, k, v = self._split(x)
         drop = self.attn_drop if self.training else 0.0
         # In bfloat16 on CPUs, plain operations train short sequences faster than the fused kernel.
-        if q.is_cpu and q.dtype is torch.bfloat16 and q.shape[2] <= 512 and bias is None:
+        if q.is_cpu and q.dtype is torch.bfloat16 and q.shape[2] <= 256 and bias is None:
             y = F.dropout(self._weights(q, k).to(v.dtype), drop) @ v
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)

@@ -92,19 +92,19 @@ def _folds(labels: Tensor, seed: int) -> Tensor:
 
 
 def tail(model: HVT, x: Tensor) -> Tensor:
-    """The last MLP and the norm, on what the class tokens are before: `(N, D)` → `(N, D)`."""
+    """The last MLP and norm, applied to class tokens taken before them: `(N, D)` → `(N, D)`."""
     block: Any = model.blocks[-1]
     return model.forward_head(model.norm(block.feed_forward(x.unsqueeze(1))), pre_logits=True)
 
 
 def can_cut(model: HVT) -> bool:
-    """Whether only the class token passes the tail."""
+    """Whether the head sees only the class token, which the tail treats by itself."""
     block: Any = model.blocks[-1]
     return model.global_pool == "token" and model.head_dist is None and block.pool is None
 
 
 def without_tail(model: HVT) -> HVT:
-    """A model, on the same weights, whose features are what the tail takes."""
+    """A model on the same weights whose features are the class tokens before the tail."""
     body = replica(model)
     body.blocks[-1].feed_forward = lambda x: x
     body.norm = body.fc_norm = nn.Identity()
@@ -112,7 +112,7 @@ def without_tail(model: HVT) -> HVT:
 
 
 def fit_tail(model: HVT, x: Tensor, labels: Tensor, weights: Tensor | None, seed: int) -> None:
-    """Train the tail and the head, from where they are, on what the tail takes.
+    """Train the tail and the head from their present weights on class tokens before the tail.
 
     The hyperparameters were chosen on CIFAR-100's training images and on photos by their origin.
     """

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from .. import distributed
 from ..checkpoint.save_load import load, save
@@ -143,7 +142,7 @@ def _make_folder(output: str | Path | None, data: str | Path) -> Path:
 def _fit_heads(
     recipe: Recipe, device: torch.device, cache: str | Path | None, console: Console
 ) -> Tried:
-    """Embed the images; fit a linear head and, where it takes the class token, the last MLP."""
+    """Embed the images; fit a linear head and, where it sees only the class token, the last MLP."""
     built = build_model(recipe)
     model, data = built.model.to(device).float().eval(), built.data
     if not isinstance(data.train, FileImages) or not isinstance(data.val, FileImages):
@@ -153,7 +152,6 @@ def _fit_heads(
     model.pretrained_cfg.update(label_names=None, num_classes=0)
     has_tail, half = can_cut(model), recipe.amp == "bfloat16"
     embedder = Embedder(without_tail(model) if has_tail else model, device, batch_size=32)
-
     key = embedder.digest + " before the last MLP" * has_tail + " bfloat16" * half
     store = EmbeddingCache(key, cache_folder() if cache is None else Path(cache))
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
@@ -193,7 +191,3 @@ def _finetune(recipe: Recipe, folder: Path, console: Console | None) -> None:
     except Interrupted as error:
         where, _, _ = str(error).partition(";")
         raise Interrupted(f"{where}; resume with the same command and --output {folder}") from None
-
-
-def _top1(logits: Tensor, labels: Tensor) -> float:
-    return 100 * float((logits.argmax(dim=1) == labels).double().mean())
